@@ -1,0 +1,55 @@
+# Two commands do everything on a fresh Linux machine with Python 3.11 or newer: `make demo` and `make test`.
+# TARGET is cuda where nvidia-smi sees a GPU, else cpu; `make demo TARGET=cpu` overrides.
+
+PYTHON ?= python3
+VENV ?= .venv
+TARGET ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready-$(TARGET)
+UV := $(VENV)/lock/bin/uv
+
+.PHONY: demo test check format schema lock clean
+
+demo: $(READY)  ## the main job on a built-in default: table, demo/results/results.json, demo/results/plot.png
+	$(BIN)/python -m demo
+
+test: $(READY)  ## every test, with real engines
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schema: $(READY)  ## regenerate eval/spec/schema
+	$(BIN)/python -m eval.specs
+
+# A CPU build of torch is not on PyPI. A mirror or wheel folder that pip knows of comes first, then torch's own index.
+$(READY): requirements/$(TARGET).lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing $$(grep -c == $<) packages for $(TARGET) into $(VENV); minutes the first time"
+	@if [ $(TARGET) = cpu ]; then \
+	  torch=$$(grep '^torch==' $<); \
+	  $(PIP) install -qq --no-deps "$$torch" 2>/dev/null \
+	    || $(PIP) install -q --no-deps --index-url $(TORCH_INDEX) "$$torch"; fi
+	$(PIP) install -qq --no-deps -r $<
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+lock:  ## resolve requirements/*.in again
+	test -x $(UV) || ($(PYTHON) -m venv $(VENV)/lock && $(VENV)/lock/bin/pip install -q uv)
+	for target in cpu cuda; do \
+	  $(UV) pip compile -q --universal --no-annotate --no-header --python-version 3.11 --no-emit-package compare-q \
+	    $$([ $$target = cpu ] && echo --extra-index-url $(TORCH_INDEX) --index-strategy unsafe-best-match) \
+	    --override requirements/$$target.overrides requirements/$$target.in -o requirements/$$target.lock || exit 1; \
+	  sed -i "/sys_platform == 'never'/d; /sys_platform == 'win32'/d; /^-/d" requirements/$$target.lock; done
+
+clean:
+	rm -rf $(VENV) demo/models demo/results

@@ -1,0 +1,41 @@
+"""The registry: the name in a spec -> the class that runs it.  Nothing is imported until it is chosen."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from backends.base import Backend, InputError
+from backends.names import nearest
+
+ENGINES = {
+    "transformers": "backends.transformers:TransformersBackend",
+    "vllm_score": "backends.vllm_score:VllmScoreBackend",
+    "fake": "backends.fake:FakeBackend",
+}
+
+
+def engine_class(engine: str) -> type[Backend]:
+    """The backend class registered under ``engine``; imports our file, not the engine itself."""
+    module, _, name = ENGINES[engine].partition(":")
+    backend: type[Backend] = getattr(importlib.import_module(module), name)
+    return backend
+
+
+def engines() -> Iterator[tuple[str, type[Backend]]]:
+    """Every (engine name, backend class)."""
+    for engine in ENGINES:
+        yield engine, engine_class(engine)
+
+
+def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
+    """(engine name, backend class) of a spec's ``load_fn`` and ``fwd_fn``; InputError if there is none."""
+    known: list[str] = []
+    for engine, backend in engines():
+        capabilities = backend.capabilities
+        if load_fn in capabilities.load_fns:
+            if fwd_fn not in (None, capabilities.fwd_fn):
+                raise InputError(f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {capabilities.fwd_fn!r}")
+            return engine, backend
+        known += capabilities.load_fns
+    raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")

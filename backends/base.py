@@ -1,0 +1,176 @@
+"""The contract between the driver and the engines: the types that travel, what an engine must offer, its errors.
+
+Two kinds of engine meet it.  A ``LogitsBackend`` hands out the logits of one window at a time, and the driver scores
+them (``eval/measure.py``).  A ``ScoringBackend`` scores where the logits are and hands out log-probabilities only.
+The driver never asks an engine for its name.
+
+What this file does not know: any engine, any file format, any statistic.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CompareQError(Exception):
+    """Anything a user can cause or must know; its text is one line: what, where, what to do."""
+
+
+class InputError(CompareQError):
+    """The specs, files or flags do not fit; nothing was measured with them."""
+
+
+class ModelError(CompareQError):
+    """One model could not be loaded or scored; the others can go on."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """One evaluation window.
+
+    ``token_ids`` is int32 [L]; positions ``score_from`` (>= 1) to L - 1 are scored, each as the prediction of the
+    token at that position from all tokens before it in the window.
+    """
+
+    row: int
+    token_ids: NDArray[np.int32]
+    score_from: int = 1
+
+    @property
+    def n_scored(self) -> int:
+        """Number of scored positions T = L - score_from."""
+        return len(self.token_ids) - self.score_from
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Scores of one window: ``logprob`` is float32 [T], in nats, one entry a scored position, in order."""
+
+    row: int
+    logprob: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Stored size of a model; ``None`` where it is not known, never a guess.
+
+    ``bpw_layer`` and ``bpw_head`` are bits a weight; ``vram_bits`` is the bits of both together.  ``note`` says why
+    something is unknown.
+    """
+
+    bpw_layer: float | None = None
+    bpw_head: float | None = None
+    vram_bits: float | None = None
+    note: str = ""
+
+    @property
+    def vram_gib(self) -> float | None:
+        """Layers and head in GiB."""
+        return None if self.vram_bits is None else self.vram_bits / 8 / 1024**3
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What the driver and ``--list-engines`` may know of an engine before it is imported.
+
+    ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
+    ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
+    ``needs_checkpoint``: ``model_dir`` must be a folder with a config and safetensors.
+    """
+
+    load_fns: tuple[str, ...]
+    fwd_fn: str
+    packages: tuple[str, ...]
+    install: str
+    summary: str
+    needs_checkpoint: bool = True
+
+    def installed(self) -> tuple[str, str] | None:
+        """(distribution, version) that provides the engine, or None.  Engines without packages are built in."""
+        if not self.packages:
+            return "built in", ""
+        for package in self.packages:
+            try:
+                return package, importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """Everything an engine is told about one model before it loads.
+
+    ``model_dir`` is a local folder or a hub id; ``max_tokens`` the longest window that will be scored; ``options``
+    the spec's ``engine`` object, checked by the engine itself.
+    """
+
+    label: str
+    load_fn: str
+    model_dir: str
+    max_tokens: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    override_tensors: tuple[Path, ...] = ()
+    revision: str | None = None
+    log_file: Path | None = None
+
+
+class Backend(ABC):
+    """One model in one engine.  ``check`` runs before anything is imported; ``load`` may take minutes."""
+
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = request
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        """Raise InputError if the request cannot work with what is installed and on disk.  Imports no engine."""
+
+    @classmethod
+    @abstractmethod
+    def versions(cls) -> dict[str, str]:
+        """Version of each package that can change a score; part of the cache key, so it must not import them."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
+
+    @abstractmethod
+    def storage(self) -> Storage:
+        """Stored size of the model by the one convention (``backends/checkpoint.py``)."""
+
+    def provenance(self) -> dict[str, Any]:
+        """What really ran: device, dtype, options, batch shape; JSON types only.  Called after scoring."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the model's memory.  Also called after a failed load or score."""
+
+
+class LogitsBackend(Backend):
+    """An engine that hands out logits."""
+
+    @abstractmethod
+    def logits(self, window: Window) -> torch.Tensor:
+        """Logits [L, V] of one window over the real vocabulary, any float dtype, on any device."""
+
+
+class ScoringBackend(Backend):
+    """An engine that scores next to its own lm_head and never hands out logits."""
+
+    @abstractmethod
+    def score(self, windows: Iterable[Window]) -> Iterator[TokenScores]:
+        """Scores of every window, in the order in which they finish."""

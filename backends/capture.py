@@ -1,0 +1,52 @@
+"""Keep an engine's own chatter off the terminal: file descriptors 1 and 2 go to a log file for a while.
+
+Descriptors and not ``sys.stdout``, because vLLM's worker processes and its C++ code write past Python.  A worker that
+is started while the capture is on keeps writing to the log for its whole life.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
+GENERIC = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause")
+
+
+@contextmanager
+def captured(log_file: Path | None) -> Iterator[None]:
+    """Append everything that this process and its new children print to ``log_file``; None: change nothing."""
+    if log_file is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for descriptor in (*saved, log):
+            os.close(descriptor)
+
+
+def root_cause(log: str) -> str | None:
+    """The first exception in a log that is not a mere report of another one; ``Type: message``.
+
+    Lines of level WARNING are passed over: vLLM logs tracebacks of things that it survives.
+    """
+    for line in log.splitlines():
+        match = EXCEPTION.search(line)
+        if match and "WARNING" not in line and not GENERIC.search(line):
+            return f"{match[1]}: {match[2].strip()}"
+    return None

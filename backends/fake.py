@@ -1,0 +1,77 @@
+"""A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
+
+``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``fail`` (raise after this many rows),
+``nan_rows`` (rows whose first scored position is NaN).  The logits are ``boost`` for the target and 0 elsewhere, so
+log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0, uniform, PPL = V exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelError, Storage, Window
+from backends.options import parse_options
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FakeOptions(BaseModel):
+    """The fake engine's ``engine`` object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    vocab_size: PositiveInt = 1000
+    boost: float = 0.0
+    fail: int | None = None
+    nan_rows: list[int] = Field(default_factory=list)
+
+
+class FakeBackend(LogitsBackend):
+    """See the module's docstring."""
+
+    capabilities = Capabilities(
+        load_fns=("fake",),
+        fwd_fn="fake",
+        packages=(),
+        install="nothing to install",
+        summary="closed-form logits: PPL known in advance, for tests",
+        needs_checkpoint=False,
+    )
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options = parse_options(FakeOptions, request.options)
+        self.done = 0
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        parse_options(FakeOptions, request.options)
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        return {}
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def storage(self) -> Storage:
+        return Storage(note="a fake model stores nothing")
+
+    def logits(self, window: Window) -> torch.Tensor:
+        import torch
+
+        if self.options.fail is not None and self.done >= self.options.fail:
+            raise ModelError(f"told to fail after {self.options.fail} rows")
+        self.done += 1
+        logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
+        targets = torch.from_numpy(window.token_ids[1:]).long()
+        logits[torch.arange(len(targets)), targets] = self.options.boost
+        if window.row in self.options.nan_rows:
+            logits[window.score_from - 1] = float("nan")
+        return logits
+
+    def close(self) -> None:
+        """Nothing to release."""

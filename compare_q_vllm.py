@@ -1,0 +1,155 @@
+"""vLLM's own scores, for an exllamav3 checkout of before July 2026 and from the command line.
+
+As a drop-in: put this file (a link to it, or a copy where compare_q is installed with ``pip install -e``) beside
+exllamav3's ``eval/compare_q.py``, import ``load_vllm_score`` and ``fwd_vllm_score`` there and register both as
+``"vllm_score"``.  ``fwd_vllm_score`` hands out full logits [1, L, V] because that compare_q wants them; compare_q's own
+driver never does that.
+
+As a script: perplexity of one model, every position of every window, without a limit on the number of windows:
+
+    python compare_q_vllm.py --model DIR --dataset wikitext --dataset-config wikitext-2-raw-v1 --context-length 2048
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent
+if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+try:
+    from backends import checkpoint, hub
+    from backends.base import CompareQError, LoadRequest, ModelError
+    from backends.capture import captured
+    from backends.vllm_score import VllmScoreBackend
+except ModuleNotFoundError as missing:
+    sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
+
+if TYPE_CHECKING:
+    import torch
+
+EXTENSION = "backends.vllm_worker.LogitsExtension"
+
+
+def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple[VllmScoreBackend, Any, Any, Any]:
+    """(model, layer bpw, head bpw, vram_bits) for windows of at most ``size`` tokens: upstream's load_fn contract.
+
+    ``model_dir`` is a folder, a hub id, or ``[dir, options of LLM()]``.  Raises CompareQError with the reason, also
+    if the stored size is unknown: upstream's table has no place for "unknown".
+    """
+    name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
+    folder = hub.resolve(name, None)
+    context = checkpoint.context_length(checkpoint.config_of(folder))
+    request = LoadRequest(
+        label=folder.name,
+        load_fn="vllm_score",
+        model_dir=str(folder),
+        max_tokens=min(size, context or size),
+        options={"worker_extension_cls": EXTENSION, **options},
+        log_file=Path(tempfile.gettempdir()) / f"compare_q_vllm.{os.getpid()}.log",
+    )
+    VllmScoreBackend.check(request)
+    backend = VllmScoreBackend(request)
+    storage = backend.storage()
+    if storage.vram_bits is None:
+        raise ModelError(f"{folder}: stored size unknown: {storage.note}")
+    backend.load()
+    backend.llm.collective_rpc("compare_q_install")
+    return backend, storage.bpw_layer, storage.bpw_head, storage.vram_bits
+
+
+def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor) -> torch.Tensor:
+    """Logits [1, L, V] of ``input_ids`` [1, L], in the model's dtype, on the CPU: upstream's fwd_fn contract."""
+    from safetensors.torch import load_file
+    from vllm import SamplingParams
+
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1:
+        raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
+    # Each row has to be computed, also where a window shares its beginning with an earlier one.
+    params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True)
+    with tempfile.TemporaryDirectory() as folder, captured(model.request.log_file):
+        file = str(Path(folder) / "logits.safetensors")
+        model.llm.collective_rpc("compare_q_start")
+        model.llm.generate({"prompt_token_ids": input_ids[0].tolist()}, params, use_tqdm=False)
+        rows = model.llm.collective_rpc("compare_q_save_logits", args=(file,))
+        if rows[0] != input_ids.shape[1]:
+            raise ModelError(f"vLLM computed {rows[0]} rows of logits for a window of {input_ids.shape[1]} tokens")
+        logits: torch.Tensor = load_file(file)["logits"]
+    return logits.unsqueeze(0)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of vLLM's score-mode script."""
+    p = argparse.ArgumentParser(description="Perplexity of one model inside an unmodified vLLM, every position scored.")
+    p.add_argument("--model", required=True, help="model folder or hub id; its tokenizer is used")
+    p.add_argument("--quantization", help="vLLM quantization method, if the checkpoint does not name it")
+    source = p.add_mutually_exclusive_group(required=True)
+    source.add_argument("--dataset", help="data set of the hub, or a name such as wiki2")
+    source.add_argument("--text", help="local .txt, .jsonl or .parquet file in place of a data set")
+    p.add_argument("--dataset-config", help="configuration of the data set")
+    p.add_argument("--split", help="split of the data set (default: test)")
+    p.add_argument("--num-samples", type=int, help="rows of the data set to read (default: all)")
+    p.add_argument("--context-length", type=int, default=2048, help="tokens in a window (default: %(default)s)")
+    p.add_argument("--stride", type=int, default=512, help="tokens between windows (default: %(default)s)")
+    p.add_argument("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model")
+    p.add_argument("--gpu-memory-utilization", type=float, help="share of GPU memory vLLM may take (default: vLLM's)")
+    p.add_argument("--trust-remote-code", action="store_true", help="run code from the model's repository")
+    p.add_argument("--verbose", "-v", action="store_true", help="let vLLM print its own log")
+    return p
+
+
+def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
+    """(data spec, model spec) that say the same as the flags."""
+    from eval.specs import parse_data_spec, parse_model_spec
+
+    data = {
+        "tokenizer_dir": args.model, "dataset": args.dataset or "text", "path": args.text,
+        "dataset_name": args.dataset_config, "dataset_split": args.split, "max_text_rows": args.num_samples,
+        "eval_len": args.context_length, "eval_stride": args.stride, "trust_remote_code": args.trust_remote_code,
+    }  # fmt: skip
+    engine = {
+        "quantization": args.quantization, "gpu_memory_utilization": args.gpu_memory_utilization,
+        "tensor_parallel_size": args.tensor_parallel_size, "trust_remote_code": args.trust_remote_code,
+    }  # fmt: skip
+    model = {
+        "load_fn": "vllm_score", "label": args.model, "model_dir": args.model,
+        "engine": {name: value for name, value in engine.items() if value is not None},
+    }  # fmt: skip
+    given = {name: value for name, value in data.items() if value is not None}
+    return parse_data_spec(given, Path("command line")), parse_model_spec(model, Path("command line"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score one model; exit status 0, or 2 with one line that says what is wrong."""
+    from eval.progress import Progress
+    from eval.runner import Runner
+    from eval.store import Store, default_root
+
+    args = parser().parse_args(arguments)
+    try:
+        data_spec, model_spec = specs_of(args)
+        run = Runner(Store(default_root()), Progress(), verbose=args.verbose).run(data_spec, [model_spec], None)
+        result = run.models[0]
+        if result.ppl is None:
+            raise ModelError(result.error)
+    except CompareQError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    perplexity = "n/a" if result.ppl.value is None else f"{result.ppl.value:.4f}"
+    print(f"Perplexity: {perplexity}\nTokens: {result.ppl.tokens}\nWindows: {result.rows}")
+    if result.ppl.non_finite:
+        print(f"Positions without a finite log-probability, left out: {result.ppl.non_finite}")
+    print(f"Seconds: {result.score_seconds:.2f}{' (measured earlier, from the cache)' if result.cached else ''}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    sys.exit(main())

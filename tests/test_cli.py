@@ -1,0 +1,358 @@
+"""The command line: flags, exit statuses, and one line for each kind of bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import vllm_install
+from backends.base import Capabilities
+from backends.fake import FakeBackend
+from backends.transformers import TransformersBackend
+from eval import cli
+from tests.conftest import TOY_VOCAB, Ran
+
+Run = Callable[..., Ran]
+Specs = Callable[..., tuple[Path, Path]]
+FAKE = {"load_fn": "fake", "label": "fake", "model_dir": "none"}
+
+
+def assert_refused(ran: Ran, *parts: str) -> None:
+    """Exit status 2, one line of error that holds every part, nothing else but progress."""
+    assert ran.status == 2
+    (line,) = [line for line in ran.err.splitlines() if not line.startswith("tokenizing ")]
+    assert line.startswith("error: ")
+    assert "Traceback" not in line
+    for part in parts:
+        assert part in line
+    assert ran.out == ""
+
+
+def shown_ppl(ran: Ran, label: str) -> float:
+    """PPL in the printed table's row of a model whose stored size is n/a."""
+    found = re.search(rf"^ ?{label} +n/a +n/a +n/a +([\d,.]+) ", ran.out, re.MULTILINE)
+    assert found, ran.out
+    return float(found[1].replace(",", ""))
+
+
+def toy(model: Path, **keys: Any) -> dict[str, Any]:
+    return {"load_fn": "transformers", "label": "toy", "model_dir": str(model), **keys}
+
+
+def test_uniform_logits_have_the_vocabulary_as_perplexity(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844."""
+    models = [
+        {**FAKE, "label": "uniform", "engine": {"vocab_size": 500}},
+        {**FAKE, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}},
+    ]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
+    assert ran.status == 0, ran.err
+    uniform, boosted = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert uniform["ppl"] == pytest.approx(500.0, rel=1e-6)
+    assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
+    assert uniform["tokens"] == 9 * 99
+    with (tmp_path / "r.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["label"] for row in rows] == ["uniform", "boosted"]
+    assert float(rows[0]["ppl"]) == uniform["ppl"]
+    assert shown_ppl(ran, "uniform") == pytest.approx(500, rel=1e-5)
+
+
+def test_results_json_says_what_ran(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([FAKE], dataset_display_name="letters")
+    assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["format"] == 1
+    assert "python" in written["versions"]
+    assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
+    assert written["data"]["rows"] == 9
+    assert written["data"]["scored_tokens"] == 891
+    assert written["data"]["spec"]["dataset_display_name"] == "letters"
+    assert len(written["models"][0]["spec_sha256"]) == 64
+    assert written["models"][0]["layer_bpw"] is None
+    assert written["models"][0]["storage_note"] == "a fake model stores nothing"
+
+
+def test_second_run_comes_from_the_cache(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded again"))
+    again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+    assert again.status == 0, again.err
+    assert json.loads((tmp_path / "r.json").read_text())["models"][0]["from_cache"] is True
+    assert "* from the cache" in again.out
+    monkeypatch.undo()
+
+
+def test_cache_is_cleared_and_follows_the_options(
+    compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPARE_Q_CACHE", str(own_cache))
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    assert "*" not in compare_q("-d", data, "-m", spec, "-cc").out
+    data, spec = write_specs([{**FAKE, "engine": {"vocab_size": 600}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert shown_ppl(ran, "fake") == pytest.approx(600, rel=1e-5)
+    assert "*" not in ran.out
+
+
+def test_non_finite_positions_are_shown(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "holes", "engine": {"nan_rows": [0, 3]}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 0
+    assert "holes: 2 positions had no finite log-probability" in ran.out
+    assert shown_ppl(ran, "holes") == pytest.approx(1000, rel=1e-5)
+    assert " 889 " in ran.out  # 891 - 2
+
+
+def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "-pf", tmp_path / "p.png")
+    assert ran.status == 1
+    assert "bad: failed: told to fail after 2 rows" in ran.out
+    assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
+    bad, good = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 rows")
+    assert good["error"] is None
+    assert "bad: not in the plot" in ran.out
+
+
+def test_nothing_measured_is_status_2(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "bad", "engine": {"fail": 0}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "error: bad: told to fail after 0 rows"
+
+
+def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    models = [{**FAKE, "label": f"EXL3 {bits}", "override_bpw_layer": bits, "override_vram_bits": 8e9 * bits,
+               "engine": {"boost": bits}} for bits in (2.0, 3.0, 4.0)]  # fmt: skip
+    data, spec = write_specs(models)
+    for name, flags in (("p.png", []), ("p.svg", ["-v", "-dark", "-t", "My title"])):
+        ran = compare_q("-d", data, "-m", spec, "-p", "-pf", tmp_path / name, *flags)
+        assert ran.status == 0, ran.err
+        assert f"plot: {tmp_path / name}" in ran.out
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_plot_limits_can_leave_nothing(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
+    ran = compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.png", "-mx", "3")
+    assert ran.status == 0
+    assert "no plot: no model has both values within the limits" in ran.out
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_plot_without_a_file_name(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
+    monkeypatch.chdir(tmp_path)
+    assert compare_q("-d", data, "-m", spec, "-p").status == 0
+    assert (tmp_path / "compare_q.png").is_file()
+
+
+def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "label": "EXL3 4.0"}, {**FAKE, "label": "GGUF Q4"}, {**FAKE, "label": "FP8"}])
+    ran = compare_q("-d", data, "-m", tmp_path / "mod*.json", "-mask", "exl3;fp8")
+    assert ran.status == 0, ran.err
+    assert "EXL3 4.0" in ran.out
+    assert "FP8" in ran.out
+    assert "GGUF" not in ran.out
+    assert_refused(compare_q("-d", data, "-m", spec, "-mask", "awq"), "--mask", "'awq' matches no label", "EXL3 4.0")
+
+
+def test_list_engines(compare_q: Run) -> None:
+    ran = compare_q("--list-engines")
+    assert ran.status == 0
+    for word in ("transformers_auto_bf16", "vllm_score", "fake", "built in"):
+        assert word in ran.out
+
+
+def test_check_starts_nothing(
+    compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformersBackend, "load", lambda self: pytest.fail("loaded"))
+    data, spec = write_specs([toy(toy_model)])
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 0, ran.err
+    assert "toy: transformers (transformers " in ran.out
+    data, spec = write_specs([toy(Path("/nowhere/model"))], path="/nowhere/text.txt")
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 2
+    assert "error: data: path: /nowhere/text.txt: no such file" in ran.err
+    assert "error: toy: /nowhere/model: no such folder" in ran.err
+
+
+@pytest.mark.parametrize("flags", [["-kld"], ["-lf", "x"]])
+def test_kld_is_refused_and_not_ignored(compare_q: Run, write_specs: Specs, flags: list[str]) -> None:
+    data, spec = write_specs()
+    assert_refused(compare_q("-d", data, "-m", spec, *flags), "arrives with issue 2")
+
+
+def test_missing_flags(compare_q: Run) -> None:
+    assert_refused(compare_q("-d", "x.json"), "-d and -m: both are needed")
+
+
+@pytest.mark.parametrize("value", ["ten", "-1", "1.5"])
+def test_bad_rows(compare_q: Run, value: str) -> None:
+    ran = compare_q("-d", "x", "-m", "y", f"--rows={value}")
+    assert ran.status == 2
+    assert "is neither a number of rows nor 'all'" in ran.err
+
+
+def test_wrong_json(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    data.write_text('{"eval_len": }')
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: line 1, column 14: not valid JSON")
+
+
+def test_unknown_key(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(evallen=5)
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: evallen: unknown key (did you mean 'eval_len'?)")
+
+
+def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(path="/nowhere/text.txt")
+    assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
+    assert_refused(compare_q("-d", data, "-m", spec), "path: /nowhere/text.txt: no such file")
+    data, spec = write_specs([toy(Path("/nowhere/model"))])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: /nowhere/model: no such folder")
+    data, spec = write_specs(tokenizer_dir="/nowhere/tokenizer")
+    assert_refused(compare_q("-d", data, "-m", spec), "/nowhere/tokenizer: no such folder")
+
+
+def test_a_folder_without_a_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+    data, spec = write_specs([toy(tmp_path)])
+    assert_refused(compare_q("-d", data, "-m", spec), "config.json: missing")
+    shutil.copy(toy_model / "config.json", tmp_path)
+    assert_refused(compare_q("-d", data, "-m", spec), "no .safetensors files")
+
+
+def test_unknown_engine(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "load_fn": "vllm_scor"}])
+    assert_refused(compare_q("-d", data, "-m", spec), "unknown engine 'vllm_scor' (did you mean 'vllm_score'?)")
+    data, spec = write_specs([{**FAKE, "fwd_fn": "exllamav3"}])
+    assert_refused(compare_q("-d", data, "-m", spec), "fwd_fn: 'exllamav3' does not go with load_fn 'fake'")
+
+
+def test_missing_package(compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = TransformersBackend.capabilities
+    missing = Capabilities(capabilities.load_fns, capabilities.fwd_fn, ("no-such-package",), capabilities.install, "")
+    monkeypatch.setattr(TransformersBackend, "capabilities", missing)
+    data, spec = write_specs([toy(toy_model)])
+    assert_refused(
+        compare_q("-d", data, "-m", spec),
+        "load_fn: 'transformers' is not installed: pip install 'compare-q[transformers]'",
+    )
+
+
+def test_unknown_engine_option(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([toy(toy_model, engine={"dtpe": "auto"})])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: engine.dtpe: unknown key (did you mean 'dtype'?)")
+    assert vllm_install.installed() is not None
+    data, spec = write_specs([toy(toy_model, load_fn="vllm_score", engine={"kv_cache_dtpe": "fp8"})])
+    assert_refused(compare_q("-d", data, "-m", spec), "engine.kv_cache_dtpe", "(did you mean 'kv_cache_dtype'?)")
+
+
+def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(toy_model, small)
+    config = json.loads((small / "config.json").read_text())
+    assert config["vocab_size"] == TOY_VOCAB
+    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+    data, spec = write_specs([toy(small)])
+    assert_refused(compare_q("-d", data, "-m", spec), "its vocabulary reaches id 255, the model has 200 tokens")
+
+
+@pytest.mark.parametrize("key", ["eval_len", "eval_stride"])
+@pytest.mark.parametrize("value", [0, -5])
+def test_non_positive_lengths(compare_q: Run, write_specs: Specs, key: str, value: int) -> None:
+    data, spec = write_specs(**{key: value})
+    assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {key}: input should be greater than 0 (got {value})")
+
+
+def test_negative_rows(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(max_rows=-1)
+    assert_refused(compare_q("-d", data, "-m", spec), "max_rows: input should be greater than or equal to 0 (got -1)")
+
+
+def test_eval_len_above_the_context(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([toy(toy_model)], eval_len=257)
+    assert_refused(compare_q("-d", data, "-m", spec), "windows of 257 tokens exceed the model's context of 256")
+    data, spec = write_specs([toy(toy_model)], eval_len=250, chat_template=True)
+    assert_refused(compare_q("-d", data, "-m", spec), "windows of 280 tokens exceed the model's context of 256")
+
+
+def test_too_little_text(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(eval_len=1000)
+    assert_refused(compare_q("-d", data, "-m", spec), "the text has 1000 tokens, one window takes 1001")
+
+
+def test_two_models_with_one_label(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([FAKE, FAKE])
+    assert_refused(compare_q("-d", data, "-m", spec), "label: 2 models are called 'fake'")
+
+
+@pytest.mark.parametrize("flag", ["-o", "--csv", "-pf"])
+def test_unwritable_output(compare_q: Run, write_specs: Specs, tmp_path: Path, flag: str) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, flag, tmp_path / "no" / "such.png")
+    assert_refused(ran, "such.png: cannot be written")
+    assert_refused(compare_q("-d", data, "-m", spec, flag, tmp_path), "cannot be written")
+
+
+def test_unknown_plot_format(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    assert_refused(compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.bmp"), "must end in .png, .svg, .pdf")
+
+
+def test_unwritable_cache(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    (tmp_path / "file").write_text("")
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", tmp_path / "file" / "cache")
+    assert_refused(ran, "--cache-dir", "cannot be written")
+
+
+def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "a", "load_fn": "x"}, {**FAKE, "label": "b", "engine": {"y": 1}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert [line.split(":")[1] for line in ran.err.splitlines()] == [" a", " b"]
+
+
+def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeBackend, "load", interrupt)
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 130
+    assert "interrupted" in ran.err
+
+
+def test_every_flag_of_upstream_is_there() -> None:
+    flags = {flag for action in cli.parser()._actions for flag in action.option_strings}
+    upstream = {
+        "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx", "--max_x",
+        "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file", "-dark", "--dark",
+        "-pf", "--plot_file",
+    }  # fmt: skip
+    ours = {"-r", "--rows", "-o", "--output", "--csv", "--cache-dir", "--list-engines", "--check", "--verbose"}
+    assert upstream | ours <= flags

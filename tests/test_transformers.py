@@ -1,0 +1,82 @@
+"""The Transformers engine on a toy model, against brute force."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import InputError, LoadRequest, ModelError
+from backends.transformers import TransformersBackend
+from eval import measure
+from tests.conftest import BPW_BF16, brute_force, toy_windows
+
+
+def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:
+    backend = TransformersBackend(LoadRequest("toy", load_fn, str(folder), 100, options))
+    backend.load()
+    return backend
+
+
+def test_scores_against_float64(toy_model: Path) -> None:
+    backend = loaded(toy_model, dtype="float32")
+    windows = toy_windows(3, 60, 4)
+    for scores, window in zip(measure.token_scores(backend, windows), windows, strict=True):
+        gold = brute_force(backend.logits(window), window)
+        assert scores.row == window.row
+        np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "dtype"),
+    [("transformers", "float16"), ("transformers_auto", "float16"), ("transformers_auto_bf16", "bfloat16")],
+)
+def test_upstream_dtypes(toy_model: Path, load_fn: str, dtype: str) -> None:
+    backend = loaded(toy_model, load_fn)
+    said = backend.provenance()
+    assert said["dtype"] == dtype
+    assert said["model_class"] == "LlamaForCausalLM"
+    assert backend.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
+    backend.close()
+
+
+def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
+    assert loaded(toy_model, "transformers", dtype="float32").provenance()["dtype"] == "float32"
+
+
+def test_stored_size(toy_model: Path) -> None:
+    """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
+    storage = TransformersBackend(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
+    assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
+    assert storage.vram_bits == 16 * (81_920 + 20_480)
+
+
+def test_refused_checkpoint_is_one_line(toy_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(toy_model, broken)
+    (broken / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
+    with pytest.raises(ModelError, match="Transformers could not load") as failure:
+        loaded(broken)
+    assert "\n" not in str(failure.value)
+
+
+def test_pickled_weights_are_not_loaded(toy_model: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "pickled"
+    shutil.copytree(toy_model, pickled)
+    torch.save({}, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="could not load"):
+        loaded(pickled)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"dtpe": "auto"}, "did you mean 'dtype'"), ({"dtype": "int4"}, "engine.dtype: ")]
+)
+def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TransformersBackend.check(LoadRequest("toy", "transformers", str(toy_model), 10, options))
