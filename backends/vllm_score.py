@@ -44,12 +44,11 @@ def batched_tokens(vocab_size: int) -> int:
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
     """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config does not say its shape."""
     text = checkpoint.text_config(config)
-    heads = text.get("num_key_value_heads") or text.get("num_attention_heads")
-    layers, hidden = text.get("num_hidden_layers"), text.get("hidden_size")
-    if not (heads and layers and hidden):
+    layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if not (layers and hidden and heads):
         return 4 << 30
-    head_dim = text.get("head_dim") or hidden // text["num_attention_heads"]
-    return max(2 * layers * heads * head_dim * 2 * tokens, 256 << 20)
+    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
+    return max(int(2 * layers * kv_heads * head_dim * 2 * tokens), 256 << 20)
 
 
 def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
@@ -194,6 +193,9 @@ def set_environment(request: LoadRequest) -> None:
     """What vLLM only takes from the environment; a variable that the user has set stays."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if request.log_file else "INFO")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
+    # notices only what went through torch.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if vllm_install.is_cpu_build():
         # vLLM keeps one core back for its front end, which idles here: on 2 cores that doubled the scoring time.
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -36,18 +37,18 @@ def fused_with(name: str) -> list[str]:
     return [name]
 
 
-def share_global_scale(layers: dict[str, torch.nn.Module], name: str) -> torch.Tensor:
+def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
     """Set the layer's ``weight_global_scale`` to the one that all layers fused with it can use, and return it.
 
     Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a checkpoint with unequal
     ones scored PPL 16,584 in place of 20.6.
     """
     peak = max(layers[member].weight.abs().max().float() for member in fused_with(name))
-    layers[name].weight_global_scale.data.fill_(FP8_MAX * FP4_MAX / peak)
-    return layers[name].weight_global_scale.data.float()
+    scale: torch.Tensor = layers[name].weight_global_scale.data
+    return scale.fill_(FP8_MAX * FP4_MAX / peak).float()
 
 
-def round_to_nearest(layer: torch.nn.Module, args: QuantizationArgs, global_scale: torch.Tensor | None) -> None:
+def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Tensor | None) -> None:
     """Set ``weight_scale`` and ``weight_zero_point`` of one layer from the extremes of its weights.
 
     ``layer.weight`` is [out, in]; scales are [out, in / group_size], or [out, 1] per channel.

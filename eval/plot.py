@@ -35,7 +35,7 @@ Theme = tuple[str, str, str, str]  # colours of paper, ink, muted ink, grid
 SIZE, DPI = (13.0, 9.0), 160  # inches, pixels per inch
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)  # points; the first at which all labels fit is taken
 MARKER_SIZE = 9.0  # points
-PADDING = np.array([-4, -3, 4, 3])  # pixels kept free around a label
+PADDING = np.array([-6, -3, 6, 3])  # pixels kept free around a label
 LEADER_FROM = 12.0  # pixels between point and label from which on a line joins them
 SUFFIXES: dict[str, dict[str, Any]] = {
     ".png": {},
@@ -220,7 +220,7 @@ def _fit(axes: Axes, texts: Sequence[Text], spots: Rows) -> tuple[Rows, NDArray[
     for size in FONT_SIZES:
         for text, position in zip(texts, home, strict=True):
             text.set(fontsize=size, position=position)
-        adjust_text(list(texts), objects=obstacles, ax=axes, iter_lim=100, prevent_crossings=False)
+        adjust_text(list(texts), objects=obstacles, ax=axes, iter_lim=50, prevent_crossings=False)
         boxes = np.array([text.get_window_extent().extents for text in texts]) + PADDING
         boxes = _arrange(boxes, np.array(axes.bbox.extents), spots, lines)
         clear = np.isfinite(boxes[:, 0]) & ~np.tril(_gaps(boxes, boxes) == 0, -1).any(axis=1)
@@ -235,7 +235,7 @@ def _arrange(boxes: Rows, area: Rows, spots: Rows, lines: Rows) -> Rows:
     places = [_places(i, box, area, spots) for i, box in enumerate(boxes)]
     for i in np.tile(order, 5):
         taken = (_gaps(places[i], np.delete(boxes, i, axis=0)) == 0).sum(axis=1)
-        options = places[i][np.argsort(taken, kind="stable")[:300]]  # the nearest of the free ones are enough
+        options = places[i][np.argsort(taken, kind="stable")[:200]]  # the nearest of the free ones are enough
         boxes[i] = options[np.argmin(_costs(i, options, boxes, spots, lines))] if len(options) else np.nan
     return boxes
 
@@ -271,8 +271,7 @@ def _costs(i: int, options: Rows, boxes: Rows, spots: Rows, lines: Rows) -> Rows
 def _gaps(a: Rows, b: Rows) -> Rows:
     """Distances [A, B] between boxes; 0 where they touch or overlap."""
     a, b = a.T[:, :, None], b.T[:, None]
-    apart = np.maximum(np.maximum(a[:2] - b[2:], b[:2] - a[2:]), 0)
-    return np.asarray(np.hypot(apart[0], apart[1]))
+    return np.asarray(np.hypot(*np.maximum(np.maximum(a[:2] - b[2:], b[:2] - a[2:]), 0)))
 
 
 def _leaders(boxes: Rows, spots: Rows) -> Rows:
@@ -285,7 +284,7 @@ def _through(segments: Rows, boxes: Rows) -> NDArray[np.bool_]:
     """Which segments touch which boxes [S, B]: those that are between the sides in both directions at once."""
     start, way = segments.T[:2, :, None], (segments[:, 2:] - segments[:, :2]).T[:, :, None] + 1e-9
     one, other = (boxes.T[:2, None] - start) / way, (boxes.T[2:, None] - start) / way
-    enter, leave = np.minimum(one, other).max(axis=0), np.maximum(one, other).min(axis=0)
+    enter, leave = np.maximum(*np.minimum(one, other)), np.minimum(*np.maximum(one, other))
     return np.asarray((enter <= leave) & (leave >= 0) & (enter <= 1))
 
 

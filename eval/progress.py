@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as RichProgress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 
@@ -34,11 +36,21 @@ class EtaColumn(ProgressColumn):
 class Bar(BarColumn):
     """A bar that follows the clock where only the expected duration is known."""
 
-    def render(self, task: Task):  # type: ignore[no-untyped-def]  # rich's own return type
+    def render(self, task: Task) -> ProgressBar:
+        drawn = super().render(task)
         expected = task.fields.get("expected")
         if expected and task.elapsed is not None and not task.finished:
-            task.total, task.completed = expected, min(task.elapsed, 0.99 * expected)
-        return super().render(task)
+            drawn.total, drawn.completed = expected, min(task.elapsed, 0.99 * expected)
+        return drawn
+
+
+class Counter(ProgressColumn):
+    """``3/16 windows``, or what is known of it."""
+
+    def render(self, task: Task) -> Text:
+        total = "" if task.total is None else f"/{task.total:.0f}"
+        unit = task.fields["unit"]
+        return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
 
 
 @dataclass
@@ -47,7 +59,7 @@ class Phase:
 
     unit: str
     rich: RichProgress | None = None
-    task: int = 0
+    task: TaskID = TaskID(0)
     done: int = 0
     seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -56,7 +68,7 @@ class Phase:
         """``amount`` more units are done."""
         self.done += amount
         if self.rich is not None:
-            self.rich.advance(self.task, amount)  # type: ignore[arg-type]  # rich's TaskID is an int
+            self.rich.advance(self.task, amount)
 
 
 class Progress:
@@ -78,10 +90,11 @@ class Progress:
         if not self.console.is_terminal:
             yield phase
         else:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), Bar(), TextColumn("{task.fields[counter]}"),
-                       TimeElapsedColumn(), EtaColumn())  # fmt: skip
+            columns = (
+                SpinnerColumn(), TextColumn("{task.description}"), Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
+            )  # fmt: skip
             with RichProgress(*columns, console=self.console, transient=True) as phase.rich:
-                phase.task = phase.rich.add_task(title, total=total, expected=expected, counter=unit)
+                phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)
                 yield phase
         phase.seconds = time.perf_counter() - phase.started
         amount = f"{phase.done} {unit} in " if unit else ""

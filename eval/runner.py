@@ -112,9 +112,9 @@ def opened(job: Job) -> Iterator[Backend]:
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:
     """The measured storage with the spec's override_* in its place."""
-    overrides = {
-        "bpw_layer": spec.override_bpw_layer,
-        "bpw_head": spec.override_bpw_head,
-        "vram_bits": spec.override_vram_bits,
-    }
-    return replace(storage, **{name: value for name, value in overrides.items() if value is not None})
+    return replace(
+        storage,
+        bpw_layer=storage.bpw_layer if spec.override_bpw_layer is None else spec.override_bpw_layer,
+        bpw_head=storage.bpw_head if spec.override_bpw_head is None else spec.override_bpw_head,
+        vram_bits=storage.vram_bits if spec.override_vram_bits is None else spec.override_vram_bits,
+    )

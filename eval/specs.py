@@ -153,6 +153,8 @@ def read_json(file: Path) -> Any:
 
 
 def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
+    if isinstance(raw, dict):
+        raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
     try:
         spec = model.model_validate(raw)
     except ValidationError as error:
@@ -215,19 +217,23 @@ def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """File name -> JSON Schema of the two specs, for editors; ``python -m eval.specs`` writes them."""
-    model = ModelSpec.model_json_schema()
-    definition = {key: model.pop(key) for key in ("type", "properties", "required", "additionalProperties", "title")}
+    data, model = DataSpec.model_json_schema(), ModelSpec.model_json_schema()
+    for schema in (data, model):
+        schema["properties"]["$schema"] = {"type": "string"}
     models = {
-        **model,
         "title": "compare_q model spec: one model or a list of them",
-        "anyOf": [{"$ref": "#/$defs/Model"}, {"type": "array", "items": {"$ref": "#/$defs/Model"}}],
-        "$defs": {**model.get("$defs", {}), "Model": definition},
+        "anyOf": [{"$ref": "#/$defs/ModelSpec"}, {"type": "array", "items": {"$ref": "#/$defs/ModelSpec"}}],
+        "$defs": {"ModelSpec": model},
     }
-    return {"data.schema.json": {**DataSpec.model_json_schema(), "title": "compare_q data spec"}, "models.schema.json": models}
+    return {"data.schema.json": data, "models.schema.json": models}
+
+
+def write_schemas(folder: Path) -> None:
+    """Write both schemas to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in json_schemas().items():
+        (folder / name).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name, schema in json_schemas().items():
-        target = Path(__file__).parent / "spec" / "schema" / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+    write_schemas(Path(__file__).parent / "spec" / "schema")

@@ -1,0 +1,322 @@
+"""Data sets -> text, without the network: recorded arguments, the real ``datasets`` on local files, local text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.constants
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from backends.base import InputError
+from eval import corpus
+from eval.progress import Progress
+from eval.specs import DataSpec, parse_data_spec
+
+PROGRESS = Progress(quiet=True)
+COLUMNS = {"text": ["a", "b"], "sentence": ["c", "d"], "id": [1, 2]}
+OPENWEBTEXT10K = "hf://datasets/stas/openwebtext-10k@refs/convert/parquet/plain_text/train/*.parquet"
+# name: path, configuration, split, data_files, streamed, text of COLUMNS
+KNOWN = {
+    "wiki2": ("wikitext", "wikitext-2-raw-v1", "test", None, False, "a\n\nb"),
+    "wikitext2": ("wikitext", "wikitext-2-raw-v1", "test", None, False, "a\n\nb"),
+    "wiki103": ("wikitext", "wikitext-103-raw-v1", "test", None, False, "a\n\nb"),
+    "wikitext103": ("wikitext", "wikitext-103-raw-v1", "test", None, False, "a\n\nb"),
+    "ptb": ("ptb_text_only", "penn_treebank", "test", None, False, "c\n\nd"),
+    "lambada": ("EleutherAI/lambada_openai", None, "test", None, False, "a\n\nb"),
+    "tinystories": ("roneneldan/TinyStories", None, "validation", None, False, "a\n\nb"),
+    "c4": ("allenai/c4", "en", "validation", None, False, "a\n\nb"),
+    "openwebtext10k": ("parquet", None, "train", OPENWEBTEXT10K, False, "a\n\nb"),
+    "openwebtext": ("Skylion007/openwebtext", None, "train", None, True, "a\n\nb"),
+    "fineweb": ("HuggingFaceFW/fineweb", "sample-10BT", "train", None, True, "a\n\nb"),
+    "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", None, True, "a\n\nb"),
+}
+
+
+class Recorder:
+    """Stands in for ``datasets.load_dataset``: keeps the arguments, hands out ``rows``."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, path: str, name: str | None = None, **keys: Any) -> Any:
+        self.calls.append({"path": path, "name": name, **keys})
+        if isinstance(self.rows, Exception):
+            raise self.rows
+        return self.rows
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Recorder]:
+    def install(rows: Any) -> Recorder:
+        recorder = Recorder(rows)
+        monkeypatch.setattr(datasets, "load_dataset", recorder)
+        return recorder
+
+    return install
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real data set library in a cache of its own, off the network."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def spec(folder: Path = Path(), **keys: Any) -> DataSpec:
+    base = {"tokenizer_dir": "t", "dataset": "text", "eval_stride": 2, "eval_len": 4}
+    return parse_data_spec({**base, **keys}, folder / "d.json")
+
+
+def text(**keys: Any) -> str:
+    return corpus.load_text(spec(**keys), PROGRESS)
+
+
+def refusal(**keys: Any) -> str:
+    """The text of the InputError, which is one line."""
+    with pytest.raises(InputError) as caught:
+        text(**keys)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def numbered(file: Path, count: int = 5) -> dict[str, Any]:
+    """Keys of a local data set whose rows are r0, r1, ..."""
+    file.write_text("".join(json.dumps({"text": f"r{i}", "id": i}) + "\n" for i in range(count)))
+    return {"dataset": "json", "dataset_data_files": str(file), "split": "train"}
+
+
+def parquet(file: Path, **columns: list[Any]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, compression="none", use_dictionary=False)
+    return file
+
+
+def test_every_known_name_is_below() -> None:
+    assert set(KNOWN) == set(corpus.SOURCES)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_name(name: str, serve: Callable[[Any], Recorder]) -> None:
+    path, configuration, split, files, streamed, gold_text = KNOWN[name]
+    recorder = serve(datasets.Dataset.from_dict(COLUMNS))
+    assert text(dataset=name.upper()) == gold_text
+    gold = {"path": path, "name": configuration, "split": split, "data_files": files, "streaming": streamed}
+    assert recorder.calls == [{**gold, "revision": None}]
+
+
+def test_keys_of_the_spec_replace_those_of_the_name(serve: Callable[[Any], Recorder]) -> None:
+    recorder = serve(datasets.Dataset.from_dict(COLUMNS))
+    keys = {"dataset_path": "org/data", "dataset_name": "conf", "dataset_split": "dev", "split": "unused"}
+    assert text(dataset="ptb", text_column="text", dataset_data_files="f", revision="v1", **keys) == "a\n\nb"
+    gold = {"path": "org/data", "name": "conf", "split": "dev", "data_files": "f", "revision": "v1", "streaming": False}
+    assert recorder.calls == [gold]
+    text(dataset="org/other", split="validation")
+    assert [recorder.calls[1][key] for key in ("path", "name", "split")] == ["org/other", None, "validation"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"dataset": "openwebtext"}, 1000),
+        ({"dataset_split": "train[:7]"}, 7),
+        ({"max_text_rows": 3}, 3),
+        ({"max_dataset_rows": 3}, 3),
+        ({"max_text_rows": 3, "dataset_split": "train[:7]"}, 3),
+        ({"max_text_rows": 9, "dataset_split": "train[:7]"}, 7),
+    ],
+)
+def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, serve: Callable[[Any], Recorder]) -> None:
+    produced = []
+
+    def endless() -> Iterator[dict[str, str]]:
+        while True:
+            produced.append(f"r{len(produced)}")
+            yield {"text": produced[-1]}
+
+    recorder = serve(datasets.IterableDataset.from_generator(endless))
+    assert text(**{"dataset": "org/data", **keys}).split("\n\n") == [f"r{i}" for i in range(gold)]
+    assert recorder.calls[0]["streaming"] is True
+    assert "[" not in recorder.calls[0]["split"]  # a stream cannot be sliced by name
+    assert len(produced) <= gold + 1  # the library's own take() looks one row ahead
+
+
+@pytest.mark.parametrize(
+    ("rows", "limit", "gold"),
+    [
+        (["", "a", " \n", "b\n", None, " c"], None, "a\n\nb\n\n\n c"),
+        (["", "a", " ", "b"], 0, "a\n\nb"),
+        (["", "a", " ", "b"], 3, "a"),  # upstream takes the first rows and then drops the blank ones
+        (["", "a", " ", "b"], 99, "a\n\nb"),
+    ],
+)
+def test_blank_rows_are_dropped(
+    rows: list[str], limit: int | None, gold: str, serve: Callable[[Any], Recorder], tmp_path: Path
+) -> None:
+    serve(datasets.Dataset.from_dict({"text": rows}))
+    assert text(dataset="wiki2", max_text_rows=limit) == gold
+    assert text(path=str(parquet(tmp_path / "a.parquet", text=rows)), max_text_rows=limit) == gold
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("\n\n".join(json.dumps({"text": row}) for row in rows))
+    assert text(path=str(lines), max_text_rows=limit) == gold
+
+
+@pytest.mark.parametrize(("first", "second", "gold"), [(2, 3, "r0\n\nr1"), (0, 1, "r0\n\nr1\n\nr2"), (None, 1, "r0")])
+def test_max_text_rows_goes_before_max_dataset_rows(
+    first: int | None, second: int, gold: str, tmp_path: Path, serve: Callable[[Any], Recorder]
+) -> None:
+    """Upstream: ``spec.get("max_text_rows", spec.get("max_dataset_rows", 0))``; absent here is None."""
+    serve(datasets.Dataset.from_dict({"text": ["r0", "r1", "r2"]}))
+    limits = {"max_dataset_rows": second} | ({} if first is None else {"max_text_rows": first})
+    assert text(dataset="wiki2", **limits) == gold
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({}, "r0 r1 r2 r3 r4"),
+        ({"max_text_rows": 2}, "r0 r1"),
+        ({"split": "train[:2]"}, "r0 r1"),
+        ({"split": "train[1:3]"}, "r1 r2"),
+        ({"split": "train[1:3]", "max_text_rows": 1}, "r1"),
+        ({"split": "train[:80%]", "max_text_rows": 3}, "r0 r1 r2"),
+        ({"text_column": "id"}, None),  # no text in a column of numbers
+        ({"split": "train[:0]"}, None),
+    ],
+)
+def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str | None) -> None:
+    source = {**numbered(tmp_path / "a.jsonl"), **keys}
+    if gold is None:
+        assert refusal(**source) == "dataset 'json': no text in its rows"
+    else:
+        assert text(**source).split("\n\n") == gold.split()
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("streamed", [{}, {"max_text_rows": 9}])
+def test_bad_local_data_sets(tmp_path: Path, streamed: dict[str, int]) -> None:
+    source = {**numbered(tmp_path / "a.jsonl"), **streamed}
+    assert refusal(**source, text_column="texts") == "dataset 'json': no text column 'texts'; there are: text, id"
+    assert "cannot load json" in refusal(**{**source, "split": "dev"})
+    assert "none.jsonl" in refusal(**{**source, "dataset_data_files": str(tmp_path / "none.jsonl")})
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text":\n')
+    assert refusal(**source).startswith("dataset 'json': ")
+
+
+def test_column_of_a_stream_that_does_not_name_its_columns(serve: Callable[[Any], Recorder]) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"id": "1", "body": "a"}
+
+    serve(datasets.IterableDataset.from_generator(rows))
+    assert text(dataset="org/data", text_column="body", max_text_rows=1) == "a"
+    assert refusal(dataset="org/data", max_text_rows=1).startswith("dataset 'org/data': no text column 'text'")
+
+
+@pytest.mark.usefixtures("offline")
+def test_unreachable_data_set() -> None:
+    assert refusal(dataset="org/nowhere").startswith("dataset 'org/nowhere': cannot load org/nowhere: ")
+    assert refusal(dataset="wikki2").endswith("(did you mean 'wiki2'?)")
+    assert "did you mean" not in refusal(dataset="wiki2")  # the name was right
+
+
+def test_reason_is_the_first_line_that_says_something(serve: Callable[[Any], Recorder]) -> None:
+    serve(ConnectionError("\n  \nno route\nto host"))
+    assert refusal(dataset="org/data") == "dataset 'org/data': cannot load org/data: no route"
+    serve(TimeoutError())
+    assert refusal(dataset="org/data") == "dataset 'org/data': cannot load org/data: TimeoutError"
+
+
+@pytest.mark.parametrize("content", ["a\n\nb \n", "  a", "a\r\nb\rc\n", "\ufeffé\u2028ß"])
+def test_local_text_is_taken_as_it_is(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    assert corpus.load_text(spec(tmp_path, path="a.txt"), PROGRESS) == content  # relative to the spec's folder
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_text_must_be_utf8(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"text": "caf\xe9"}\n')
+    assert str(tmp_path / name) in refusal(path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_missing_and_empty_files(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    assert refusal(path=str(file)) == f"path: {file}: no such file"
+    if name == "a.parquet":
+        parquet(file, text=[])
+    else:
+        file.write_bytes(b"")
+    assert "no text" in refusal(path=str(file))
+
+
+def test_columns_of_local_files(tmp_path: Path) -> None:
+    rows = parquet(tmp_path / "a.parquet", id=[1, 2], body=["a", "b"])
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"id": 1, "body": "a"}\n{"id": 2, "body": "b"}\n')
+    for file in (rows, lines):
+        assert text(path=str(file), text_column="body") == "a\n\nb"
+        message = refusal(path=str(file))
+        assert str(file) in message
+        assert message.endswith("no text column 'text'; there are: id, body")
+
+
+@pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '"text"', '{"body": "b"}'])
+def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"text": "a"}}\n\n{line}\n')
+    assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
+    assert text(path=str(file), max_text_rows=1) == "a"
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "a.parquet", text=["a" * 100, "b" * 100])
+    damaged = bytearray(file.read_bytes())
+    damaged[4:40] = b"\xff" * 36  # the header of the first page; the footer stays whole
+    file.write_bytes(b"no parquet")
+    assert refusal(path=str(file)).startswith(f"path: {file}: not a parquet file")
+    file.write_bytes(damaged)
+    assert str(file) in refusal(path=str(file))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
+    file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"
+    file.write_text('{"text": "a"}')
+    first = corpus.identity(spec(path=str(file)))
+    os.utime(file, (1, 1))
+    assert corpus.identity(spec(path=str(file))) == first
+    moved.parent.mkdir()
+    file.rename(moved)
+    assert corpus.identity(spec(path=str(moved))) == first
+    moved.write_text('{"text": "b"}')
+    assert corpus.identity(spec(path=str(moved))) != first
+
+
+def test_identity_of_a_data_set_is_where_it_lies() -> None:
+    base = {"dataset": "org/data"}
+    changes: list[dict[str, Any]] = [
+        {}, {"dataset": "org/other"}, {"dataset_path": "org/other2"}, {"dataset_name": "en"}, {"split": "dev"},
+        {"text_column": "body"}, {"max_text_rows": 5}, {"dataset_data_files": "f"}, {"revision": "v1"},
+    ]  # fmt: skip
+    seen = [json.dumps(corpus.identity(spec(**{**base, **keys})), sort_keys=True) for keys in changes]
+    assert len(set(seen)) == len(changes)
+    assert corpus.identity(spec(**base, eval_len=8, dataset_display_name="x")) == json.loads(seen[0])
+
+
+@pytest.mark.usefixtures("offline")
+def test_identity_of_a_local_data_set_follows_its_content(tmp_path: Path) -> None:
+    keys = numbered(tmp_path / "a.jsonl", 5)
+    before, identity = text(**keys), corpus.identity(spec(**keys))
+    numbered(tmp_path / "a.jsonl", 6)
+    os.utime(tmp_path / "a.jsonl", (9, 9))
+    assert text(**keys) != before
+    assert corpus.identity(spec(**keys)) != identity

@@ -1,0 +1,93 @@
+"""The demo's own models, in real engines, through the real command line in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.__main__ import BASE, MODELS, ROOT, make_models
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8 and W4A16 in vLLM."""
+    make_models()
+    folder = tmp_path_factory.mktemp("run")
+    data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": str(ROOT / "demo" / "opticks.txt"), "eval_len": 512,
+            "eval_stride": 256, "max_rows": 3}  # fmt: skip
+    (folder / "data.json").write_text(json.dumps(data))
+    command = [
+        sys.executable, "eval/compare_q.py", "-d", str(folder / "data.json"), "-m", "eval/spec/demo_transformers.json",
+        "eval/spec/demo_vllm.json", "-o", str(folder / "r.json"), "-pf", str(folder / "p.png"), "--cache-dir",
+        str(folder / "cache"),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    results = json.loads((folder / "r.json").read_text())
+    return {"folder": folder, "first": done, "again": again, "results": results,
+            "models": {model["label"]: model for model in results["models"]}}  # fmt: skip
+
+
+def test_both_engines_agree_on_bf16(demo_run: dict[str, Any]) -> None:
+    """bf16 rounding in another order of operations: within 0.3 %, and not the same number by accident."""
+    transformers, vllm = demo_run["models"]["Transformers bf16"], demo_run["models"]["vLLM bf16"]
+    assert vllm["ppl"] == pytest.approx(transformers["ppl"], rel=0.003)
+    assert vllm["ppl"] != transformers["ppl"]
+    assert transformers["tokens"] == vllm["tokens"] == 3 * 511
+
+
+def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) -> None:
+    """Round to nearest on 135M weights: W8A8 loses little, W4A16 a quarter to a half."""
+    models = demo_run["models"]
+    bf16 = models["vLLM bf16"]["ppl"]
+    assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
+    assert 1.15 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 1.6
+    assert models["vLLM W4A16 g32"]["layer_bpw"] == 4.5
+    assert all(model["non_finite"] == 0 for model in models.values())
+
+
+def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
+    assert demo_run["again"].returncode == 0
+    assert "loading" not in demo_run["again"].stderr
+    assert all(model["from_cache"] for model in demo_run["models"].values())
+
+
+def test_the_terminal_stays_readable(demo_run: dict[str, Any]) -> None:
+    """vLLM's log goes to a file: what is left is our progress, one line a phase."""
+    lines = demo_run["first"].stderr.splitlines()
+    assert len(lines) == 1 + 2 * 4
+    assert all(line.split()[0] in ("tokenizing", "loading", "scoring") for line in lines)
+    assert max(len(line) for line in demo_run["first"].stdout.splitlines()[:12]) <= 80
+    assert len(list((demo_run["folder"] / "cache" / "logs").glob("vLLM_bf16*.log"))) == 1
+
+
+def test_files_are_written(demo_run: dict[str, Any]) -> None:
+    assert (demo_run["folder"] / "p.png").read_bytes()[:4] == b"\x89PNG"
+    provenance = demo_run["models"]["vLLM W4A16 g32"]["provenance"]
+    assert provenance["quantization"] == "compressed-tensors"
+    assert provenance["enforce_eager"] is True
+
+
+def test_one_refused_checkpoint_leaves_the_other_engine(demo_run: dict[str, Any], tmp_path: Path) -> None:
+    """vLLM refuses tensor parallelism over 9 heads and 2 ranks; the fake engine finishes; exit status 1."""
+    models = [
+        {"load_fn": "vllm_score", "label": "refused", "model_dir": str(MODELS / "smollm2-135m"),
+         "engine": {"tensor_parallel_size": 2, "enforce_eager": True}},
+        {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}},
+    ]  # fmt: skip
+    (tmp_path / "m.json").write_text(json.dumps(models))
+    command = [sys.executable, "eval/compare_q.py", "-d", str(demo_run["folder"] / "data.json"), "-m",
+               str(tmp_path / "m.json"), "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("refused: failed: ")]
+    assert "attention heads" in reason

@@ -1,0 +1,45 @@
+"""Every spec in eval/spec loads, and the generated schemas are current."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import backends
+from eval import specs
+
+FOLDER = Path(specs.__file__).parent / "spec"
+FILES = sorted(FOLDER.glob("*.json"))
+DATA_FILES = [file for file in FILES if "dataset" in json.loads(file.read_text())]
+MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
+
+
+def test_there_are_examples_for_every_kind() -> None:
+    names = " ".join(file.stem for file in FILES)
+    for kind in ("w4a16", "nvfp4", "fp8", "awq", "gptq", "two_gpus", "hub", "wiki2", "demo_text"):
+        assert kind in names
+
+
+@pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
+def test_data_examples(file: Path) -> None:
+    spec = specs.load_data_spec(file)
+    assert spec.eval_len > 0
+    jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
+def test_model_examples(file: Path) -> None:
+    models = specs.load_model_specs([file])
+    assert models
+    for model in models:
+        backends.resolve(model.load_fn, model.fwd_fn)
+    jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("name", ["data.schema.json", "models.schema.json"])
+def test_schemas_are_current(name: str) -> None:
+    """Run `make schema` if this fails."""
+    assert json.loads((FOLDER / "schema" / name).read_text()) == specs.json_schemas()[name]

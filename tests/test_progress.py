@@ -1,0 +1,70 @@
+"""Progress on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TextColumn
+
+from eval.progress import Bar, EtaColumn, Progress
+
+
+def test_one_line_a_phase_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    with progress.phase("scoring x", unit="windows", total=3) as phase:
+        for _ in range(3):
+            phase.advance()
+    assert phase.seconds > 0
+    assert capfd.readouterr().err == f"scoring x: 3 windows in {phase.seconds:.1f} s\n"
+
+
+def test_a_failed_phase_says_nothing_of_success(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), Progress().phase("loading x"):
+        _ = 1 / 0
+    assert capfd.readouterr().err == ""
+
+
+def test_bar_on_a_terminal() -> None:
+    screen = io.StringIO()
+    progress = Progress()
+    progress.console = Console(file=screen, force_terminal=True, width=100)
+    with progress.phase("scoring x", unit="windows", total=4) as phase:
+        phase.advance(4)
+    shown = screen.getvalue()
+    assert "ETA" in shown
+    assert "4/4 windows" in shown
+    assert "scoring x: 4 windows in" in shown
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_eta_of_a_phase_whose_duration_is_expected() -> None:
+    """After 30 of 90 expected seconds one minute is left, and a third of the bar is filled."""
+    clock = Clock()
+    progress = RichProgress(TextColumn("{task.description}"), Bar(), EtaColumn(), get_time=clock, auto_refresh=False)
+    number = progress.add_task("loading", total=None, expected=90.0)
+    task = progress.tasks[number]
+    clock.now = 30.0
+    assert EtaColumn().render(task).plain == "ETA 0:01:00"
+    drawn = Bar().render(task)
+    assert (drawn.completed, drawn.total) == (30.0, 90.0)
+    clock.now = 500.0
+    assert EtaColumn().render(task).plain == "ETA 0:00:00"
+    assert Bar().render(task).completed < 90.0
+
+
+def test_unknown_duration_is_said() -> None:
+    progress = RichProgress(auto_refresh=False)
+    number = progress.add_task("loading", total=None, expected=None)
+    assert EtaColumn().render(progress.tasks[number]).plain == "ETA -:--:--"

@@ -1,0 +1,337 @@
+"""The JSON specs: every key of upstream's and ours, and one line that names file and key for everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backends.base import InputError
+from backends.hub import is_hub_id
+from eval.specs import (
+    DataSpec,
+    ModelSpec,
+    apply_mask,
+    expand,
+    json_schemas,
+    load_data_spec,
+    load_model_specs,
+    parse_data_spec,
+    parse_model_spec,
+)  # fmt: skip
+
+DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
+MODEL = {"load_fn": "transformers", "model_dir": "m"}
+
+DATA_VALUES: dict[str, list[Any]] = {
+    "tokenize_fn": ["transformers"], "tokenizer_dir": ["/some/folder", "org/model"], "tokenizer_revision": ["v1", None],
+    "trust_remote_code": [True], "dataset": ["c4", "org/data"], "revision": ["v1"], "dataset_path": ["org/data"],
+    "dataset_name": ["en", None], "dataset_split": ["test", "train[:1000]"], "split": ["validation"],
+    "dataset_data_files": ["a.jsonl", ["a.jsonl", "b.jsonl"], {"train": "a.jsonl"}], "text_column": ["sentence"],
+    "max_text_rows": [0, 1000, None], "max_dataset_rows": [0, 1000], "eval_stride": [1, 4096], "eval_len": [2, 4096],
+    "max_rows": [0, 1, None], "chat_template": [True, False],
+    "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
+    "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"], "display_eval_len": [2048, "2k"],
+}  # fmt: skip
+MODEL_VALUES: dict[str, list[Any]] = {
+    "load_fn": ["exllamav3"],
+    "fwd_fn": ["exllamav3", None],
+    "label": ["EXL3 4.0 [h6]"],
+    "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors", "b.safetensors"]]],
+    "revision": ["main"],
+    "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}],
+    "out_logits": ["/logits"],
+    "override_bpw_layer": [4, 4.25],
+    "override_bpw_head": [6.0],
+    "override_vram_bits": [31e9],
+}
+
+
+def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, choices in values.items() for value in choices]
+
+
+def refusal(function: Callable[..., object], *arguments: Any) -> str:
+    """The text of the InputError, which is one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1, text
+    return text
+
+
+def write(file: Path, content: Any) -> Path:
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return file
+
+
+def models(*labels: str) -> list[ModelSpec]:
+    return [parse_model_spec({**MODEL, "label": label}, Path("m.json")) for label in labels]
+
+
+@pytest.mark.parametrize(("key", "value"), cases(DATA_VALUES))
+def test_data_key(key: str, value: Any) -> None:
+    spec = parse_data_spec({**DATA, key: value}, Path("d.json"))
+    assert getattr(spec, key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), cases(MODEL_VALUES))
+def test_model_key(key: str, value: Any) -> None:
+    spec = parse_model_spec({**MODEL, key: value}, Path("m.json"))
+    assert getattr(spec, key) == value
+
+
+def test_schema_key_for_editors_is_not_part_of_the_spec() -> None:
+    data = parse_data_spec({**DATA, "$schema": "schema/data.schema.json"}, Path("d.json"))
+    assert data.digest() == parse_data_spec(DATA, Path("d.json")).digest()
+    assert (
+        parse_model_spec({**MODEL, "$schema": "s"}, Path("m.json")).digest() == parse_model_spec(MODEL, Path()).digest()
+    )
+
+
+def test_tables_above_hold_every_key() -> None:
+    assert {*DATA_VALUES, "path"} == set(DataSpec.model_fields)  # path: below, it needs dataset "text"
+    assert set(MODEL_VALUES) == set(ModelSpec.model_fields)
+
+
+def test_local_text() -> None:
+    assert parse_data_spec({**DATA, "dataset": "text", "path": "a.txt"}, Path("d.json")).path == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"evallen": 5}, "d.json: evallen: unknown key (did you mean 'eval_len'?)"),
+        ({"max_row": 5}, "d.json: max_row: unknown key (did you mean 'max_rows'?)"),
+        ({"zzzzzz": 5}, "d.json: zzzzzz: unknown key"),
+        ({"eval_len": None}, "d.json: eval_len: "),
+        ({"eval_len": "2048"}, "d.json: eval_len: "),
+        ({"eval_len": 2048.5}, "d.json: eval_len: "),
+        ({"eval_len": True}, "d.json: eval_len: "),
+        ({"eval_stride": True}, "d.json: eval_stride: "),
+        ({"max_rows": "all"}, "d.json: max_rows: "),
+        ({"chat_template": 1}, "d.json: chat_template: "),
+        ({"display_rows": True}, "d.json: display_rows"),
+        ({"dataset": ["wiki2"]}, "d.json: dataset: "),
+        ({"dataset_data_files": 5}, "d.json: dataset_data_files"),
+        ({"tokenize_fn": "llamacpp"}, "d.json: tokenize_fn: "),
+        ({"eval_stride": 0}, "d.json: eval_stride: "),
+        ({"eval_stride": -512}, "d.json: eval_stride: "),
+        ({"eval_len": 0}, "d.json: eval_len: "),
+        ({"eval_len": -1}, "d.json: eval_len: "),
+        ({"eval_len": 1}, "d.json: eval_len: must be at least 2"),
+        ({"max_rows": -1}, "d.json: max_rows: "),
+        ({"max_text_rows": -1}, "d.json: max_text_rows: "),
+        ({"warmup_tokens": -1}, "d.json: warmup_tokens: "),
+        ({"warmup_tokens": 2047}, "d.json: warmup_tokens: 2047 leaves nothing of eval_len 2048"),
+        ({"dataset": "text"}, "d.json: path: missing"),
+        ({"path": "a.txt"}, "d.json: path: only with dataset"),
+        ({"eval\nlen": 5}, "d.json: "),
+    ],
+)
+def test_data_refusals(keys: dict[str, Any], gold: str) -> None:
+    assert refusal(parse_data_spec, {**DATA, **keys}, Path("d.json")).startswith(gold)
+
+
+@pytest.mark.parametrize("key", DATA)
+def test_missing_data_key(key: str) -> None:
+    rest = {name: value for name, value in DATA.items() if name != key}
+    assert refusal(parse_data_spec, rest, Path("d.json")) == f"d.json: {key}: missing"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"model_dirs": "m"}, "model_dirs: unknown key (did you mean 'model_dir'?)"),
+        ({"override_bpw": 4.0}, "override_bpw: unknown key (did you mean 'override_bpw_"),
+        ({"load_fn": 5}, "load_fn: "),
+        ({"model_dir": 5}, "model_dir"),
+        ({"model_dir": ["m"]}, "model_dir: must be a string"),
+        ({"model_dir": ["m", {}, {}]}, "model_dir: must be a string"),
+        ({"model_dir": [5, {}]}, "model_dir: must be a string"),
+        ({"model_dir": ["m", 5]}, "model_dir: the second item"),
+        ({"model_dir": ["m", []]}, "model_dir: the second item"),
+        ({"model_dir": ["m", ["a", 5]]}, "model_dir: the second item"),
+        ({"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine as well"),
+        ({"engine": "eager"}, "engine: "),
+        ({"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
+        ({"override_bpw_layer": True}, "override_bpw_layer: "),
+        ({"override_bpw_layer": -4.0}, "override_bpw_layer: "),
+        ({"override_bpw_head": float("nan")}, "override_bpw_head: "),  # json.loads takes NaN and Infinity
+        ({"override_vram_bits": float("inf")}, "override_vram_bits: "),
+    ],
+)
+def test_model_refusals_name_file_number_and_label(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
+    file = write(tmp_path / "m.json", [MODEL, {**MODEL, "label": "EXL3 4.0", **keys}])
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 2 (EXL3 4.0): {gold}")
+
+
+@pytest.mark.parametrize(
+    ("entries", "gold"),
+    [
+        ([{"load_fn": "transformers"}], "model 1: model_dir: missing"),
+        ([MODEL, "text"], "model 2: "),
+        ([MODEL, [MODEL]], "model 2: "),
+        (5, "model 1: "),
+        ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
+        ([], ""),
+    ],
+)
+def test_model_file_refusals(tmp_path: Path, entries: Any, gold: str) -> None:
+    file = write(tmp_path / "m.json", entries)
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
+
+
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8"),
+        ("", "line 1, column 1"),
+        ('{"a": 1} {', "line 1, column 10"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
+def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
+    file = write(tmp_path / "s.json", content)
+    assert refusal(load, file).startswith(f"{file}: {gold}: not valid JSON")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    assert refusal(load_data_spec, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
+    assert refusal(load_data_spec, tmp_path).startswith(f"{tmp_path}: cannot be read")
+    (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
+    assert refusal(load_data_spec, tmp_path / "latin.json").startswith(f"{tmp_path / 'latin.json'}: cannot be read")
+    file = write(tmp_path / "list.json", [DATA])
+    assert refusal(load_data_spec, file).startswith(f"{file}: ")
+
+
+def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("c.json", "a.json", "b.json", "x.txt"):
+        write(tmp_path / name, [])
+    names = [["*.json"], ["b.json", "*.json"], ["./c.json", "c.json", "[ab].json"], ["?.json", "none.json"]]
+    gold = ["a b c", "b a c", "c a b", "a b c none"]
+    assert [" ".join(file.stem for file in expand(patterns)) for patterns in names] == gold
+    assert refusal(expand, ["a.json", "*.yaml"]) == "*.yaml: no file matches"
+    assert expand(["*.json"])[0] == Path("a.json")
+
+
+def test_a_file_whose_name_holds_brackets_is_taken_as_it_is(tmp_path: Path) -> None:
+    file = write(tmp_path / "llama [1].json", [])
+    assert expand([str(file)]) == [file]
+
+
+def test_lists_and_single_objects(tmp_path: Path) -> None:
+    several = write(tmp_path / "a.json", [{**MODEL, "label": "one"}, {**MODEL, "label": "two"}])
+    single = write(tmp_path / "b.json", {**MODEL, "label": "three"})
+    assert [spec.name for spec in load_model_specs([single, several])] == ["three", "one", "two"]
+
+
+def test_duplicate_labels(tmp_path: Path) -> None:
+    one = write(tmp_path / "a.json", [{**MODEL, "label": "same"}, {**MODEL, "label": "other"}])
+    two = write(tmp_path / "b.json", {**MODEL, "label": "same"})
+    assert refusal(load_model_specs, [one, two]).startswith("label: 2 models are called 'same'")
+    unlabelled = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}])
+    assert refusal(load_model_specs, [unlabelled]).startswith("label: 2 models are called 'm'")
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "options", "files"),
+    [
+        ("m", {"a": 1}, []),
+        (["m", {"b": 2}], {"a": 1, "b": 2}, []),
+        (["m", "x.st"], {"a": 1}, ["x.st"]),
+        (["m", ["x.st", "y.st"]], {"a": 1}, ["x.st", "y.st"]),
+    ],
+)
+def test_model_dir_forms(model_dir: Any, options: dict[str, int], files: list[str]) -> None:
+    spec = parse_model_spec({**MODEL, "model_dir": model_dir, "engine": {"a": 1}}, Path("m.json"))
+    assert (spec.located, spec.name, spec.options) == ("m", "m", options)
+    assert spec.override_tensors == tuple(Path(name) for name in files)
+
+
+def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``both`` is in either folder, ``near`` only beside the spec, ``here`` only in the working directory."""
+    near, here = tmp_path / "specs", tmp_path / "work"
+    for folder in (near / "both", near / "near", here / "both", here / "here"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    gold = {"both": near / "both", "near": near / "near", "here": Path("here"), "org/model": Path("org/model")}
+    gold[str(here / "both")] = here / "both"
+    for name, folder in gold.items():
+        data = write(near / "d.json", {**DATA, "dataset": "text", "tokenizer_dir": name, "path": name})
+        spec = load_data_spec(data)
+        assert spec.locate(spec.tokenizer_dir) == spec.locate(spec.path or "") == str(folder)
+        (model,) = load_model_specs([write(near / "m.json", {**MODEL, "model_dir": [name, [name]]})])
+        assert (model.located, model.override_tensors) == (str(folder), (folder,))
+    monkeypatch.setenv("HOME", str(here))
+    assert load_data_spec(data).locate("~/both") == str(here / "both")
+
+
+@pytest.mark.parametrize("name", ["./models/llama", "models/../models/llama", "../llama"])
+def test_a_missing_folder_written_as_a_path_does_not_become_a_hub_id(tmp_path: Path, name: str) -> None:
+    spec = parse_model_spec({**MODEL, "model_dir": name}, tmp_path / "m.json")
+    assert not is_hub_id(spec.located)
+
+
+@pytest.mark.parametrize(
+    ("mask", "gold"),
+    [
+        (None, ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
+        ("", ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
+        ("exl", ["EXL3 4.0", "exl2 4.0"]),
+        ("gguf;EXL2", ["GGUF Q4_K_M", "exl2 4.0"]),
+        (" gguf ; ", ["GGUF Q4_K_M"]),  # an empty word matches nothing, or "gguf;" would choose every model
+        ("q4", ["GGUF Q4_K_M"]),
+    ],
+)
+def test_mask(mask: str | None, gold: list[str]) -> None:
+    assert [spec.name for spec in apply_mask(models("EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"), mask)] == gold
+
+
+def test_mask_without_a_match_lists_the_labels() -> None:
+    text = refusal(apply_mask, models("EXL3 4.0", "GGUF Q4_K_M"), "awq;exl4")
+    assert "'awq;exl4'" in text
+    assert text.endswith("EXL3 4.0, GGUF Q4_K_M")
+
+
+def test_digest_follows_what_the_spec_says_not_how() -> None:
+    def digest(text: str) -> str:
+        return parse_model_spec(json.loads(text), Path("m.json")).digest()
+
+    first = digest('{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}')
+    assert digest('{"engine":{"b":{"d":3,"c":2},"a":1},\n\n "model_dir":"m","load_fn":"f"}') == first
+    assert digest('{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 4}}}') != first
+    assert digest('{"load_fn": "f", "model_dir": "n", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}') != first
+    assert parse_data_spec(DATA, Path("a/d.json")).digest() == parse_data_spec(DATA, Path("b/e.json")).digest()
+
+
+def test_schemas_accept_what_the_parser_accepts() -> None:
+    schemas = json_schemas()
+    assert set(schemas) == {"data.schema.json", "models.schema.json"}
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    data, model = (jsonschema.Draft202012Validator(schema) for schema in schemas.values())
+    for key, value in cases(DATA_VALUES):
+        data.validate({**DATA, key: value})
+    for key, value in cases(MODEL_VALUES):
+        model.validate([{**MODEL, key: value}])
+    model.validate({**MODEL, "$schema": "s"})
+    data.validate({**DATA, "$schema": "s"})
+    assert data.is_valid({**DATA, "dataset": "text", "path": "a.txt"})
+
+
+def test_schemas_refuse_what_the_parser_refuses() -> None:
+    data, model = (jsonschema.Draft202012Validator(schema) for schema in json_schemas().values())
+    for keys in ({"evallen": 5}, {"eval_len": "2048"}, {"eval_len": 0}, {"max_rows": -1}, {"dataset": None}):
+        assert not data.is_valid({**DATA, **keys}), keys
+    assert not data.is_valid({key: value for key, value in DATA.items() if key != "eval_len"})
+    for entry in ({**MODEL, "bits": 4}, {"load_fn": "f"}, {**MODEL, "model_dir": 5}):
+        assert not model.is_valid(entry), entry
+        assert not model.is_valid([MODEL, entry]), entry
