@@ -17,6 +17,7 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ class VllmScoreBackend(ScoringBackend):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
-            "options": {name: repr(value) for name, value in self.arguments.items()},
+            "options": json.loads(json.dumps(self.arguments, default=repr)),
         }
 
     def close(self) -> None:

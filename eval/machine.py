@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from functools import cache
@@ -21,6 +22,21 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def commit() -> str | None:
+    """The compare_q commit that ran, with ``+changes`` if its files were edited; None outside a git checkout.
+
+    ``$COMPARE_Q_COMMIT`` says it where the files were copied without their history.
+    """
+    root = Path(__file__).resolve().parent.parent
+    git = ["git", "-C", str(root)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        edited = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("COMPARE_Q_COMMIT")
+    return f"{found}+changes" if edited.strip() else found
 
 
 @cache

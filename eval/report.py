@@ -111,6 +111,7 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "format": FORMAT,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
+        "commit": machine.commit(),
         "versions": machine.versions(),
         "hardware": machine.hardware(),
         "data": run.data,

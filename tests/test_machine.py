@@ -37,3 +37,23 @@ def test_versions_name_what_is_installed() -> None:
     found = machine.versions()
     assert {"python", "torch", "transformers"} <= found.keys()
     assert all(found.values())
+
+
+def test_commit_of_a_copy_without_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_git(command: list[str], **_: Any) -> None:
+        raise subprocess.CalledProcessError(128, command)
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    monkeypatch.delenv("COMPARE_Q_COMMIT", raising=False)
+    assert machine.commit() is None
+    monkeypatch.setenv("COMPARE_Q_COMMIT", "abc")
+    assert machine.commit() == "abc"
+
+
+@pytest.mark.parametrize(("edited", "gold"), [("", "abc"), (" M eval/cli.py", "abc+changes")])
+def test_commit_says_whether_files_were_edited(monkeypatch: pytest.MonkeyPatch, edited: str, gold: str) -> None:
+    def git(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, "abc\n" if "rev-parse" in command else edited, "")
+
+    monkeypatch.setattr(subprocess, "run", git)
+    assert machine.commit() == gold
