@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 from backends.base import Backend, InputError
-from backends.names import nearest
+from backends.messages import nearest
 
 ENGINES = {
     "transformers": "backends.transformers:TransformersBackend",
@@ -35,7 +35,9 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
         capabilities = backend.capabilities
         if load_fn in capabilities.load_fns:
             if fwd_fn not in (None, capabilities.fwd_fn):
-                raise InputError(f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {capabilities.fwd_fn!r}")
+                raise InputError(
+                    f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {capabilities.fwd_fn!r}"
+                )
             return engine, backend
         known += capabilities.load_fns
     raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")

@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
-GENERIC = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause")
+GENERIC = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
+)
 
 
 @contextmanager

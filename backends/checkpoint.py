@@ -23,15 +23,19 @@ from typing import Any
 
 from backends.base import InputError, Storage
 
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16,
-    "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64,
+DTYPES = {
+    "BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "U64", "I64",
+    "F64",
 }  # fmt: skip
 WEIGHT_PARTS = {"weight", "weight_packed", "qweight"}
 SCALE_PARTS = {
     "weight_scale", "weight_zero_point", "weight_global_scale", "weight_g_idx", "weight_scale_2", "weight_scale_inv",
     "qzeros", "scales", "g_idx",
 }  # fmt: skip
+EXPERT_PARTS = {
+    "_scale_inv": "weight_scale_inv", "_scales": "weight_scale", "_scale": "weight_scale", "_blocks": "weight_packed",
+}  # fmt: skip
+"""Suffixes of the tensors that hold all experts of a layer at once, and which part of a module they are."""
 EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 HEADS = {"lm_head", "embed_out"}
@@ -84,16 +88,28 @@ def vocab_size(config: dict[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def context_length(config: dict[str, Any]) -> int | None:
-    """Longest sequence the config allows, rope scaling included; None if it does not say."""
+def stated_context(config: dict[str, Any]) -> int | None:
+    """The config's own maximum of positions, rope scaling left aside; None if it does not say."""
     text = text_config(config)
     length = text.get("max_position_embeddings", text.get("n_positions"))
+    return length if isinstance(length, int) else None
+
+
+def context_length(config: dict[str, Any]) -> int | None:
+    """Longest sequence the config allows, rope scaling included; None if it does not say.
+
+    llama3 and longrope state the scaled length, and so does Gemma 3; yarn may state either.
+    """
+    length, text = stated_context(config), text_config(config)
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if not isinstance(length, int):
-        return None
-    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    if original and factor:
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    if length is None or not factor:
+        return length
+    original = rope.get("original_max_position_embeddings")
+    if kind == "yarn" and original:
         return max(length, int(original * factor))
+    if kind in ("linear", "dynamic") and not str(text.get("model_type")).startswith("gemma3"):
+        return int(length * factor)
     return length
 
 
@@ -103,9 +119,9 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError) as error:
+            missing = [name for name in names if not (folder / name).is_file()]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index}: not a safetensors index: {error!r}") from None
-        missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise InputError(f"{folder / missing[0]}: named in {index.name} but missing; download the model again")
         return [folder / name for name in names]
@@ -135,7 +151,9 @@ def read_header(file: Path) -> dict[str, Tensor]:
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + len(raw) + begin, end - begin)
-    except (ValueError, KeyError, AttributeError) as error:
+                if 8 + len(raw) + end > file.stat().st_size:
+                    raise ValueError(f"cut off before the end of {name}")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{file}: not a readable safetensors file: {error!r}") from None
     return tensors
 
@@ -174,8 +192,9 @@ def _modules(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         path, _, part = name.rpartition(".")
         if part in WEIGHT_PARTS or part in SCALE_PARTS or part == "weight_shape":
             modules.setdefault(path, {})[part] = tensor
-        elif path.endswith("experts") and len(tensor.shape) == 3:  # experts fused into one tensor, no ".weight"
-            modules.setdefault(name, {})["weight"] = tensor
+        elif path.endswith("experts") and len(tensor.shape) > 2:  # all experts in one tensor, no ".weight"
+            suffix = next((suffix for suffix in EXPERT_PARTS if name.endswith(suffix)), "")
+            modules.setdefault(name.removesuffix(suffix), {})[EXPERT_PARTS.get(suffix, "weight")] = tensor
     return {
         path: parts for path, parts in modules.items()
         if any(len(parts[part].shape) > 1 for part in WEIGHT_PARTS & parts.keys())
@@ -185,7 +204,7 @@ def _modules(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def _role(path: str) -> str:
     """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
     steps = path.split(".")
-    if OTHER_TOWERS & set(steps) or steps[-1] in ROUTERS | OTHER_EMBEDDINGS:
+    if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in HEADS or path in ("output", "model.output"):
         return "head"
@@ -202,7 +221,7 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     for path, parts in _modules(tensors).items():
         role = _role(path)
         weights = encoded_weights(parts, quantization)
-        unknown = [tensor.dtype for tensor in parts.values() if tensor.dtype not in BITS]
+        unknown = [tensor.dtype for tensor in parts.values() if tensor.dtype not in DTYPES]
         if role and (weights is None or unknown):
             return Storage(note=f"{path}: stored in a format that compare_q cannot size ({', '.join(sorted(parts))})")
         bits[role] += sum(part.nbytes * 8 for name, part in parts.items() if name != "weight_shape")
@@ -223,7 +242,6 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
     for file in sorted(configs):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     for file in [*weight_files(folder), *override_tensors]:
-        stat = file.stat()
-        digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-        digest.update(header_bytes(file))
+        header, stat = header_bytes(file), file.stat()
+        digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + header)
     return digest.hexdigest()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from backends.base import InputError
+from backends.messages import one_line
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 MODEL_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "tokenizer*"]
@@ -28,15 +29,13 @@ def resolve(name: str, revision: str | None, *, tokenizer_only: bool = False, do
     if not is_hub_id(name):
         raise InputError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
     try:
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=not download)
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=not download))
     except LocalEntryNotFoundError:
         where = "on the hub (is it reachable?) nor in the local cache" if download else "on disk or in the local cache"
         raise InputError(f"{name}: neither a folder nor found {where}") from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise InputError(f"{name}: the hub refused it: {str(error).strip().splitlines()[0]}") from None
+    except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
+        raise InputError(f"{name}: the hub refused it: {one_line(error)}") from None

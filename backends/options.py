@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from backends.base import InputError
-from backends.names import nearest
+from backends.messages import nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from backends import checkpoint, hub
 from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelError, Storage, Window
+from backends.messages import one_line
 from backends.options import parse_options
 
 if TYPE_CHECKING:
@@ -116,9 +117,3 @@ class TransformersBackend(LogitsBackend):
 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its type where it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -26,7 +26,17 @@ from typing import Any
 import numpy as np
 
 from backends import checkpoint, hub, vllm_install
-from backends.base import Capabilities, CompareQError, InputError, LoadRequest, ModelError, ScoringBackend, Storage, TokenScores, Window
+from backends.base import (
+    Capabilities,
+    CompareQError,
+    InputError,
+    LoadRequest,
+    ModelError,
+    ScoringBackend,
+    Storage,
+    TokenScores,
+    Window,
+)
 from backends.capture import captured, root_cause
 from backends.options import check_names
 
@@ -43,7 +53,7 @@ def batched_tokens(vocab_size: int) -> int:
 
 
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
-    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config does not say its shape."""
+    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
     text = checkpoint.text_config(config)
     layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     if not (layers and hidden and heads):
@@ -98,7 +108,9 @@ class VllmScoreBackend(ScoringBackend):
         check_names(request.options, vllm_install.arguments(), "the installed vLLM")
         longest = request.options.get("max_model_len")
         if isinstance(longest, int) and longest <= request.max_tokens:
-            raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
+            raise InputError(
+                f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1"
+            )
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -112,7 +124,7 @@ class VllmScoreBackend(ScoringBackend):
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
-            with captured(self.request.log_file), one_more_than(checkpoint.context_length(config), self.request):
+            with captured(self.request.log_file), one_more_than(checkpoint.stated_context(config), self.request):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, **self.arguments)
@@ -141,7 +153,9 @@ class VllmScoreBackend(ScoringBackend):
         except Exception as error:  # a dead engine, or a prompt that vLLM does not take
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
         if pending:
-            raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is row {min(pending, key=int)}")
+            raise ModelError(
+                f"vLLM returned no result for {len(pending)} windows, the first is row {min(pending, key=int)}"
+            )
 
     def storage(self) -> Storage:
         folder = hub.resolve(self.request.model_dir, self.request.revision)

@@ -77,7 +77,7 @@ class LogitsExtension:
             self._compare_q_logits.append(logits.cpu())
 
     def compare_q_save_logits(self, path: str) -> int:
-        """Write the kept rows, in order, to a safetensors file on the first rank; returns how many, and forgets them."""
+        """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""
         import torch
         from safetensors.torch import save_file
 

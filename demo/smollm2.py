@@ -99,8 +99,15 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN])
     tokenizer.save(str(out / "tokenizer.json"))
-    special = {name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]] for name, key in
-               (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))}
+    special = {
+        name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]]
+        for name, key in (
+            ("bos_token", "bos"),
+            ("eos_token", "eos"),
+            ("unk_token", "unknown"),
+            ("pad_token", "padding"),
+        )
+    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": fields["llama.context_length"],

@@ -30,7 +30,9 @@ LATER = "arrives with issue 2 (full-vocabulary KL divergence); this version meas
 
 def parser() -> argparse.ArgumentParser:
     """Every flag of upstream's compare_q, and ours."""
-    p = argparse.ArgumentParser(prog="compare_q.py", description="Compare quantized models by perplexity.", allow_abbrev=False)
+    p = argparse.ArgumentParser(
+        prog="compare_q.py", description="Compare quantized models by perplexity.", allow_abbrev=False
+    )
     p.add_argument("-d", "--dataspec", type=Path, help="data specification (JSON)")
     p.add_argument("-m", "--modelspec", nargs="+", help="model specifications (JSON), wildcards allowed")
     p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
@@ -127,7 +129,9 @@ def draw(args: argparse.Namespace, run: RunResult) -> None:
         print("no plot: no model has both values within the limits")
         return
     axis = report.VRAM_AXIS if args.vram else report.BPW_AXIS
-    figure = plot.scatter(chosen, x_label=axis, y_label="Perplexity", title=args.title, subtitle=run.subtitle, dark=args.dark)
+    figure = plot.scatter(
+        chosen, x_label=axis, y_label="Perplexity", title=args.title, subtitle=run.subtitle, dark=args.dark
+    )
     plot.save(figure, args.plot_file)
     print(f"plot: {args.plot_file}")
 
@@ -149,11 +153,15 @@ def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: what would run and what is missing on disk; starts no engine and downloads nothing."""
     planned, problems = jobs.plan(model_specs, data_spec.eval_len)
     try:
-        hub.resolve(data_spec.locate(data_spec.tokenizer_dir), data_spec.tokenizer_revision, tokenizer_only=True, download=False)
+        hub.resolve(
+            data_spec.locate(data_spec.tokenizer_dir), data_spec.tokenizer_revision, tokenizer_only=True, download=False
+        )
         corpus.identity(data_spec)
     except InputError as error:
         problems.insert(0, f"data: {error}")
-    print(f"data: {corpus.display_name(data_spec)}, windows of {data_spec.eval_len} every {data_spec.eval_stride} tokens")
+    print(
+        f"data: {corpus.display_name(data_spec)}, windows of {data_spec.eval_len} every {data_spec.eval_stride} tokens"
+    )
     for job in planned:
         version = " ".join(job.backend.capabilities.installed() or ())
         print(f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}")

@@ -6,16 +6,18 @@ same corpus read both ways tokenizes differently, so say which one a number belo
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.base import InputError
-from backends.names import nearest
+from backends.messages import nearest, one_line
 from eval.progress import Progress
 from eval.specs import DataSpec
 
@@ -71,17 +73,43 @@ def source_of(spec: DataSpec) -> Source:
         split=spec.dataset_split or spec.split or known.split,
         column=spec.text_column or known.column,
         display=known.display,
-        data_files=spec.dataset_data_files or known.data_files,
+        data_files=map_names(spec.dataset_data_files, spec.locate) or known.data_files,
     )
 
 
+def map_names(names: Any, change: Callable[[str], str]) -> Any:
+    """``change`` applied to each file name in a string, list or mapping, as load_dataset takes them."""
+    if isinstance(names, str):
+        return change(names)
+    if isinstance(names, list):
+        return [map_names(name, change) for name in names]
+    return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
+
+
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the text depends on, as JSON types: the content of a local file, the coordinates of a data set."""
+    """What the text depends on, as JSON types: the content of local files, the coordinates of a data set."""
     if spec.dataset == "text":
         file = text_file(spec)
-        return {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "column": spec.text_column, "suffix": file.suffix,
-                "rows": row_limit(spec)}  # fmt: skip
-    return {**vars(source_of(spec)), "rows": row_limit(spec), "revision": spec.revision}
+        return {
+            "files": [file_digest(file)],
+            "column": spec.text_column,
+            "suffix": file.suffix,
+            "rows": row_limit(spec),
+        }
+    source = source_of(spec)
+    names: list[str] = []
+    map_names(source.data_files, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    local = [Path(match) for name in names for match in sorted(glob.glob(name, recursive=True))]
+    if Path(source.path).is_dir():
+        local += sorted(Path(source.path).rglob("*"))
+    files = [file_digest(file) for file in local if file.is_file()]
+    return {**vars(source), "files": files, "rows": row_limit(spec), "revision": spec.revision}
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def text_file(spec: DataSpec) -> Path:
@@ -93,18 +121,14 @@ def text_file(spec: DataSpec) -> Path:
 
 
 def row_limit(spec: DataSpec) -> int:
-    """How many rows of the data set are wanted; 0: all."""
-    return spec.max_text_rows or spec.max_dataset_rows or 0
+    """How many rows of the data set are wanted; 0: all.  ``max_text_rows`` comes first if it is there at all."""
+    return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
 
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
     """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
     if spec.dataset == "text" and text_file(spec).suffix not in (".jsonl", ".parquet"):
-        file = text_file(spec)
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+        return whole_file(text_file(spec))
     rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
     texts = []
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
@@ -119,20 +143,40 @@ def load_text(spec: DataSpec, progress: Progress) -> str:
     return "\n\n".join(texts)
 
 
+def whole_file(file: Path) -> str:
+    """A plain text file as it is, line ends included."""
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+    if not text.strip():
+        raise InputError(f"path: {file}: no text in it")
+    return text
+
+
 def local_rows(spec: DataSpec) -> Iterator[Any]:
     """The text column of a local .jsonl or .parquet file, row by row."""
     file, column = text_file(spec), spec.text_column or "text"
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as parquet
+    try:
+        yield from (parquet_rows if file.suffix == ".parquet" else jsonl_rows)(file, column)
+    except UnicodeDecodeError as error:
+        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"path: {file}: not a {file.suffix[1:]} file: {one_line(error)}") from None
 
-        try:
-            table = parquet.ParquetFile(file)
-        except (OSError, ValueError) as error:
-            raise InputError(f"path: {file}: not a parquet file: {error}") from None
-        check_column(column, table.schema_arrow.names, str(file))
-        for batch in table.iter_batches(columns=[column]):
-            yield from batch.column(0).to_pylist()
-        return
+
+def parquet_rows(file: Path, column: str) -> Iterator[Any]:
+    """One column of a parquet file."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(file)
+    check_column(column, table.schema_arrow.names, f"path: {file}")
+    for batch in table.iter_batches(columns=[column]):
+        yield from batch.column(0).to_pylist()
+
+
+def jsonl_rows(file: Path, column: str) -> Iterator[Any]:
+    """One key of each line of a JSON lines file."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -152,26 +196,36 @@ def jsonl_row(line: str, column: str, where: str) -> Any:
 
 
 def hub_rows(spec: DataSpec) -> Iterator[Any]:
-    """The text column of a data set, row by row; streamed where only its first rows are wanted."""
+    """The text column of a data set, row by row; InputError with the library's reason if it cannot be had."""
+    source = source_of(spec)
+    try:
+        yield from open_rows(source, spec.revision, row_limit(spec))
+    except InputError:
+        raise
+    except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
+        hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
+        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {one_line(error)}{hint}") from None
+
+
+def open_rows(source: Source, revision: str | None, limit: int) -> Iterator[Any]:
+    """The text column of a source, streamed where only its first rows are wanted.
+
+    A stream cannot be sliced: ``train[:1000]`` is streamed and cut here, any other slice is loaded.
+    """
     import datasets
 
-    source = source_of(spec)
     datasets.disable_progress_bars()
     first = FIRST_ROWS.fullmatch(source.split)
-    limit = int(first["rows"]) if first else 0
-    try:
-        rows = datasets.load_dataset(
-            source.path, source.name, split=first["split"] if first else source.split, data_files=source.data_files,
-            revision=spec.revision, streaming=bool(first or row_limit(spec)),
-        )  # fmt: skip
-        names = list(rows.column_names or [])
-    except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        hint = nearest(spec.dataset, SOURCES)
-        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {reason}{hint}") from None
-    if names:
-        check_column(source.column, names, f"dataset {spec.dataset!r}")
-    yield from (row[source.column] for row in (rows.take(limit) if limit else rows))
+    stream = first is not None or (limit > 0 and "[" not in source.split)
+    rows = datasets.load_dataset(
+        source.path, source.name, split=first["split"] if first else source.split, data_files=source.data_files,
+        revision=revision, streaming=stream,
+    )  # fmt: skip
+    if rows.column_names:
+        check_column(source.column, rows.column_names, f"dataset {source.path!r}")
+    for row in itertools.islice(rows, int(first["rows"])) if first else rows:
+        check_column(source.column, row, f"dataset {source.path!r}")
+        yield row[source.column]
 
 
 def check_column(column: str, names: Iterable[str], where: str) -> None:

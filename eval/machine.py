@@ -33,7 +33,9 @@ def commit() -> str | None:
     git = ["git", "-C", str(root)]
     try:
         found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        edited = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout
+        edited = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMPARE_Q_COMMIT")
     return f"{found}+changes" if edited.strip() else found

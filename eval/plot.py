@@ -50,9 +50,9 @@ COLOURS = ("#CC79A7", "#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#8
 KNOWN = ("EXL3", "GGUF", "VLLM W4A16", "EXL2 FP8", "AWQ NVFP4", "GPTQ W8A8", "BNB MXFP4", "BF16 FP16")
 MARKERS = "os^DvPXp<>"
 
-# Costs of a label's place: an overlap, a leader through a label or point, leaders that cross, a group's line through
-# the label, another point about as near as its own (each times their number), and a pixel between label and point.
-COSTS = np.array([1e6, 40.0, 25.0, 8.0, 10.0, 0.1])
+# Costs of a label's place: a leader through a label or point, leaders that cross, a group's line through the label,
+# another point about as near as its own (each times their number), and a pixel between label and point.
+COSTS = np.array([40.0, 25.0, 8.0, 10.0, 0.1])
 
 
 @dataclass(frozen=True)
@@ -230,12 +230,12 @@ def _fit(axes: Axes, texts: Sequence[Text], spots: Rows) -> tuple[Rows, NDArray[
 
 
 def _arrange(boxes: Rows, area: Rows, spots: Rows, lines: Rows) -> Rows:
-    """Moves one label [N, 4] at a time to its cheapest place (nan: it has none), the most crowded first."""
+    """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: it has no place)."""
     boxes, order = boxes.copy(), np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
     places = [_places(i, box, area, spots) for i, box in enumerate(boxes)]
     for i in np.tile(order, 5):
         taken = (_gaps(places[i], np.delete(boxes, i, axis=0)) == 0).sum(axis=1)
-        options = places[i][np.argsort(taken, kind="stable")[:200]]  # the nearest of the free ones are enough
+        options = places[i][taken == min(taken, default=0)][:200]  # the nearest are enough
         boxes[i] = options[np.argmin(_costs(i, options, boxes, spots, lines))] if len(options) else np.nan
     return boxes
 
@@ -259,13 +259,12 @@ def _costs(i: int, options: Rows, boxes: Rows, spots: Rows, lines: Rows) -> Rows
     """Cost [P] of label i in each box of options [P, 4], the other labels being where boxes [N, 4] say."""
     others, strangers = np.delete(boxes, i, axis=0), np.delete(spots, i, axis=0)
     distance = _gaps(options, spots[i : i + 1])[:, 0]
-    overlaps = (_gaps(options, others) == 0).sum(axis=1)
     leaders, other_leaders = _leaders(options, spots[i : i + 1]), _leaders(others, strangers)
     covered = _through(leaders, np.vstack([others, strangers])).sum(axis=1)
     covered += _through(other_leaders, options).sum(axis=0)
     crossed, on_lines = _crossings(leaders, other_leaders).sum(axis=1), _through(lines, options).sum(axis=0)
     ambiguous = (_gaps(options, strangers) < 1.5 * distance[:, None] + 14).sum(axis=1)
-    return np.asarray(COSTS @ np.stack([overlaps, covered, crossed, on_lines, ambiguous, distance]))
+    return np.asarray(COSTS @ np.stack([covered, crossed, on_lines, ambiguous, distance]))
 
 
 def _gaps(a: Rows, b: Rows) -> Rows:

@@ -59,7 +59,7 @@ class Phase:
 
     unit: str
     rich: RichProgress | None = None
-    task: TaskID = TaskID(0)
+    task: TaskID | None = None
     done: int = 0
     seconds: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -67,7 +67,7 @@ class Phase:
     def advance(self, amount: int = 1) -> None:
         """``amount`` more units are done."""
         self.done += amount
-        if self.rich is not None:
+        if self.rich is not None and self.task is not None:
             self.rich.advance(self.task, amount)
 
 
@@ -85,7 +85,7 @@ class Progress:
     def phase(
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
-        """Show one phase.  ``total`` counts units; ``expected`` is its likely duration in seconds, if only that is known."""
+        """Show one phase: ``total`` in units, or ``expected``, its likely duration in seconds, where only that is known."""
         phase = Phase(unit)
         if not self.console.is_terminal:
             yield phase

@@ -32,7 +32,9 @@ def cell(value: float | None, digits: int) -> str:
 
 def table(run: RunResult) -> Table:
     """The terminal table; at 80 columns only long labels wrap."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=Text(run.subtitle), title_justify="left")
+    drawn = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=Text(run.subtitle), title_justify="left"
+    )
     drawn.add_column("label", overflow="fold")
     for header in ("layer\nbpw", "head\nbpw", "VRAM\nGiB", "PPL", "rows", "tokens", "non-\nfinite", "seconds"):
         drawn.add_column(header, justify="right", no_wrap=True)
@@ -59,7 +61,9 @@ def cells(model: ModelResult) -> list[str]:
 
 def footnotes(run: RunResult) -> list[str]:
     """What the table needs said: stored results, unknown sizes, non-finite scores, failures."""
-    notes = ["* from the cache; seconds are those of the run that measured it"] if any(m.cached for m in run.models) else []
+    notes = (
+        ["* from the cache; seconds are those of the run that measured it"] if any(m.cached for m in run.models) else []
+    )
     for model in run.models:
         if model.error:
             notes.append(f"{model.label}: failed: {model.error}")

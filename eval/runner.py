@@ -82,7 +82,9 @@ class Runner:
         label = job.request.label
         log_file = None if self.verbose else self.store.log_file(label, key)
         with opened(replace(job, request=replace(job.request, log_file=log_file))) as backend:
-            with self.progress.phase(f"loading {label}", expected=scores.expected_load(self.store, job.engine)) as loading:
+            with self.progress.phase(
+                f"loading {label}", expected=scores.expected_load(self.store, job.engine)
+            ) as loading:
                 backend.load()
             scored = {}
             with self.progress.phase(f"scoring {label}", unit="windows", total=len(data.windows)) as scoring:

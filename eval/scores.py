@@ -45,7 +45,12 @@ def save(
             found = "none" if scores is None else str(len(scores.logprob))
             raise ModelError(f"row {window.row}: {found} of {window.n_scored} positions were scored")
         positions = np.arange(window.score_from, len(window.token_ids), dtype=np.int32)
-        columns = [np.full_like(positions, window.row), positions, window.token_ids[window.score_from :], scores.logprob]
+        columns = [
+            np.full_like(positions, window.row),
+            positions,
+            window.token_ids[window.score_from :],
+            scores.logprob,
+        ]
         tables.append(pa.table([pa.array(column) for column in columns], schema=SCHEMA))
     with store.write("scores", key, ".parquet") as file:
         parquet.write_table(pa.concat_tables(tables), file)

@@ -20,6 +20,7 @@ from backends.options import describe
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Spec(BaseModel):
@@ -30,16 +31,16 @@ class Spec(BaseModel):
     _folder: Path = PrivateAttr(default_factory=Path)
 
     def digest(self) -> str:
-        """SHA-256 of the spec as canonical JSON: two specs that say the same have the same digest."""
-        text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+        """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def locate(self, name: str) -> str:
-        """``name`` relative to the spec's folder, else to the working directory, else as it is (a hub id)."""
+        """``name`` relative to the spec's folder if it is there, else as it is: a path from here, a hub id, a URL."""
         path = Path(name).expanduser()
         if not path.is_absolute() and (self._folder / path).exists():
             return str(self._folder / path)
-        return str(path)
+        return str(path) if name.startswith("~") else name
 
 
 S = TypeVar("S", bound=Spec)
@@ -90,14 +91,18 @@ class ModelSpec(Spec):
 
     load_fn: str = Field(description="how to load: see --list-engines")
     fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
-    label: str | None = Field(None, description='name in the table; its first word is the colour group. Default: model_dir')
+    label: str | None = Field(
+        None, description="name in the table; its first word is the colour group. Default: model_dir"
+    )
     model_dir: str | list[Any] = Field(description="folder or hub id; [dir, options]; or [dir, override_tensors]")
     revision: str | None = Field(None, description="hub revision of the model")
-    engine: dict[str, Any] = Field(default_factory=dict, description="options of the engine; for vLLM any LLM() argument")
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="options of the engine; for vLLM any LLM() argument"
+    )
     out_logits: str | None = Field(None, description="upstream: folder of the reference logits; marks the reference")
-    override_bpw_layer: float | None = Field(None, description="replaces the measured layer bits per weight")
-    override_bpw_head: float | None = Field(None, description="replaces the measured head bits per weight")
-    override_vram_bits: float | None = Field(None, description="replaces the measured bits of layers and head")
+    override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")
+    override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
+    override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")
 
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
@@ -107,7 +112,9 @@ class ModelSpec(Spec):
             extra = self.model_dir[1]
             names = extra if isinstance(extra, list) else [extra]
             if not isinstance(extra, dict) and not (names and all(isinstance(name, str) for name in names)):
-                raise ValueError("model_dir: the second item must be an object (options) or file names (override tensors)")
+                raise ValueError(
+                    "model_dir: the second item must be an object (options) or file names (override tensors)"
+                )
             if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
                 raise ValueError(f"model_dir: option {twice[0]!r} stands in engine as well")
         return self
@@ -159,7 +166,7 @@ def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
         spec = model.model_validate(raw)
     except ValidationError as error:
         text = describe(error, model.model_fields).removeprefix("(whole object): ")
-        raise InputError(f"{file}: {where}{text}") from None
+        raise InputError(" ".join(f"{file}: {where}{text}".split())) from None  # keys and labels may hold line breaks
     spec._folder = file.parent
     return spec
 
@@ -183,7 +190,8 @@ def expand(patterns: Sequence[str]) -> list[Path]:
     """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        is_name = Path(pattern).exists() or not glob.has_magic(pattern)
+        matches = [pattern] if is_name else sorted(glob.glob(pattern))
         if not matches:
             raise InputError(f"{pattern}: no file matches")
         files.update(dict.fromkeys(Path(match) for match in matches))
@@ -196,6 +204,8 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
     for file in files:
         raw = read_json(file)
         entries = raw if isinstance(raw, list) else [raw]
+        if not entries:
+            raise InputError(f"{file}: holds no model")
         for number, entry in enumerate(entries, 1):
             label = entry.get("label") if isinstance(entry, dict) else None
             specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))

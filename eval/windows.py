@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from backends import hub
 from backends.base import InputError, Window
+from backends.messages import one_line
 from eval import corpus
 from eval.progress import Progress
 from eval.specs import DataSpec
@@ -37,7 +38,7 @@ CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say some
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest ordinary id.
+    """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
 
     Special tokens do not count towards ``top_id``: a text model may come with a multimodal sibling's tokenizer, whose
     image token lies outside its vocabulary.
@@ -135,8 +136,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {reason}") from None
+        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -149,7 +149,7 @@ def chat_prefix(tokenizer: Any) -> list[int]:
     try:
         encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=True)
     except Exception as error:  # no template, or the template's own raise_exception
-        raise InputError(f"chat_template: the tokenizer cannot apply it: {str(error).splitlines()[0]}") from None
+        raise InputError(f"chat_template: the tokenizer cannot apply it: {one_line(error)}") from None
     return list(encoded["input_ids"])
 
 

@@ -12,11 +12,11 @@ from backends.capture import captured, root_cause
 
 ROOT = Path(__file__).parent.parent
 FAILED_START = """\
-(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available when `skip_tokenizer_init=True`
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available
 (VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] WorkerProc failed to start.
 (VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] Traceback (most recent call last):
 (VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953]     raise ValueError(
-(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] ValueError: Available memory on node 0 is too small
+(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [executor.py:953] ValueError: Available memory on node 0 is too small
 Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
 RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
@@ -50,7 +50,9 @@ for word in ("one", "two"):
 def test_capture_holds_python_c_and_children_and_ends_on_errors(tmp_path: Path) -> None:
     """In a process of its own: pytest's own capture stands in for sys.stdout here."""
     log = tmp_path / "log"
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(log)], cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.splitlines() == ["before", "after one", "after two"]
     assert ran.stderr == ""
     assert sorted(log.read_text().split()) == sorted(["child", "descriptor", "python"] * 2 + ["one", "two"])

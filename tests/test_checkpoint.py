@@ -265,7 +265,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
         seen.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    weights.write_bytes(header({**entries, f"{Q}.weight": ("F16", 8, 4)}))  # as large, and as old
+    weights.write_bytes(header({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # as large, and as old
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
     assert len(seen) == 7

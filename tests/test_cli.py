@@ -350,9 +350,9 @@ def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.Monke
 def test_every_flag_of_upstream_is_there() -> None:
     flags = {flag for action in cli.parser()._actions for flag in action.option_strings}
     upstream = {
-        "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx", "--max_x",
-        "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file", "-dark", "--dark",
-        "-pf", "--plot_file",
+        "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx",
+        "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
+        "-dark", "--dark", "-pf", "--plot_file",
     }  # fmt: skip
     ours = {"-r", "--rows", "-o", "--output", "--csv", "--cache-dir", "--list-engines", "--check", "--verbose"}
     assert upstream | ours <= flags

@@ -15,7 +15,7 @@ import compare_q_vllm
 from backends.base import ModelError
 from backends.vllm_worker import V1_PARAMETERS, LogitsExtension, check_signature
 from eval import measure
-from tests.conftest import TOY_VOCAB, toy_windows
+from tests.conftest import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, toy_windows
 
 ROOT = Path(__file__).parent.parent
 EAGER = {"enforce_eager": True, "dtype": "float32"}
@@ -38,9 +38,9 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
             logits = compare_q_vllm.fwd_vllm_score(model, ids)
             assert logits.shape == (1, 150, TOY_VOCAB)
             with torch.inference_mode():
-                torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=2e-4, rtol=0)
+                torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0)
             (scores,) = model.score([window])
-            np.testing.assert_allclose(measure.target_logprobs(logits[0], window), scores.logprob, atol=1e-5)
+            np.testing.assert_allclose(measure.target_logprobs(logits[0], window), scores.logprob, atol=ATOL_BATCH)
         with pytest.raises(ModelError, match=r"must be \[1, L\]"):
             compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))
     finally:
@@ -55,7 +55,13 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
     printed = dict(line.split(": ") for line in first.splitlines())
     assert printed["Windows"] == "18"  # ceil((1000 - 100) / 50)
     assert printed["Tokens"] == str(18 * 99)
-    data = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(toy_text), "eval_len": 100, "eval_stride": 50}
+    data = {
+        "tokenizer_dir": str(toy_model),
+        "dataset": "text",
+        "path": str(toy_text),
+        "eval_len": 100,
+        "eval_stride": 50,
+    }
     model = {"load_fn": "vllm_score", "label": "x", "model_dir": str(toy_model),
              "engine": {"tensor_parallel_size": 1, "trust_remote_code": False}}  # fmt: skip
     (tmp_path / "d.json").write_text(json.dumps(data))

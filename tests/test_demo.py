@@ -23,7 +23,10 @@ def test_unpermute_by_hand() -> None:
 def test_fused_layers_by_name() -> None:
     layer = "model.layers.3.self_attn"
     assert quantize.fused_with(f"{layer}.k_proj") == [f"{layer}.{x}_proj" for x in "qkv"]
-    assert quantize.fused_with("model.layers.3.mlp.up_proj") == ["model.layers.3.mlp.gate_proj", "model.layers.3.mlp.up_proj"]
+    assert quantize.fused_with("model.layers.3.mlp.up_proj") == [
+        "model.layers.3.mlp.gate_proj",
+        "model.layers.3.mlp.up_proj",
+    ]
     assert quantize.fused_with("model.layers.3.mlp.down_proj") == ["model.layers.3.mlp.down_proj"]
 
 

@@ -36,7 +36,9 @@ def test_model_examples(file: Path) -> None:
     assert models
     for model in models:
         backends.resolve(model.load_fn, model.fwd_fn)
-    jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text()))
+    jsonschema.validate(
+        json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text())
+    )
 
 
 @pytest.mark.parametrize("name", ["data.schema.json", "models.schema.json"])

@@ -17,7 +17,7 @@ from packaging.version import Version
 from backends import checkpoint, vllm_install, vllm_score
 from backends.base import InputError, LoadRequest, ModelError, Window
 from backends.vllm_score import VllmScoreBackend
-from tests.conftest import TOY_CONTEXT, brute_force, toy_windows
+from tests.conftest import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 
 EAGER = {"enforce_eager": True, "dtype": "float32"}
 
@@ -63,7 +63,7 @@ def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -
     found = scores_of(toy_engine, windows)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in windows:
-        np.testing.assert_allclose(found[window.row], brute_force(toy_logits(window), window), atol=2e-4)
+        np.testing.assert_allclose(found[window.row], brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
 
 
 @pytest.mark.engine
@@ -71,7 +71,7 @@ def test_one_at_a_time_equals_all_at_once(toy_engine: VllmScoreBackend) -> None:
     windows = toy_windows(6, 100)
     together = scores_of(toy_engine, windows)
     for window in windows:
-        np.testing.assert_allclose(scores_of(toy_engine, [window])[window.row], together[window.row], atol=1e-5)
+        np.testing.assert_allclose(scores_of(toy_engine, [window])[window.row], together[window.row], atol=ATOL_BATCH)
 
 
 @pytest.mark.engine
@@ -81,8 +81,8 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmScore
     again = [window, replace(window, row=1), Window(2, window.token_ids[:120])]
     found = scores_of(toy_engine, again)
     assert [len(found[row]) for row in range(3)] == [199, 199, 119]
-    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
-    np.testing.assert_allclose(found[2], found[0][:119], atol=1e-5)
+    np.testing.assert_allclose(found[1], found[0], atol=ATOL_BATCH)
+    np.testing.assert_allclose(found[2], found[0][:119], atol=ATOL_BATCH)
 
 
 @pytest.mark.engine
@@ -90,7 +90,7 @@ def test_a_window_as_long_as_the_context(toy_engine: VllmScoreBackend, toy_logit
     """The engine was loaded for TOY_CONTEXT tokens: max_model_len is one more than the config's maximum."""
     (window,) = toy_windows(1, TOY_CONTEXT)
     found = scores_of(toy_engine, [window])[0]
-    np.testing.assert_allclose(found, brute_force(toy_logits(window), window), atol=2e-4)
+    np.testing.assert_allclose(found, brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
 
 
 @pytest.mark.engine
@@ -261,4 +261,3 @@ def test_missing_vllm_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_install, "installed", lambda: None)
     with pytest.raises(InputError, match="not installed: pip install 'compare-q"):
         vllm_install.check_version()
-

@@ -1,0 +1,18 @@
+"""Helpers for error messages of one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)``, or an empty string where nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """An exception's text with all white space folded, cut at ``limit`` characters; its type where it has no text."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]}..."
