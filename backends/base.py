@@ -134,7 +134,7 @@ class Backend(ABC):
     def __init__(self, request: LoadRequest) -> None:
         self.request = request
 
-    @classmethod  # noqa: B027  an engine may have nothing to check
+    @classmethod
     def check(cls, request: LoadRequest) -> None:
         """Raise InputError if the request cannot work with what is installed and on disk.  Imports no engine."""
 
