@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def make(out: Path, maker: Callable[[Path], None]) -> None:
 
 def make_models() -> None:
     """The bf16 base, W4A16 in groups of 32, and W8A8."""
+    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
     from demo.quantize import quantize
     from demo.smollm2 import make_base
 

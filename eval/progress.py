@@ -85,7 +85,7 @@ class Progress:
     def phase(
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
-        """Show one phase: ``total`` in units, or ``expected``, its likely duration in seconds, where only that is known."""
+        """Show one phase: ``total`` in units, or ``expected``, its likely seconds, where only that is known."""
         phase = Phase(unit)
         if not self.console.is_terminal:
             yield phase

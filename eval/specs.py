@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -39,7 +40,7 @@ class Spec(BaseModel):
         """``name`` relative to the spec's folder if it is there, else as it is: a path from here, a hub id, a URL."""
         path = Path(name).expanduser()
         if not path.is_absolute() and (self._folder / path).exists():
-            return str(self._folder / path)
+            return os.path.normpath(self._folder / path)
         return str(path) if name.startswith("~") else name
 
 
