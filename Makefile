@@ -2,12 +2,12 @@
 # TARGET is cuda where nvidia-smi sees a GPU, else cpu; `make demo TARGET=cpu` overrides.
 
 PYTHON ?= python3
-VENV ?= .venv
 TARGET ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
+VENV ?= .venv-$(TARGET)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-READY := $(VENV)/.ready-$(TARGET)
+READY := $(VENV)/.ready
 UV := $(VENV)/lock/bin/uv
 
 .PHONY: demo test check format schema lock clean
@@ -52,4 +52,4 @@ lock:  ## resolve requirements/*.in again
 	  sed -i "/sys_platform == 'never'/d; /sys_platform == 'win32'/d; /^-/d" requirements/$$target.lock; done
 
 clean:
-	rm -rf $(VENV) demo/models demo/results
+	rm -rf .venv-cpu .venv-cuda demo/models demo/results

@@ -142,6 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CompareQError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
     perplexity = "n/a" if result.ppl.value is None else f"{result.ppl.value:.4f}"
     print(f"Perplexity: {perplexity}\nTokens: {result.ppl.tokens}\nWindows: {result.rows}")
     if result.ppl.non_finite:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CompareQError(Exception):
-    """Anything a user can cause or must know; its text is one line: what, where, what to do."""
+    """Anything a user can cause or must know; its text is one line a problem: what, where, what to do."""
 
 
 class InputError(CompareQError):
@@ -33,6 +34,15 @@ class InputError(CompareQError):
 
 class ModelError(CompareQError):
     """One model could not be loaded or scored; the others can go on."""
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Distribution name -> version, of those that are installed; imports none of them."""
+    found = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,8 @@ class Capabilities:
 
     ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
     ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
-    ``needs_checkpoint``: ``model_dir`` must be a folder with a config and safetensors.
+    ``needs_checkpoint``: ``model_dir`` must be a folder with a config and safetensors.  ``override_tensors``: it can be
+    ``[dir, files]``, whose tensors replace those of the same name.
     """
 
     load_fns: tuple[str, ...]
@@ -95,17 +106,13 @@ class Capabilities:
     install: str
     summary: str
     needs_checkpoint: bool = True
+    override_tensors: bool = False
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine, or None.  Engines without packages are built in."""
         if not self.packages:
             return "built in", ""
-        for package in self.packages:
-            try:
-                return package, importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return None
+        return next(iter(installed_versions(self.packages).items()), None)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def versions(cls) -> dict[str, str]:
-        """Version of each package that can change a score; part of the cache key, so it must not import them."""
+        """Versions (and settings) that can change a score; part of the cache key, so it must not import anything."""
 
     @abstractmethod
     def load(self) -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
+WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
+TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
 GENERIC = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
 )
@@ -52,3 +54,13 @@ def root_cause(log: str) -> str | None:
         if match and "WARNING" not in line and not GENERIC.search(line):
             return f"{match[1]}: {match[2].strip()}"
     return None
+
+
+def warnings_in(log: str) -> list[str]:
+    """The distinct one-line warnings of a log, without vLLM's own tracebacks and prefixes."""
+    found: dict[str, None] = {}
+    for line in log.splitlines():
+        match = WARNING.search(line)
+        if match and not TRACEBACK.match(match[1]):
+            found[match[1].strip()] = None
+    return list(found)

@@ -32,6 +32,10 @@ SCALE_PARTS = {
     "weight_scale", "weight_zero_point", "weight_global_scale", "weight_g_idx", "weight_scale_2", "weight_scale_inv",
     "qzeros", "scales", "g_idx",
 }  # fmt: skip
+NOT_WEIGHTS = {
+    "bias", "weight_shape", "input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale", "A_log", "inv_freq",
+}  # fmt: skip
+"""Parts that may have two dimensions and are no stored weights."""
 EXPERT_PARTS = {
     "_scale_inv": "weight_scale_inv", "_scales": "weight_scale", "_scale": "weight_scale", "_blocks": "weight_packed",
 }  # fmt: skip
@@ -91,7 +95,8 @@ def vocab_size(config: dict[str, Any]) -> int | None:
 def stated_context(config: dict[str, Any]) -> int | None:
     """The config's own maximum of positions, rope scaling left aside; None if it does not say."""
     text = text_config(config)
-    length = text.get("max_position_embeddings", text.get("n_positions"))
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    length = next((text[name] for name in names if text.get(name)), None)
     return length if isinstance(length, int) else None
 
 
@@ -100,17 +105,30 @@ def context_length(config: dict[str, Any]) -> int | None:
 
     llama3 and longrope state the scaled length, and so does Gemma 3; yarn may state either.
     """
-    length, text = stated_context(config), text_config(config)
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+    length, rope = stated_context(config), rope_scaling(config)
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
     if length is None or not factor:
         return length
-    original = rope.get("original_max_position_embeddings")
-    if kind == "yarn" and original:
+    if rope_type(config) == "yarn" and original:
         return max(length, int(original * factor))
-    if kind in ("linear", "dynamic") and not str(text.get("model_type")).startswith("gemma3"):
+    stated_scaled = str(text_config(config).get("model_type")).startswith("gemma3")
+    if rope_type(config) in ("linear", "dynamic") and not stated_scaled:
         return int(length * factor)
     return length
+
+
+def rope_scaling(config: dict[str, Any]) -> dict[str, Any]:
+    """The config's rope scaling under either of its names; empty if there is none."""
+    text = text_config(config)
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
+    return rope if isinstance(rope, dict) else {}
+
+
+def rope_type(config: dict[str, Any]) -> str | None:
+    """The kind of rope scaling: "yarn", "llama3", "longrope", ...; None if there is none."""
+    rope = rope_scaling(config)
+    kind = rope.get("rope_type", rope.get("type"))
+    return kind if isinstance(kind, str) else None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -163,16 +181,16 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in read_header(file).items()}
 
 
-def _int64s(tensor: Tensor) -> tuple[int, ...]:
+def _integers(tensor: Tensor) -> tuple[int, ...]:
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
-        return struct.unpack(f"<{tensor.numel}q", stream.read(tensor.nbytes))
+        return struct.unpack(f"<{tensor.numel}{'i' if tensor.dtype == 'I32' else 'q'}", stream.read(tensor.nbytes))
 
 
 def encoded_weights(module: dict[str, Tensor], quantization: dict[str, Any]) -> int | None:
     """How many weights the parts of one module encode; None if the format is not one that this file reads."""
     if shape := module.get("weight_shape"):  # compressed-tensors, pack-quantized
-        return math.prod(_int64s(shape))
+        return math.prod(_integers(shape))
     if packed := module.get("weight_packed"):  # compressed-tensors, fp4: two weights a byte
         return packed.numel * 2 if packed.dtype == "U8" else None
     if packed := module.get("qweight"):  # GPTQ, AWQ: int32 words full of `bits`-bit weights
@@ -201,6 +219,18 @@ def _modules(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     }  # fmt: skip
 
 
+def _unsized(tensors: dict[str, Tensor], modules: dict[str, dict[str, Tensor]]) -> str | None:
+    """The first matrix of a layer or head that is in no module and not known to be something else; None: all are."""
+    for name, tensor in tensors.items():
+        path, _, part = name.rpartition(".")
+        counted = any(tensor is known for known in modules.get(path, modules.get(name, {})).values())
+        if len(tensor.shape) < 2 or counted or part in NOT_WEIGHTS or part.endswith("_bias"):
+            continue
+        if _role(path) in ("layer", "head") and not any(name.startswith(f"{known}_") for known in modules):
+            return name
+    return None
+
+
 def _role(path: str) -> str:
     """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
     steps = path.split(".")
@@ -214,11 +244,15 @@ def _role(path: str) -> str:
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
     config = config_of(folder)
-    quantization = config.get("quantization_config") or {}
+    quantization = config.get("quantization_config")
+    quantization = quantization if isinstance(quantization, dict) else {}
     tensors = read_headers([*weight_files(folder), *override_tensors])
     bits = {"layer": 0, "head": 0, "embedding": 0, "": 0}
     numel = dict(bits)
-    for path, parts in _modules(tensors).items():
+    modules = _modules(tensors)
+    if strange := _unsized(tensors, modules):
+        return Storage(note=f"{strange}: stored in a format that compare_q cannot size")
+    for path, parts in modules.items():
         role = _role(path)
         weights = encoded_weights(parts, quantization)
         unknown = [tensor.dtype for tensor in parts.values() if tensor.dtype not in DTYPES]
@@ -233,13 +267,13 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
 
 
 def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
-    """Hex digest that changes when the model's files do: contents of its configs, headers, sizes and times of weights.
+    """Hex digest that changes when the model's files do: configs, code, headers, sizes and times of weights.
 
     Tokenizer, README and other files are left out: editing them must not recompute anything.
     """
     digest = hashlib.sha256()
-    configs = {*folder.glob("config.json"), *folder.glob("*quant*.json"), *folder.glob("params.json")}
-    for file in sorted(configs):
+    patterns = ("config.json", "*quant*.json", "params.json", "*.py")
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     for file in [*weight_files(folder), *override_tensors]:
         header, stat = header_bytes(file), file.stat()

@@ -9,8 +9,8 @@ from backends.base import InputError
 from backends.messages import one_line
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-MODEL_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "tokenizer*"]
-TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "tokenizer*"]
+TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
+"""Patterns of everything that AutoTokenizer may read; code only runs where a spec trusts it."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -31,7 +31,7 @@ def resolve(name: str, revision: str | None, *, tokenizer_only: bool = False, do
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
+    patterns = TOKENIZER_FILES if tokenizer_only else [*TOKENIZER_FILES, "*.safetensors"]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=not download))
     except LocalEntryNotFoundError:

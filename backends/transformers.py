@@ -8,13 +8,22 @@ CPU.  ``dtype`` in ``engine`` replaces the dtype.
 from __future__ import annotations
 
 import gc
-import importlib.metadata
+import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from backends import checkpoint, hub
-from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelError, Storage, Window
+from backends.base import (
+    Capabilities,
+    InputError,
+    LoadRequest,
+    LogitsBackend,
+    ModelError,
+    Storage,
+    Window,
+    installed_versions,
+)
 from backends.messages import one_line
 from backends.options import parse_options
 
@@ -59,10 +68,12 @@ class TransformersBackend(LogitsBackend):
     @classmethod
     def check(cls, request: LoadRequest) -> None:
         parse_options(TransformersOptions, request.options)
+        if importlib.util.find_spec("accelerate") is None:
+            raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+        return installed_versions(("torch", "transformers", "accelerate", "compressed-tensors"))
 
     def load(self) -> None:
         import torch

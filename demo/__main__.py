@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -44,17 +45,34 @@ def make(out: Path, maker: Callable[[Path], None]) -> None:
 def make_models() -> None:
     """The bf16 base, W4A16 in groups of 32, and W8A8."""
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
-    from demo.quantize import quantize
+    make(BASE, base)
+    make(MODELS / "smollm2-135m-w8a8", partial(quantized, preset="W8A8"))
+    make(MODELS / "smollm2-135m-w4a16-g32", partial(quantized, preset="W4A16", group_size=32))
+
+
+def base(out: Path) -> None:
+    """The bf16 model.  What makes models is imported here, so that a second run does not wait for it."""
     from demo.smollm2 import make_base
 
-    make(BASE, make_base)
-    make(MODELS / "smollm2-135m-w8a8", lambda out: quantize(BASE, "W8A8", out))
-    make(MODELS / "smollm2-135m-w4a16-g32", lambda out: quantize(BASE, "W4A16", out, group_size=32))
+    make_base(out)
+
+
+def quantized(out: Path, preset: str, group_size: int | None = None) -> None:
+    """One quantized checkpoint of the base."""
+    from demo.quantize import quantize
+
+    quantize(BASE, preset, out, group_size=group_size)
 
 
 def main() -> int:
-    """Make what is missing and run the command; its exit status."""
+    """Make what is missing and run the command; its exit status.  Arguments: only make these presets as well."""
     make_models()
+    for preset in sys.argv[1:]:
+        make(MODELS / f"smollm2-135m-{preset.lower()}", partial(quantized, preset=preset))
+    if sys.argv[1:]:
+        return 0
+    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row would not be what it says.
+    os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
     print("\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in command()), flush=True)
     return subprocess.run([sys.executable, *command()], cwd=ROOT, check=False).returncode

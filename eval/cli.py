@@ -129,9 +129,13 @@ def draw(args: argparse.Namespace, run: RunResult) -> None:
         print("no plot: no model has both values within the limits")
         return
     axis = report.VRAM_AXIS if args.vram else report.BPW_AXIS
-    figure = plot.scatter(
-        chosen, x_label=axis, y_label="Perplexity", title=args.title, subtitle=run.subtitle, dark=args.dark
-    )
+    try:
+        figure = plot.scatter(
+            chosen, x_label=axis, y_label="Perplexity", title=args.title, subtitle=run.subtitle, dark=args.dark
+        )
+    except ValueError as error:  # more groups than can be told apart
+        print(f"no plot: {error}")
+        return
     plot.save(figure, args.plot_file)
     print(f"plot: {args.plot_file}")
 
@@ -143,7 +147,7 @@ def check_outputs(args: argparse.Namespace) -> None:
         if file is None:
             continue
         folder = file.absolute().parent
-        if file.is_dir() or not folder.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        if file.is_dir() or not os.access(folder, os.W_OK):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
     if args.plot_file and args.plot_file.suffix.lower() not in plot.SUFFIXES:
         raise InputError(f"--plot_file: {args.plot_file}: must end in {', '.join(plot.SUFFIXES)}")
@@ -153,10 +157,10 @@ def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: what would run and what is missing on disk; starts no engine and downloads nothing."""
     planned, problems = jobs.plan(model_specs, data_spec.eval_len)
     try:
-        hub.resolve(
-            data_spec.locate(data_spec.tokenizer_dir), data_spec.tokenizer_revision, tokenizer_only=True, download=False
-        )
         corpus.identity(data_spec)
+        tokenizer = data_spec.locate(data_spec.tokenizer_dir)
+        if not hub.is_hub_id(tokenizer):
+            hub.resolve(tokenizer, data_spec.tokenizer_revision, tokenizer_only=True)
     except InputError as error:
         problems.insert(0, f"data: {error}")
     print(
@@ -168,8 +172,8 @@ def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
         if job.on_hub:
             try:
                 hub.resolve(job.request.model_dir, job.request.revision, download=False)
-            except InputError as error:
-                problems.append(f"{job.request.label}: {error}; it would be downloaded")
+            except InputError:
+                print(f"{job.request.label}: would be downloaded from the hub")
     return complain("\n".join(problems)) if problems else 0
 
 

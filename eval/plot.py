@@ -6,7 +6,6 @@ Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, 
 """
 
 import math
-import os
 import re
 import textwrap
 from collections import Counter
@@ -27,6 +26,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
+
+from eval.files import replacing
 
 Rows = NDArray[np.float64]
 Styles = dict[str, tuple[str, str]]  # group -> colour, marker
@@ -108,13 +109,8 @@ def save(figure: Figure, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with style.context(["default", {"svg.hashsalt": "plot"}]):
-            figure.savefig(part, format=suffix[1:], dpi=DPI, metadata=SUFFIXES[suffix])
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part, style.context(["default", {"svg.hashsalt": "plot"}]):
+        figure.savefig(part, format=suffix[1:], dpi=DPI, metadata=SUFFIXES[suffix])
 
 
 def label_boxes(figure: Figure, kind: str = "label") -> list[Bbox]:

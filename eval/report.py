@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eval import machine
+from eval.files import replacing
 from eval.plot import Point
 from eval.results import ModelResult, RunResult
 
@@ -117,7 +117,7 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "commit": machine.commit(),
         "versions": machine.versions(),
-        "hardware": machine.hardware(),
+        "hardware": {**machine.hardware(), **machine.threads()},
         "data": run.data,
         "models": [model_json(model) for model in run.models],
     }
@@ -125,25 +125,17 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
 
 def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
     """Write results.json atomically."""
-    replace_text(file, json.dumps(run_json(run, command), indent=2, allow_nan=False) + "\n")
+    with replacing(file) as part:
+        part.write_text(json.dumps(run_json(run, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_csv(run: RunResult, file: Path) -> None:
     """Write the flat fields of every model as CSV, atomically."""
     rows = [{key: value for key, value in model_json(m).items() if not isinstance(value, dict)} for m in run.models]
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
+    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    os.replace(temporary, file)
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old content or the new, never a part."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
 
 
 def points(run: RunResult, *, vram: bool) -> tuple[list[Point], list[str]]:

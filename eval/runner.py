@@ -7,11 +7,13 @@ model loads; after that a model that fails is a row that says so, and the others
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from backends.base import Backend, CompareQError, InputError, ModelError, Storage
+from backends.messages import one_line
 from eval import estimates, jobs, machine, measure, scores, windows
 from eval.jobs import Job
 from eval.progress import Progress
@@ -33,7 +35,7 @@ class Runner:
     def run(self, data_spec: DataSpec, specs: Sequence[ModelSpec], max_rows: int | None) -> RunResult:
         """Measure every model.  InputError with all problems, one a line, before anything loads."""
         raise_all(jobs.plan(specs, data_spec.eval_len)[1])  # quick, so it goes before tokenizing
-        data = windows.build(data_spec, max_rows, self.store, self.progress)
+        data = windows.build(data_spec, max_rows, self.store, self.progress, clear=self.clear)
         planned, problems = jobs.plan(specs, data.length)  # the chat prefix may have made the windows longer
         for job in planned:
             try:
@@ -41,6 +43,9 @@ class Runner:
             except InputError as error:
                 problems.append(f"{job.request.label}: {error}")
         raise_all(problems)
+        for spec in specs:
+            if spec.out_logits is not None:
+                self.progress.say(f"{spec.name}: out_logits is not used: KL divergence is not in this version")
         models = tuple(self.load_or_measure(job, data) for job in planned)
         return RunResult(windows.describe_json(data_spec, data), windows.subtitle(data_spec, data), models)
 
@@ -63,10 +68,13 @@ class Runner:
                     stored = scores.load(self.store, key)
             if stored is None:
                 raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
+            ppl = estimates.perplexity(stored.logprob)
+            if ppl.value is None:
+                raise ModelError(f"no perplexity: {ppl.non_finite} of {len(stored.logprob)} positions are not finite")
             return replace(
                 described,
                 storage=overridden(job.backend(job.request).storage(), job.spec),
-                ppl=estimates.perplexity(stored.logprob),
+                ppl=ppl,
                 rows=stored.rows,
                 load_seconds=stored.facts["load_seconds"],
                 score_seconds=stored.facts["score_seconds"],
@@ -74,8 +82,13 @@ class Runner:
                 cached=cached,
             )
         except CompareQError as error:
-            self.progress.say(f"{job.request.label}: failed: {error}")
-            return replace(described, error=str(error))
+            reason = str(error)
+        except Exception as error:  # a bug, here or in an engine, must not lose the other models' results
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            if self.verbose:
+                traceback.print_exc()
+        self.progress.say(f"{described.label}: failed")
+        return replace(described, error=reason)
 
     def measure(self, job: Job, data: EvalData, key: str) -> None:
         """Load one model, score every window, store the scores and what is known of the run."""
@@ -91,7 +104,15 @@ class Runner:
                 for window_scores in measure.token_scores(backend, data.windows):
                     scored[window_scores.row] = window_scores
                     scoring.advance()
-            provenance = {"engine": job.engine, **job.backend.versions(), **machine.hardware(), **backend.provenance()}
+            provenance = {
+                "engine": job.engine,
+                **job.backend.versions(),
+                **machine.hardware(),
+                **machine.threads(),
+                **backend.provenance(),
+            }
+        if warnings := provenance.get("warnings"):
+            self.progress.say(f"{label}: {len(warnings)} warnings of the engine are in {log_file}")
         facts = {"provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds}
         scores.save(self.store, key, data.windows, scored, facts)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from backends.base import InputError, ModelError, TokenScores, Window
+from backends.messages import one_line
 from eval.store import Store
 
 SCHEMA = pa.schema([("row", pa.int32()), ("position", pa.int32()), ("token_id", pa.int32()), ("logprob", pa.float32())])
@@ -65,16 +67,18 @@ def load(store: Store, key: str) -> StoredScores | None:
         return None
     try:
         facts = json.loads(facts_file.read_text(encoding="utf-8"))
+        facts = {name: facts[name] for name in ("provenance", "load_seconds", "score_seconds")}
         table = parquet.read_table(scores_file, columns=["row", "logprob"])
-    except (OSError, ValueError) as error:
-        raise InputError(f"{scores_file}: damaged: {error}; delete it or run with -cc") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
     return StoredScores(table["logprob"].to_numpy(), len(table["row"].unique()), facts)
 
 
 def expected_load(store: Store, engine: str) -> float | None:
     """Seconds that this engine's last load took with this store, for the ETA; None the first time."""
     for file in sorted((store.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
-        facts = json.loads(file.read_text(encoding="utf-8"))
-        if facts["provenance"]["engine"] == engine:
-            return float(facts["load_seconds"])
+        with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            if facts["provenance"]["engine"] == engine:
+                return float(facts["load_seconds"])
     return None

@@ -39,8 +39,9 @@ class Spec(BaseModel):
     def locate(self, name: str) -> str:
         """``name`` relative to the spec's folder if it is there, else as it is: a path from here, a hub id, a URL."""
         path = Path(name).expanduser()
-        if not path.is_absolute() and (self._folder / path).exists():
-            return os.path.normpath(self._folder / path)
+        beside = self._folder / path
+        if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
+            return os.path.normpath(beside)
         return str(path) if name.startswith("~") else name
 
 
@@ -60,7 +61,7 @@ class DataSpec(Spec):
     dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
     dataset_name: str | None = Field(None, description="configuration of the data set")
     dataset_split: str | None = Field(None, description='split, e.g. "test" or "train[:1000]"')
-    split: str | None = Field(None, description="same as dataset_split")
+    split: str | None = Field(None, description="same as dataset_split, which comes first")
     dataset_data_files: str | list[str] | dict[str, Any] | None = Field(None, description="data_files of load_dataset")
     text_column: str | None = Field(None, description='column that holds the text, default "text"')
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
@@ -107,6 +108,8 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
+        if self.label is not None and (not self.label.strip() or len(self.label.splitlines()) > 1):
+            raise ValueError("label: must be one line of text")
         if isinstance(self.model_dir, list):
             if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
                 raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
@@ -148,10 +151,21 @@ class ModelSpec(Spec):
         return tuple(Path(self.locate(name)) for name in names)
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; InputError for a key that stands in it twice, which json would settle in silence."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"{key}: stands twice in one object")
+    return dict(pairs)
+
+
 def read_json(file: Path) -> Any:
     """Parsed JSON; InputError with file, line and column."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{file}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
     except FileNotFoundError:

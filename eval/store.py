@@ -1,7 +1,7 @@
 """What was computed once is kept: files named by a hash of everything they depend on, written atomically.
 
 Layout: ``<cache>/<kind>/<key>.<suffix>``, kinds ``tokens`` and ``scores``, engine logs under ``logs``.  A key covers
-content, never names or paths; ``-cc`` removes the entries of the models at hand.
+content, not where it lies; ``-cc`` removes the entries of the text and the models at hand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from backends.base import InputError
+from eval.files import replacing
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 
@@ -59,13 +60,8 @@ class Store:
     @contextmanager
     def write(self, kind: str, key: str, suffix: str) -> Iterator[Path]:
         """A temporary path that takes the entry's place when the block ends well, and vanishes if it does not."""
-        target = self.path(kind, key, suffix)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        try:
-            yield temporary
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(self.path(kind, key, suffix)) as file:
+            yield file
 
     def lock(self, kind: str, key: str) -> FileLock:
         """Held while an entry is computed, so that two runs do not compute it twice."""

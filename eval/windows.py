@@ -17,12 +17,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends import hub
-from backends.base import InputError, Window
+from backends.base import InputError, Window, installed_versions
 from backends.messages import one_line
 from eval import corpus
 from eval.progress import Progress
@@ -32,7 +33,6 @@ from eval.store import Store
 TOKENS_VERSION = 1
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model", "chat_template*")
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
 
 
@@ -88,10 +88,12 @@ def cut(tokens: Tokens, spec: DataSpec, max_rows: int | None) -> EvalData:
     return EvalData(windows, n_tokens, top_id, digest.hexdigest())
 
 
-def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress) -> EvalData:
+def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:
     """The windows of a data spec; the tokens come from the store if nothing they depend on has changed."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True)
     key = store.key("tokens", tokens_identity(spec, folder))
+    if clear:
+        store.clear("tokens", key)
     tokens = load_tokens(store, key)
     if tokens is None:
         text = corpus.load_text(spec, progress)
@@ -102,7 +104,7 @@ def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress
 
 def tokens_identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON types."""
-    files = sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()})
+    files = sorted({file for pattern in hub.TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -111,6 +113,8 @@ def tokens_identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "text": corpus.identity(spec),
         "tokenizer": digest.hexdigest(),
         "chat_template": spec.chat_template,
+        "trust_remote_code": spec.trust_remote_code,
+        "versions": installed_versions(("transformers", "tokenizers", "datasets")),
     }
 
 
@@ -154,12 +158,12 @@ def chat_prefix(tokenizer: Any) -> list[int]:
 
 
 def load_tokens(store: Store, key: str) -> Tokens | None:
-    """Tokens from the store, or None."""
-    file = store.path("tokens", key, ".npz")
-    if not file.is_file():
+    """Tokens from the store; None if they are not there, or damaged and so to be made again."""
+    try:
+        with np.load(store.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
+            return Tokens(arrays["ids"], arrays["prefix"], int(arrays["top_id"]))
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
-    with np.load(file, allow_pickle=False) as arrays:
-        return Tokens(arrays["ids"], arrays["prefix"], int(arrays["top_id"]))
 
 
 def save_tokens(store: Store, key: str, tokens: Tokens) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.capture import captured, root_cause
+from backends.capture import captured, root_cause, warnings_in
 
 ROOT = Path(__file__).parent.parent
 FAILED_START = """\
@@ -28,6 +28,19 @@ def test_root_cause_is_the_first_real_error() -> None:
 
 def test_no_error_no_cause() -> None:
     assert root_cause("INFO all well\nWARNING RuntimeError: survived\n") is None
+
+
+def test_warnings_are_told_once_and_without_their_tracebacks() -> None:
+    log = """\
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] Chat template warmup failed
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] Traceback (most recent call last):
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380]   File "base.py", line 373, in warmup
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available
+(EngineCore pid=2) INFO 11-21 05:52:13 [core.py:133] fine
+(EngineCore pid=2) WARNING 11-21 05:52:13 [nvfp4.py:96] In NVFP4 linear, the global scales differ
+(EngineCore pid=3) WARNING 11-21 05:52:14 [nvfp4.py:96] In NVFP4 linear, the global scales differ
+"""
+    assert warnings_in(log) == ["In NVFP4 linear, the global scales differ"]
 
 
 PROGRAM = """

@@ -129,6 +129,77 @@ def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs
     assert "bad: not in the plot" in ran.out
 
 
+def test_a_bug_in_one_engine_does_not_lose_the_others(
+    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a CompareQError: logits that have no row for a token id."""
+    data, spec = write_specs([{**FAKE, "label": "small", "engine": {"vocab_size": 5}}, {**FAKE, "label": "good"}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 1
+    assert "small: failed: IndexError: " in ran.out
+    assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
+    assert "Traceback" not in ran.out + ran.err
+
+
+def test_no_finite_score_is_a_failure(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(
+        [{**FAKE, "label": "nan", "engine": {"nan_rows": [0]}}], eval_len=2, eval_stride=2, max_rows=1
+    )
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "error: nan: no perplexity: 1 of 1 positions are not finite"
+
+
+def test_damaged_cache(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+    """Damaged tokens are made again; damaged scores are an error that names the file, and -cc mends it."""
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    (tokens,) = (own_cache / "tokens").glob("*.npz")
+    tokens.write_bytes(tokens.read_bytes()[:50])
+    assert "tokenizing" in compare_q("-d", data, "-m", spec).err
+    (facts,) = (own_cache / "scores").glob("*.json")
+    facts.write_text("{")
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert "damaged" in ran.err
+    assert str(own_cache / "scores") in ran.err
+    assert compare_q("-d", data, "-m", spec, "-cc").status == 0
+
+
+def test_override_tensors_are_refused(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([toy(toy_model, model_dir=[str(toy_model), "o.safetensors"])])
+    assert_refused(compare_q("-d", data, "-m", spec), "'transformers' takes no override tensors")
+
+
+def test_out_logits_is_said_to_be_unused(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "out_logits": "/nowhere"}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 0
+    assert "fake: out_logits is not used" in ran.err
+
+
+def test_a_key_that_stands_twice(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    data.write_text(data.read_text().replace('"eval_len": 100', '"eval_len": 100, "eval_len": 50'))
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: eval_len: stands twice in one object")
+
+
+def test_text_that_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    for name in ("t.json", "t.CSV"):
+        (tmp_path / name).write_text("x" * 500)
+        data, spec = write_specs(path=str(tmp_path / name))
+        assert_refused(compare_q("-d", data, "-m", spec), "is not read as text")
+    data, spec = write_specs(max_text_rows=5)
+    assert_refused(compare_q("-d", data, "-m", spec), "a plain text file has no rows")
+
+
+def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    """The config alone does not say what a model with hf_overrides can read: that is for vLLM to accept or refuse."""
+    overrides = {"hf_overrides": {"max_position_embeddings": 512}}
+    data, spec = write_specs([toy(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
+    assert compare_q("-d", data, "-m", spec, "--check").status == 0
+
+
 def test_nothing_measured_is_status_2(compare_q: Run, write_specs: Specs) -> None:
     data, spec = write_specs([{**FAKE, "label": "bad", "engine": {"fail": 0}}])
     ran = compare_q("-d", data, "-m", spec)

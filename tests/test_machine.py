@@ -21,7 +21,14 @@ def fresh() -> Iterator[None]:
 def test_gpus_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     output = "NVIDIA H200, 580.159.04\nNVIDIA H200, 580.159.04\n"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, output, ""))
-    assert machine.hardware() == {"gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": "580.159.04"}
+    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": "2.13.0"})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    two = {"gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": "580.159.04"}
+    assert machine.hardware() == two
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.hardware() == {**two, "CUDA_VISIBLE_DEVICES": "1"}
+    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": "2.13.0+cpu"})
+    assert machine.hardware() == {"cpu": machine.cpu()}
 
 
 def test_no_nvidia_smi_means_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

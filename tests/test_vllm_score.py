@@ -203,6 +203,8 @@ def test_kv_cache_bytes_by_hand() -> None:
         ({"enforce_eagre": True}, "engine.enforce_eagre: the installed vLLM has no such argument .*'enforce_eager'"),
         ({"model": "x"}, "engine.model: set by compare_q"),
         ({"max_model_len": 100}, "engine.max_model_len: 100 is too short for windows of 100 tokens"),
+        ({"max_num_batched_tokens": None}, "engine.max_num_batched_tokens: must be a positive number"),
+        ({"max_model_len": "8k"}, "engine.max_model_len: must be a positive number"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: 'raw_logits' would return logits"),
     ],
 )
@@ -211,9 +213,26 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
         VllmScoreBackend.check(request_for(toy_model, **options))
 
 
-def test_override_tensors_are_refused(toy_model: Path) -> None:
-    with pytest.raises(InputError, match="takes no override tensors"):
-        VllmScoreBackend.check(replace(request_for(toy_model), override_tensors=(Path("x"),)))
+def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path) -> None:
+    """vLLM picks the short or long factors by max_model_len, so following the windows would choose for the user."""
+    long = tmp_path / "long"
+    shutil.copytree(toy_model, long)
+    config = json.loads((long / "config.json").read_text())
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
+    (long / "config.json").write_text(json.dumps({**config, "rope_scaling": rope}))
+    with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
+        VllmScoreBackend.check(request_for(long))
+    VllmScoreBackend.check(request_for(long, max_model_len=128))
+
+
+def test_kernel_settings_of_the_environment_are_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
+    before = VllmScoreBackend.versions()
+    assert "torch" in before
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    assert VllmScoreBackend.versions() == before
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
+    assert VllmScoreBackend.versions() == {**before, "VLLM_CPU_INT4_W4A8": "0"}
 
 
 def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
