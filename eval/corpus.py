@@ -44,7 +44,11 @@ SOURCES = {
     "wikitext2": WIKITEXT2,
     "wiki103": WIKITEXT103,
     "wikitext103": WIKITEXT103,
-    "ptb": Source("ptb_text_only", "penn_treebank", column="sentence", display="PTB"),
+    # Upstream's ptb_text_only is a loading script, which datasets 4 and later refuse: the hub's parquet copy of it.
+    "ptb": Source(
+        "parquet", column="sentence", display="PTB",
+        data_files={"test": "hf://datasets/ptb-text-only/ptb_text_only@refs/convert/parquet/penn_treebank/test/*.parquet"},
+    ),
     "lambada": Source("EleutherAI/lambada_openai", display="lambada"),
     "tinystories": Source("roneneldan/TinyStories", split="validation", display="TinyStories"),
     "c4": Source("allenai/c4", "en", split="validation", display="c4"),

@@ -22,13 +22,14 @@ from eval.specs import DataSpec, parse_data_spec
 PROGRESS = Progress(quiet=True)
 COLUMNS = {"text": ["a", "b"], "sentence": ["c", "d"], "id": [1, 2]}
 OPENWEBTEXT10K = "hf://datasets/stas/openwebtext-10k@refs/convert/parquet/plain_text/train/*.parquet"
+PTB = "hf://datasets/ptb-text-only/ptb_text_only@refs/convert/parquet/penn_treebank/test/*.parquet"
 # name: path, configuration, split, data_files, streamed, text of COLUMNS
 KNOWN = {
     "wiki2": ("wikitext", "wikitext-2-raw-v1", "test", None, False, "a\n\nb"),
     "wikitext2": ("wikitext", "wikitext-2-raw-v1", "test", None, False, "a\n\nb"),
     "wiki103": ("wikitext", "wikitext-103-raw-v1", "test", None, False, "a\n\nb"),
     "wikitext103": ("wikitext", "wikitext-103-raw-v1", "test", None, False, "a\n\nb"),
-    "ptb": ("ptb_text_only", "penn_treebank", "test", None, False, "c\n\nd"),
+    "ptb": ("parquet", None, "test", {"test": PTB}, False, "c\n\nd"),
     "lambada": ("EleutherAI/lambada_openai", None, "test", None, False, "a\n\nb"),
     "tinystories": ("roneneldan/TinyStories", None, "validation", None, False, "a\n\nb"),
     "c4": ("allenai/c4", "en", "validation", None, False, "a\n\nb"),
