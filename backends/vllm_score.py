@@ -97,6 +97,7 @@ class VllmScoreBackend(ScoringBackend):
         self.llm: Any = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
+        self.environment = dict(os.environ)
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -194,11 +195,19 @@ class VllmScoreBackend(ScoringBackend):
         }
 
     def close(self) -> None:
-        if self.llm is not None:
-            with captured(self.request.log_file):
-                self.llm.llm_engine.engine_core.shutdown()
-                self.llm = None
-                gc.collect()
+        """Stop the engine's processes, and undo what vLLM has set in this process for the model that was loaded.
+
+        It leaves variables such as VLLM_SSM_CONV_STATE_LAYOUT behind, which would reach the next model and its key.
+        """
+        try:
+            if self.llm is not None:
+                with captured(self.request.log_file):
+                    self.llm.llm_engine.engine_core.shutdown()
+                    self.llm = None
+                    gc.collect()
+        finally:
+            os.environ.clear()
+            os.environ.update(self.environment)
 
     def _log_size(self) -> int:
         file = self.request.log_file

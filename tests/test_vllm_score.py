@@ -109,6 +109,19 @@ def test_a_prompt_that_is_too_long_is_a_model_error(toy_engine: VllmScoreBackend
         scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
 
 
+def test_closing_undoes_the_environment(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM sets variables for the model at hand, which must reach neither the next model nor its key."""
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
+    backend = VllmScoreBackend(request_for(toy_model))
+    before = VllmScoreBackend.versions()
+    vllm_score.set_environment(backend.request)
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "SD")
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "1")
+    assert VllmScoreBackend.versions() != before
+    backend.close()
+    assert VllmScoreBackend.versions() == before
+
+
 @pytest.mark.engine
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
     """A config that asks for one layer more than the file holds: found in the worker, reported in one line."""
