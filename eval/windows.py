@@ -30,7 +30,7 @@ from eval.progress import Progress
 from eval.specs import DataSpec
 from eval.store import Store
 
-TOKENS_VERSION = 1
+TOKENS_VERSION = 2
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
