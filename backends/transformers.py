@@ -56,7 +56,7 @@ class TransformersBackend(LogitsBackend):
         load_fns=("transformers", "transformers_auto", "transformers_auto_bf16", "transformers_mm"),
         fwd_fn="transformers",
         packages=("transformers",),
-        install="pip install 'compare-q[transformers]'",
+        install="pip install 'transformers>=5.5' accelerate compressed-tensors",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
     )
 

@@ -329,7 +329,7 @@ def test_missing_package(compare_q: Run, write_specs: Specs, toy_model: Path, mo
     data, spec = write_specs([toy(toy_model)])
     assert_refused(
         compare_q("-d", data, "-m", spec),
-        "load_fn: 'transformers' is not installed: pip install 'compare-q[transformers]'",
+        "load_fn: 'transformers' is not installed: pip install 'transformers>=5.5' accelerate",
     )
 
 
