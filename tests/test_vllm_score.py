@@ -291,5 +291,5 @@ def test_supported_versions(monkeypatch: pytest.MonkeyPatch, version: str) -> No
 
 def test_missing_vllm_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_install, "installed", lambda: None)
-    with pytest.raises(InputError, match="not installed: pip install 'vllm>=0.26,<0.34'"):
+    with pytest.raises(InputError, match=r"not installed: pip install 'vllm>=0.26,<0.34'"):
         vllm_install.check_version()
