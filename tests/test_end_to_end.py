@@ -79,18 +79,25 @@ def test_files_are_written(demo_run: dict[str, Any]) -> None:
     assert provenance["enforce_eager"] is True
 
 
-def test_one_refused_checkpoint_leaves_the_other_engine(demo_run: dict[str, Any], tmp_path: Path) -> None:
-    """vLLM refuses tensor parallelism over 9 heads and 2 ranks; the fake engine finishes; exit status 1."""
-    models = [
-        {"load_fn": "vllm_score", "label": "refused", "model_dir": str(MODELS / "smollm2-135m"),
-         "engine": {"tensor_parallel_size": 2, "enforce_eager": True}},
-        {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}},
-    ]  # fmt: skip
+REFUSED = {
+    "load_fn": "vllm_score", "label": "refused", "model_dir": str(MODELS / "smollm2-135m"),
+    "engine": {"tensor_parallel_size": 2, "enforce_eager": True},
+}  # fmt: skip
+FAKE = {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}}
+
+
+@pytest.mark.parametrize(("models", "status"), [([REFUSED, FAKE], 1), ([REFUSED], 2)])
+def test_a_checkpoint_that_vllm_refuses(
+    demo_run: dict[str, Any], tmp_path: Path, models: list[dict[str, Any]], status: int
+) -> None:
+    """Tensor parallelism over 9 heads and 2 ranks: a row beside a model that finishes, else one line of error."""
     (tmp_path / "m.json").write_text(json.dumps(models))
     command = [sys.executable, "eval/compare_q.py", "-d", str(demo_run["folder"] / "data.json"), "-m",
                str(tmp_path / "m.json"), "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    (reason,) = [line for line in done.stdout.splitlines() if line.startswith("refused: failed: ")]
+    start = "refused: failed: " if status == 1 else "error: refused: "
+    (reason,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(start)]
     assert "attention heads" in reason
+    assert ("fake" in done.stdout) is (status == 1)
