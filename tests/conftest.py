@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Window
+from backends.base import InputError, Window
 from eval import cli
 
 TOY_VOCAB = 320
@@ -57,6 +57,15 @@ def compare_q(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(status, out, err)
 
     return run
+
+
+def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> str:
+    """The text of the InputError that a call raises, which is one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **keys)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1, text
+    return text
 
 
 def save_toy_tokenizer(folder: Path) -> None:

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from backends import checkpoint
-from backends.base import InputError, Storage
+from backends.base import Storage
+from tests.conftest import refusal
 
 BITS = {"F32": 32, "BF16": 16, "F16": 16, "I64": 64, "I32": 32, "I8": 8, "U8": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4}
 LAYER = "model.layers.0"
@@ -45,15 +46,6 @@ def model(
     (folder / "config.json").write_text(json.dumps(config or {}))
     (folder / "model.safetensors").write_bytes(header(entries, values))
     return folder
-
-
-def refusal(function: Callable[..., object], *arguments: Any) -> str:
-    """The text of the InputError, which is one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    text = str(caught.value)
-    assert len(text.splitlines()) == 1, text
-    return text
 
 
 def test_bf16_with_a_head_of_its_own(tmp_path: Path) -> None:

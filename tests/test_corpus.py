@@ -14,10 +14,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backends.base import InputError
 from eval import corpus
 from eval.progress import Progress
 from eval.specs import DataSpec, parse_data_spec
+from tests.conftest import refusal as refusal_of
 
 PROGRESS = Progress(quiet=True)
 COLUMNS = {"text": ["a", "b"], "sentence": ["c", "d"], "id": [1, 2]}
@@ -82,12 +82,8 @@ def text(**keys: Any) -> str:
 
 
 def refusal(**keys: Any) -> str:
-    """The text of the InputError, which is one line."""
-    with pytest.raises(InputError) as caught:
-        text(**keys)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
+    """The one line with which the text of a data spec is refused."""
+    return refusal_of(text, **keys)
 
 
 def numbered(file: Path, count: int = 5) -> dict[str, Any]:

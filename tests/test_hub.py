@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import errors
 
 from backends import hub
-from backends.base import InputError
+from tests.conftest import refusal as refusal_of
 
 REQUEST_ID = "404 Client Error. (Request ID: Root=1-2-3)"
 
@@ -53,12 +53,8 @@ def http_error(kind: type[errors.HfHubHTTPError], message: str) -> errors.HfHubH
 
 
 def refusal(name: str, **keys: Any) -> str:
-    """The text of the InputError, which is one line."""
-    with pytest.raises(InputError) as caught:
-        hub.resolve(name, None, **keys)
-    text = str(caught.value)
-    assert len(text.splitlines()) == 1, text
-    return text
+    """The one line with which a name is refused."""
+    return refusal_of(hub.resolve, name, None, **keys)
 
 
 @pytest.mark.parametrize(

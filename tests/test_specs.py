@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backends.base import InputError
 from backends.hub import is_hub_id
 from eval.specs import (
     DataSpec,
@@ -23,6 +22,7 @@ from eval.specs import (
     parse_data_spec,
     parse_model_spec,
 )  # fmt: skip
+from tests.conftest import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
@@ -53,15 +53,6 @@ MODEL_VALUES: dict[str, list[Any]] = {
 
 def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
     return [(key, value) for key, choices in values.items() for value in choices]
-
-
-def refusal(function: Callable[..., object], *arguments: Any) -> str:
-    """The text of the InputError, which is one line."""
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    text = str(caught.value)
-    assert len(text.splitlines()) == 1, text
-    return text
 
 
 def write(file: Path, content: Any) -> Path:
