@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+    from backends.reference import Head
+
 
 class CompareQError(Exception):
     """Anything a user can cause or must know; its text is one line a problem: what, where, what to do."""
@@ -65,10 +67,36 @@ class Window:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of one window: ``logprob`` is float32 [T], in nats, one entry a scored position, in order."""
+    """Scores of one window, one entry a scored position, in order; definitions in ``backends/logit_statistics.py``.
+
+    All are [T], T = ``Window.n_scored``.  ``logprob`` (of the real token), ``entropy``, ``top1_logprob`` (of the most
+    probable token): float32, nats; ``top1``: bool, the real token is the most probable one.  Against a reference:
+    ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` = KL(reference || model): float32, nats; ``same_top``: bool, both
+    have the same most probable token.  None where an engine cannot tell, or without a reference.
+    """
 
     row: int
     logprob: NDArray[np.float32]
+    entropy: NDArray[np.float32] | None = None
+    top1_logprob: NDArray[np.float32] | None = None
+    top1: NDArray[np.bool_] | None = None
+    ref_logprob: NDArray[np.float32] | None = None
+    ref_top1_logprob: NDArray[np.float32] | None = None
+    kld: NDArray[np.float32] | None = None
+    same_top: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run does beside scoring: compare with a reference store, or leave this model behind as one.
+
+    ``vocab_size``: the entries that model and reference share, to which logits are cut; None: the model's own.
+    ``record``: an existing empty folder for ``backends/reference.py``.
+    """
+
+    reference: Path | None = None
+    vocab_size: int | None = None
+    record: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -174,10 +202,18 @@ class LogitsBackend(Backend):
     def logits(self, window: Window) -> torch.Tensor:
         """Logits [L, V] of one window over the real vocabulary, any float dtype, on any device."""
 
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+        """(weight [V, H], bias [V] or None, the rest) of a head that can be recomputed, or why there is none."""
+        return "this engine does not show its head"
+
+    def states(self) -> torch.Tensor:
+        """States [L, H] that entered the head in the last call of ``logits``; only after ``head`` gave one."""
+        raise NotImplementedError
+
 
 class ScoringBackend(Backend):
     """An engine that scores next to its own lm_head and never hands out logits."""
 
     @abstractmethod
-    def score(self, windows: Iterable[Window]) -> Iterator[TokenScores]:
+    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores of every window, in the order in which they finish."""
