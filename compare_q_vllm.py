@@ -28,14 +28,13 @@ try:
     from backends import checkpoint, hub
     from backends.base import CompareQError, LoadRequest, ModelError
     from backends.capture import captured
+    from backends.vllm_hooks import TAG
     from backends.vllm_score import VllmScoreBackend
 except ModuleNotFoundError as missing:
     sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
 
 if TYPE_CHECKING:
     import torch
-
-EXTENSION = "backends.vllm_worker.LogitsExtension"
 
 
 def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple[VllmScoreBackend, Any, Any, Any]:
@@ -52,7 +51,7 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
         load_fn="vllm_score",
         model_dir=str(folder),
         max_tokens=min(size, context or size),
-        options={"worker_extension_cls": EXTENSION, **options},
+        options=options,
         log_file=Path(tempfile.gettempdir()) / f"compare_q_vllm.{os.getpid()}.log",
     )
     VllmScoreBackend.check(request)
@@ -61,22 +60,24 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     if storage.vram_bits is None:
         raise ModelError(f"{folder}: stored size unknown: {storage.note}")
     backend.load()
-    backend.llm.collective_rpc("compare_q_install")
     return backend, storage.bpw_layer, storage.bpw_head, storage.vram_bits
 
 
-def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor) -> torch.Tensor:
-    """Logits [1, L, V] of ``input_ids`` [1, L], in the model's dtype, on the CPU: upstream's fwd_fn contract."""
+def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:
+    """Logits [1, L, V] of ``input_ids`` [1, L], in the model's dtype, on the CPU: upstream's fwd_fn contract.
+
+    The head's product runs over ``chunk_rows`` rows at a time.
+    """
     from safetensors.torch import load_file
     from vllm import SamplingParams
 
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:
         raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
     # Each row has to be computed, also where a window shares its beginning with an earlier one.
-    params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True)
+    params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True})
     with tempfile.TemporaryDirectory() as folder, captured(model.request.log_file):
         file = str(Path(folder) / "logits.safetensors")
-        model.llm.collective_rpc("compare_q_start")
+        model.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
         model.llm.generate({"prompt_token_ids": input_ids[0].tolist()}, params, use_tqdm=False)
         rows = model.llm.collective_rpc("compare_q_save_logits", args=(file,))
         if rows[0] != input_ids.shape[1]:

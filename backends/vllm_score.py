@@ -1,14 +1,11 @@
 """vLLM, unmodified, as it serves the checkpoint: its kernels, its activation quantization, its KV cache.
 
-Perplexity comes from vLLM's own ``prompt_logprobs=0``: the exact log-probability of each real prompt token,
-``log_softmax`` in float32 over the model's real vocabulary (vLLM cuts the padding of a sharded head), with nothing
-added.  Entry i belongs to token i; entry 0 is empty.
+Every position is scored inside vLLM's workers, next to the lm_head (``backends/vllm_worker.py``), from the logits that
+vLLM computes; the driver's side of it is ``backends/vllm_run.py``.
 
 Everything that the spec's ``engine`` object does not set is vLLM's default, but for these:
 
 - ``max_model_len`` follows the windows (one more, for the token that vLLM insists on generating);
-- ``max_num_batched_tokens`` bounds the log-probabilities' memory: without Triton vLLM holds about 10 bytes for each
-  vocabulary entry of each scheduled row, which its memory profiling never sees;
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
 - on CPU, ``kv_cache_memory_bytes`` for a few windows, where vLLM would claim 92 % of the RAM.
@@ -20,11 +17,8 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from backends import checkpoint, hub, vllm_install
 from backends.base import (
@@ -35,6 +29,7 @@ from backends.base import (
     ModelError,
     ScoringBackend,
     Storage,
+    Task,
     TokenScores,
     Window,
     installed_versions,
@@ -42,18 +37,14 @@ from backends.base import (
 from backends.capture import captured, root_cause, warnings_in
 from backends.messages import one_line
 from backends.options import check_names
+from backends.vllm_environment import one_more_than, set_environment
+from backends.vllm_run import EngineRun
 
-LOGPROB_BYTES = 2 << 30
-"""Memory that a batch's log-probabilities may take."""
-BYTES_A_LOGIT = 10
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
-OURS = ("model", "revision", "skip_tokenizer_init")
-
-
-def batched_tokens(vocab_size: int) -> int:
-    """Default ``max_num_batched_tokens``: LOGPROB_BYTES worth of rows, a multiple of 256 from 256 to 8192."""
-    rows = LOGPROB_BYTES // (BYTES_A_LOGIT * vocab_size)
-    return min(max(rows // 256, 1) * 256, 8192)
+OURS = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
+EXTENSION = "backends.vllm_worker.ScoringExtension"
+BATCHED_TOKENS = 8192
+"""At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
 
 
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
@@ -70,13 +61,13 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
     """Arguments of ``LLM(...)`` but for the model: our defaults under the spec's options."""
     defaults: dict[str, Any] = {
         "max_model_len": request.max_tokens + 1,
-        "max_num_batched_tokens": batched_tokens(checkpoint.vocab_size(config) or 262144),
         "load_format": "safetensors",
         "trust_remote_code": False,
     }
     arguments = {**defaults, **request.options}
     if cpu:
-        tokens = max(2 * arguments["max_num_batched_tokens"], 4 * (request.max_tokens + 1))
+        batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
+        tokens = max(2 * batched, 4 * (request.max_tokens + 1))
         arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
     return arguments
 
@@ -95,6 +86,7 @@ class VllmScoreBackend(ScoringBackend):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.llm: Any = None
+        self.run: EngineRun | None = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
         self.environment = dict(os.environ)
@@ -139,35 +131,30 @@ class VllmScoreBackend(ScoringBackend):
             with captured(self.request.log_file), one_more_than(checkpoint.stated_context(config), self.request):
                 from vllm import LLM
 
-                self.llm = LLM(str(folder), skip_tokenizer_init=True, **self.arguments)
+                self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
+                self.run = self._run(self.llm.collective_rpc("compare_q_install"))
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
 
-    def score(self, windows: Iterable[Window]) -> Iterator[TokenScores]:
-        """All windows are queued at once, so that the scheduler keeps the engine full; results as they finish."""
-        from vllm import SamplingParams
+    def _run(self, runners: list[str]) -> EngineRun:
+        config = self.llm.llm_engine.vllm_config
+        return EngineRun(
+            self.llm,
+            lambda: captured(self.request.log_file),
+            config.model_config.get_vocab_size(),
+            config.parallel_config.tensor_parallel_size,
+            runners[-1],
+        )
 
-        params = SamplingParams(prompt_logprobs=0, max_tokens=1, detokenize=False, flat_logprobs=True)
-        engine, pending = self.llm.llm_engine, {}
+    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+        """All windows are queued at once, so that the scheduler keeps the engine full; results as they finish."""
+        assert self.run is not None
         try:
-            with captured(self.request.log_file):
-                for window in windows:
-                    pending[str(window.row)] = window
-                    engine.add_request(str(window.row), {"prompt_token_ids": window.token_ids.tolist()}, params)
-            while pending and engine.has_unfinished_requests():
-                with captured(self.request.log_file):
-                    outputs = engine.step()
-                for output in outputs:
-                    if output.finished:
-                        yield token_scores(pending.pop(output.request_id), output.prompt_logprobs)
+            yield from self.run.score(list(windows), task)
         except CompareQError:
             raise
         except Exception as error:  # a dead engine, or a prompt that vLLM does not take
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
-        if pending:
-            raise ModelError(
-                f"vLLM returned no result for {len(pending)} windows, the first is row {min(pending, key=int)}"
-            )
 
     def storage(self) -> Storage:
         folder = hub.resolve(self.request.model_dir, self.request.revision)
@@ -189,6 +176,7 @@ class VllmScoreBackend(ScoringBackend):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
+            "scorer": self.run.described() if self.run else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
         }
@@ -202,7 +190,7 @@ class VllmScoreBackend(ScoringBackend):
             if self.llm is not None:
                 with captured(self.request.log_file):
                     self.llm.llm_engine.engine_core.shutdown()
-                    self.llm = None
+                    self.llm = self.run = None
                     gc.collect()
         finally:
             os.environ.clear()
@@ -226,55 +214,3 @@ class VllmScoreBackend(ScoringBackend):
             return f"{cause} (log: {self.request.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]
         return telling[0].strip().removeprefix("Value error, ") if telling else one_line(error)
-
-
-def set_environment(request: LoadRequest) -> None:
-    """What vLLM only takes from the environment; a variable that the user has set stays."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if request.log_file else "INFO")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
-    # notices only what went through torch.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    if vllm_install.is_cpu_build():
-        # vLLM keeps one core back for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores,
-        # 6.5 s on both.
-        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-
-
-@contextmanager
-def one_more_than(context: int | None, request: LoadRequest) -> Iterator[None]:
-    """Let vLLM accept ``max_model_len`` = context + 1, where the windows are exactly as long as the context.
-
-    The one token that vLLM must generate is sampled from the window's last position and never fed back, so no position
-    beyond the context is computed.
-    """
-    name = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-    if request.max_tokens != context or name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def token_scores(window: Window, prompt_logprobs: Any) -> TokenScores:
-    """Scores of one window from vLLM's flat prompt log-probabilities; ModelError if a single one is missing.
-
-    ``prompt_logprobs`` has L positions; the first entry of position i > 0 must be that of the window's token i.
-    """
-    where = f"row {window.row}"
-    if prompt_logprobs is None or len(prompt_logprobs) != len(window.token_ids):
-        found = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
-        raise ModelError(f"{where}: vLLM returned log-probabilities for {found} of {len(window.token_ids)} positions")
-    starts = np.asarray(prompt_logprobs.start_indices[1:], dtype=np.int64)
-    empty = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) <= starts
-    if empty.any():
-        raise ModelError(f"{where}: vLLM returned no log-probability at position {int(empty.argmax()) + 1}")
-    tokens = np.asarray(prompt_logprobs.token_ids, dtype=np.int64)[starts]
-    wrong = tokens != window.token_ids[1:]
-    if wrong.any():
-        raise ModelError(f"{where}: vLLM scored another token at position {int(wrong.argmax()) + 1}")
-    logprob = np.asarray(prompt_logprobs.logprobs, dtype=np.float32)[starts]
-    return TokenScores(window.row, logprob[window.score_from - 1 :])

@@ -1,88 +1,167 @@
-"""What runs inside vLLM's worker processes: hooks into an unmodified vLLM, set after the model has loaded.
+"""What compare_q runs inside vLLM's worker processes; the driver's side is ``backends/vllm_score.py``.
 
-``LLM(..., worker_extension_cls="backends.vllm_worker.LogitsExtension")`` mixes the class into every worker; the driver
-calls its methods by ``collective_rpc``.  Both model runners call one method with the final hidden states of every
-scheduled row on every step, whether or not a request wants prompt log-probabilities:
-
-- V1: ``model_runner._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)``
-- V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``
-
-The hook replaces that method on the instance, checks the signature it relies on, and calls the original.
+``LLM(..., worker_extension_cls="backends.vllm_worker.ScoringExtension")`` mixes the class into every worker; the
+driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that
+the worker has.  A run is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a step
+is kept for the next ``collect``: raised there it would kill the engine.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
-from backends.vllm_install import NEWEST, OLDEST
-
-V1_PARAMETERS = ("hidden_states", "num_scheduled_tokens")
-V2_PARAMETERS = ("logits_fn", "hidden_states", "input_batch")
-
-
-def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
-    """RuntimeError unless the method's first parameters are the expected ones."""
-    found = tuple(inspect.signature(method).parameters)[: len(expected)]
-    if found != expected:
-        raise RuntimeError(
-            f"{method.__name__} takes {found}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST} that "
-            "compare_q knows how to read logits from"
-        )
+from backends.messages import one_line
+from backends.vllm_hooks import Segment, attach
+from backends.vllm_logits import LogitsSource
+from backends.vllm_scorer import Plan, Scorer
 
 
-class LogitsExtension:
-    """Keeps the logits of every row of one request, between ``compare_q_start`` and ``compare_q_save_logits``."""
+@dataclass
+class Run:
+    """One rank's run: its scorer, what is still being written, and the first thing that went wrong."""
+
+    scorer: Scorer
+    tp_rank: int
+    last_stage: bool
+    error: str = ""
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    writes: list[Future[None]] = field(default_factory=list)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank has statistics: it ends the pipeline, and vLLM gives it logits."""
+        return self.last_stage and self.scorer.reports
+
+    def collect(self, rows: Sequence[int]) -> tuple[dict[str, Any], bytes]:
+        """(header, partial statistics) of finished windows; states go to disk in the background."""
+        header: dict[str, Any] = {"error": self.error, "rows": [], "counts": [], "incomplete": {}}
+        if not self.reports:
+            return {"error": self.error}, b""
+        parts = []
+        for row in rows:
+            buffer = self.scorer.buffers.pop(row, None)
+            if buffer is None or not buffer.written.all():
+                header["incomplete"][str(row)] = "all" if buffer is None else int((~buffer.written).sum())
+                continue
+            if buffer.done is not None:
+                buffer.done.synchronize()
+            if self.scorer.rows is not None:
+                self.scorer.rows.drop(row)
+            # States, and gathered logits, are the same on every tensor-parallel rank.
+            if self.scorer.writer is not None and buffer.kept is not None and self.tp_rank == 0:
+                self.writes.append(self.pool.submit(self.scorer.writer.row, row, buffer.kept))
+            header["rows"].append(row)
+            header["counts"].append(len(buffer.written))
+            parts.append(buffer.statistics.numpy().tobytes())
+        return {**header, "shard": list(self.scorer.shard)}, b"".join(parts)
+
+    def end(self) -> dict[str, Any]:
+        """Finish what is being written; what the run was like."""
+        scorer = self.scorer
+        try:
+            for write in self.writes:
+                write.result()
+            if scorer.writer is not None and self.reports and not self.error:
+                scorer.close_record()
+        except Exception as failure:  # a full disk, say
+            self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
+        self.pool.shutdown()
+        if scorer.rows is not None:
+            scorer.rows.close()
+        return {
+            "error": self.error,
+            "recomputed": scorer.recomputed,
+            "chunk_rows": scorer.largest_chunk,
+            "extra_device_bytes": scorer.extra_bytes,
+            "reference_head": scorer.reference_head,
+            "local_difference": scorer.probe.local,
+            "head_difference": scorer.probe.head,
+            "head_reason": scorer.probe.head_reason,
+            "dtype": scorer.probe.dtype,
+        }
+
+
+class ScoringExtension:
+    """See the module's docstring."""
 
     model_runner: Any
+    model_config: Any
+    device: Any
+    _compare_q_source: LogitsSource
+    _compare_q_run: Run | None = None
     _compare_q_logits: list[Any] | None = None
+    _compare_q_chunk: int = 1024
 
-    def compare_q_install(self) -> None:
-        """Set the hook.  RuntimeError if this vLLM's model runner has an unknown shape."""
-        runner = self.model_runner
-        worker = getattr(runner, "prompt_logprobs_worker", None)
-        if worker is not None:
-            original = worker.compute_prompt_logprobs
-            check_signature(original, V2_PARAMETERS)
+    def compare_q_install(self) -> str:
+        """Set the hooks; returns the model runner's generation.  RuntimeError if this vLLM has an unknown shape."""
+        generation = attach(self.model_runner, self._compare_q_step)
+        self._compare_q_source = LogitsSource(self.model_runner.get_model())
+        return generation
 
-            def compute(logits_fn: Any, hidden_states: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-                self._compare_q_keep(logits_fn, hidden_states[: input_batch.num_tokens])
-                return original(logits_fn, hidden_states, input_batch, *args, **kwargs)
+    def compare_q_begin(self, plan: dict[str, Any]) -> None:
+        """Start a run."""
+        from vllm.distributed import get_pp_group, get_tp_group
 
-            worker.compute_prompt_logprobs = compute
-        elif hasattr(runner, "_get_prompt_logprobs_dict"):
-            original = runner._get_prompt_logprobs_dict
-            check_signature(original, V1_PARAMETERS)
+        tp = get_tp_group()
+        scorer = Scorer(
+            self._compare_q_source, Plan(**plan), self.device, self.model_config.get_vocab_size(), tp.world_size
+        )
+        self._compare_q_run = Run(scorer, tp.rank_in_group, get_pp_group().is_last_rank)
 
-            def get(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-                rows = sum(num_scheduled_tokens.values())
-                self._compare_q_keep(runner.model.compute_logits, hidden_states[:rows])
-                return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
+    def compare_q_collect(self, rows: Sequence[int]) -> tuple[str, bytes]:
+        """(header as JSON, partial statistics float32 of all rows, one after the other) of finished windows.
 
-            runner._get_prompt_logprobs_dict = get
-        else:
-            raise RuntimeError(f"the model runner {type(runner).__name__} is not one of vLLM {OLDEST} to {NEWEST}")
+        The header names incomplete windows, with the number of positions missing, and leaves them out.
+        """
+        assert self._compare_q_run is not None
+        header, data = self._compare_q_run.collect(rows)
+        return json.dumps(header), data
 
-    def compare_q_start(self) -> None:
-        """Keep the logits of what comes next."""
-        self._compare_q_logits = []
+    def compare_q_end(self) -> str:
+        """Finish and forget the run; returns what it was like, as JSON."""
+        run, self._compare_q_run = self._compare_q_run, None
+        assert run is not None
+        return json.dumps(run.end())
 
-    def _compare_q_keep(self, logits_fn: Callable[[Any], Any], hidden_states: Any) -> None:
-        if self._compare_q_logits is None:
-            return
-        # Under tensor parallelism every rank has to take part, and all but the first may get None back.
-        logits = logits_fn(hidden_states)
-        if logits is not None:
-            self._compare_q_logits.append(logits.cpu())
+    def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
+        import torch
+
+        run = self._compare_q_run
+        with torch.inference_mode():
+            if self._compare_q_logits is not None:
+                self._compare_q_keep(hidden_states, segments)
+            elif run is not None and not run.error:
+                try:
+                    run.scorer.step(hidden_states, segments)
+                except Exception as error:  # whatever it is, the engine must live to report it
+                    run.error = f"{type(error).__name__}: {one_line(error)}"
+
+    def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
+        """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""
+        self._compare_q_logits, self._compare_q_chunk = [], chunk_rows
+
+    def _compare_q_keep(self, hidden_states: Any, segments: list[Segment]) -> None:
+        assert self._compare_q_logits is not None
+        for segment in segments:
+            for begin in range(segment.begin, segment.begin + segment.count, self._compare_q_chunk):
+                end = min(begin + self._compare_q_chunk, segment.begin + segment.count)
+                # Under tensor parallelism every rank has to take part, and all but the first may get None back.
+                logits = self._compare_q_source.gathered(hidden_states[begin:end])
+                if logits is not None:
+                    self._compare_q_logits.append(logits.cpu())
 
     def compare_q_save_logits(self, path: str) -> int:
         """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""
         import torch
         from safetensors.torch import save_file
+        from vllm.distributed import get_tp_group
 
         kept, self._compare_q_logits = self._compare_q_logits, None
-        if not kept or getattr(self, "rank", 0) != 0:
+        if not kept or get_tp_group().rank_in_group != 0:
             return 0
         logits = torch.cat(kept)
         save_file({"logits": logits.contiguous()}, path)

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import compare_q_vllm
-from backends.base import ModelError
-from backends.vllm_worker import V1_PARAMETERS, LogitsExtension, check_signature
-from eval import measure
-from tests.conftest import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, toy_windows
+from backends.base import ModelError, Task
+from tests.conftest import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
 
 ROOT = Path(__file__).parent.parent
 EAGER = {"enforce_eager": True, "dtype": "float32"}
@@ -39,8 +37,8 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
             assert logits.shape == (1, 150, TOY_VOCAB)
             with torch.inference_mode():
                 torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0)
-            (scores,) = model.score([window])
-            np.testing.assert_allclose(measure.target_logprobs(logits[0], window), scores.logprob, atol=ATOL_BATCH)
+            (scores,) = model.score([window], Task())
+            np.testing.assert_allclose(brute_force(logits[0], window), scores.logprob, atol=ATOL_BATCH)
         with pytest.raises(ModelError, match=r"must be \[1, L\]"):
             compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))
     finally:
@@ -89,44 +87,3 @@ def test_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:
         compare_q_vllm.main(["--model", "x"])
     assert stop.value.code == 2
     assert "--dataset --text" in capsys.readouterr().err
-
-
-def test_unknown_vllm_is_refused() -> None:
-    def renamed(states: object, num_scheduled_tokens: object) -> None: ...
-
-    with pytest.raises(RuntimeError, match=r"this vLLM is not one of 0.26 to 0.33"):
-        check_signature(renamed, V1_PARAMETERS)
-
-    class Unknown(LogitsExtension):
-        model_runner = object()
-
-    with pytest.raises(RuntimeError, match=r"model runner object is not one of vLLM 0.26 to 0.33"):
-        Unknown().compare_q_install()
-
-
-def test_v2_runner_rows_are_kept() -> None:
-    """The V2 runner's method, as 0.26 to 0.33 have it: rows beyond num_tokens are padding."""
-
-    class Worker:
-        def compute_prompt_logprobs(self, logits_fn, hidden_states, input_batch, all_token_ids):  # type: ignore[no-untyped-def]
-            return "original"
-
-    class Runner:
-        prompt_logprobs_worker = Worker()
-
-    class Batch:
-        num_tokens = 3
-
-    class Extension(LogitsExtension):
-        model_runner = Runner()
-
-    extension = Extension()
-    extension.compare_q_install()
-    states = torch.arange(8.0).reshape(4, 2)
-    compute = extension.model_runner.prompt_logprobs_worker.compute_prompt_logprobs
-    assert compute(lambda h: pytest.fail("nobody asked"), states, Batch(), None) == "original"
-    extension.compare_q_start()
-    assert compute(lambda h: h * 10, states, Batch(), None) == "original"
-    assert extension._compare_q_logits is not None
-    (kept,) = extension._compare_q_logits
-    torch.testing.assert_close(kept, states[:3] * 10)

@@ -1,0 +1,275 @@
+"""Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
+
+A window arrives in segments, in any step and again after a preemption.  Its statistics are written by absolute
+position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
+GPU: results are copied behind the computation, and an event says when a window's are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends import logit_statistics as statistics
+from backends.reference import Kind, Writer, head_logits
+from backends.reference_rows import Rows, open_reference
+from backends.vllm_hooks import Segment
+from backends.vllm_logits import LogitsSource
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_BYTES = 240 << 20
+"""Logits that exist at a time, the reference's included; with states and results the scorer stays under 256 MiB."""
+CPU_ROWS = 256
+COMPARED = 1 << 13
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run's steps have to do; JSON types, so that it travels to the workers.
+
+    ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to it; None: the model's own.  ``probe``:
+    compare gathered with local logits and the head's product with both.  ``reference``: store to compare with.
+    ``record``: folder to leave this model's states or logits (``record_kind``) in.
+    """
+
+    gathered: bool = False
+    vocab_size: int | None = None
+    probe: bool = False
+    reference: str | None = None
+    record: str | None = None
+    record_kind: Kind = "states"
+    record_reason: str = ""
+
+
+@dataclass
+class Buffer:
+    """One window on its way: partial statistics [T, F] and, for a reference, states [T, H] or logits [T, V]."""
+
+    statistics: torch.Tensor
+    kept: torch.Tensor | None
+    written: NDArray[np.bool_]
+    done: Any = None
+
+
+@dataclass
+class Probe:
+    """Largest differences seen: local from gathered logits, head(states) from the engine's own; the dtype of those.
+
+    ``head_reason`` says why there is no head to compare.
+    """
+
+    local: float = 0.0
+    head: float = 0.0
+    head_reason: str = ""
+    dtype: str = ""
+
+
+@dataclass
+class Scorer:
+    """One rank's scorer between ``begin`` and ``end`` of a run."""
+
+    source: LogitsSource
+    plan: Plan
+    device: Any
+    vocab_size: int
+    tp_size: int
+    buffers: dict[int, Buffer] = field(default_factory=dict)
+    probe: Probe = field(default_factory=Probe)
+    recomputed: int = 0
+    extra_bytes: int = 0
+    largest_chunk: int = 0
+    reference_head: str = ""
+    writer: Writer | None = None
+    rows: Rows | None = None
+    reports: bool = True
+    _weight: Future[tuple[Any, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan.record is not None:
+            self.writer = Writer(Path(self.plan.record), self.plan.record_kind, self.plan.record_reason)
+        if self.plan.reference is not None:
+            self.rows = Rows(open_reference(Path(self.plan.reference)), pin=self.device.type == "cuda")
+            if self.rows.store.kind == "states":
+                # In the background: comparing a head of 1 GB takes 0.2 s, which the first step's prefill hides.
+                with_thread = ThreadPoolExecutor(1)
+                self._weight = with_thread.submit(self._reference_weight, *self.shard)
+                with_thread.shutdown(wait=False)
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Vocabulary entries [first, last) that this rank scores."""
+        limit = self.plan.vocab_size or self.vocab_size
+        first, last = (0, self.vocab_size) if self.plan.gathered else self.source.shard or (0, self.vocab_size)
+        return min(first, limit), min(last, limit)
+
+    def chunk_rows(self, itemsize: int) -> int:
+        """Rows at a time, a multiple of 128 where that is possible."""
+        columns = self.vocab_size if self.plan.gathered or self.plan.probe else -(-self.vocab_size // self.tp_size)
+        copies = 1 + (self.rows is not None)
+        if any(processor.soft_cap is not None for processor in self.source.processors):
+            copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
+        rows = DEVICE_BYTES // (columns * itemsize * copies)
+        if self.device.type == "cpu":
+            rows = min(rows, CPU_ROWS)
+        return max(rows // 128 * 128 or rows, 1)
+
+    def step(self, hidden_states: torch.Tensor, segments: list[Segment]) -> None:
+        """Score this step's rows of ours."""
+        with memory_of(self):
+            for segment in segments:
+                row, score_from, n_scored = segment.tag
+                # The row at position p predicts token p + 1: scored rows are score_from - 1 to L - 2.
+                begin = max(segment.start, score_from - 1)
+                end = min(segment.start + segment.count, score_from - 1 + n_scored)
+                size = self.chunk_rows(hidden_states.element_size())
+                for a in range(begin, end, size):
+                    b = min(a + size, end)
+                    hidden = hidden_states[segment.begin + a - segment.start : segment.begin + b - segment.start]
+                    self.score(row, n_scored, a - score_from + 1, hidden, segment.tokens(a + 1, b + 1))
+
+    def score(self, row: int, n_scored: int, at: int, hidden: torch.Tensor, targets: torch.Tensor) -> None:
+        """Statistics of ``hidden`` [n, H], scored positions ``at`` to ``at + n`` of a window, into its buffer."""
+        import torch
+
+        logits = self.logits(hidden)
+        if logits is None:  # vLLM gathers on another rank
+            self.reports = False
+            return
+        first, last = self.shard
+        self.probe.dtype = str(logits.dtype).removeprefix("torch.")
+        logits = logits[:, : last - first]
+        n = len(hidden)
+        self.largest_chunk = max(self.largest_chunk, n)
+        reference = self.reference_logits(row, at, n)
+        out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
+        statistics.partial(logits, targets, out, first=first, reference=reference)
+        kept = None
+        if self.writer is not None:
+            kept = self.source.states if self.plan.record_kind == "states" else logits.half()
+        buffer = self.buffers.get(row) or self._new(row, n_scored, out, kept)
+        self.recomputed += int(buffer.written[at : at + n].sum())
+        buffer.statistics[at : at + n].copy_(out, non_blocking=True)
+        if kept is not None and buffer.kept is not None:
+            buffer.kept[at : at + n].copy_(kept, non_blocking=True)
+        buffer.written[at : at + n] = True
+        if buffer.written.all() and self.device.type == "cuda":
+            buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            buffer.done.record()
+
+    def _new(self, row: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
+        import torch
+
+        pin = self.device.type == "cuda"
+        self.buffers[row] = Buffer(
+            torch.empty(n_scored, out.shape[1], dtype=torch.float32, pin_memory=pin),
+            None if kept is None else torch.empty(n_scored, kept.shape[1], dtype=kept.dtype, pin_memory=pin),
+            np.zeros(n_scored, dtype=np.bool_),
+        )
+        return self.buffers[row]
+
+    def logits(self, hidden: torch.Tensor) -> Any:
+        """The logits that are scored; in a probe all ways to them are compared first."""
+        if self.plan.gathered:
+            logits = self.source.gathered(hidden)
+            self.probe.head_reason = "its logits are not its head's alone"
+            return logits
+        local = self.source.local(hidden)
+        if self.plan.probe:
+            difference = self.source.head_difference(local)
+            if isinstance(difference, str):
+                self.probe.head_reason = difference
+            else:
+                self.probe.head = max(difference, self.probe.head)
+            whole = self.source.gathered(hidden)
+            if whole is not None:
+                first, last = self.source.shard or (0, whole.shape[-1])
+                off = float((whole[:, first:last].float() - local.float()).abs().max())
+                self.probe.local = max(self.probe.local, off)
+        return local
+
+    def reference_logits(self, row: int, at: int, n: int) -> Any:
+        """The reference's logits [n, last - first] at the same positions."""
+        if self.rows is None:
+            return None
+        first, last = self.shard
+        stored = self.rows.get(row)[at : at + n]
+        if self.rows.store.kind == "logits":
+            return stored[:, first:last].to(self.device, non_blocking=True)
+        assert self._weight is not None
+        states = stored.to(self.device, non_blocking=True)
+        return head_logits(self.rows.store.head, states, *self._weight.result())
+
+    def _reference_weight(self, first: int, last: int) -> tuple[Any, Any]:
+        """The reference's head on this device: the model's own memory where it holds the same numbers."""
+        assert self.rows is not None
+        with own_stream(self.device):
+            own = self.source.weight()
+            if not isinstance(own, str) and not self.plan.gathered:
+                weight = own[0][: last - first]
+                if own[1] is None and same_weight(self.rows.store, weight, first, last):
+                    self.reference_head = "the model's own, bit for bit"
+                    return weight, None
+            found = self.rows.store.weight(first, last, self.device)
+            self.reference_head = f"a copy, {found[0].nbytes >> 20} MiB"
+            return found
+
+    def close_record(self) -> None:
+        """Write this rank's share of the head, if states were kept, and close the record."""
+        assert self.writer is not None
+        if self.writer.kind == "states":
+            weight = self.source.weight()
+            if isinstance(weight, str):
+                raise RuntimeError(weight)
+            self.writer.head(self.shard[0], *weight)
+        self.writer.close(self.source.head(self.probe.dtype))
+
+
+def same_weight(store: Any, weight: Any, first: int, last: int) -> bool:
+    """Whether the stored head is the given weight bit for bit, compared in pieces of 8,192 entries."""
+    import torch
+
+    for begin in range(first, last, COMPARED):
+        end = min(begin + COMPARED, last)
+        stored, bias = store.weight(begin, end, "cpu")
+        mine = weight[begin - first : end - first]
+        if bias is not None or stored.dtype != mine.dtype or stored.shape != mine.shape:
+            return False
+        if not torch.equal(stored.to(mine.device), mine):
+            return False
+    return True
+
+
+@contextmanager
+def own_stream(device: Any) -> Iterator[None]:
+    """Beside what the GPU is computing; what was done is there at the end."""
+    import torch
+
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        yield
+        torch.cuda.current_stream().synchronize()
+
+
+@contextmanager
+def memory_of(scorer: Scorer) -> Iterator[None]:
+    """Note how much device memory a step takes at its peak beyond what it found."""
+    import torch
+
+    if scorer.device.type != "cuda":
+        yield
+        return
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield
+    scorer.extra_bytes = max(scorer.extra_bytes, torch.cuda.max_memory_allocated() - before)

@@ -1,0 +1,57 @@
+"""Worker extensions for tests: one counts what vLLM gathers, one edits logits as some models do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from backends.vllm_worker import ScoringExtension
+
+
+class SpyExtension(ScoringExtension):
+    """Counts the rows of logits that are gathered across ranks, inside the scorer and in all."""
+
+    def compare_q_install(self) -> str:
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        self._spy = {"inside": 0, "all": 0, "inside_now": False}
+        gather = LogitsProcessor._gather_logits
+
+        def counted(processor: Any, logits: Any) -> Any:
+            self._spy["all"] += logits.shape[0]
+            self._spy["inside"] += logits.shape[0] * self._spy["inside_now"]
+            return gather(processor, logits)
+
+        LogitsProcessor._gather_logits = counted
+        return super().compare_q_install()
+
+    def _compare_q_step(self, hidden_states: Any, segments: Any) -> None:
+        self._spy["inside_now"] = True
+        super()._compare_q_step(hidden_states, segments)
+        self._spy["inside_now"] = False
+
+    def compare_q_spied(self) -> str:
+        """What was counted since the last call."""
+        spied = json.dumps(self._spy)
+        self._spy.update(inside=0, all=0)
+        return spied
+
+
+EDITED, BY = 5, -3.0
+
+
+class EditedExtension(ScoringExtension):
+    """A model that edits its logits after the LogitsProcessor: only gathered ones have the entry at its place."""
+
+    def compare_q_install(self) -> str:
+        model = self.model_runner.get_model()
+        original = model.compute_logits
+
+        def edited(hidden_states: Any) -> Any:
+            logits = original(hidden_states)
+            if logits is not None:
+                logits[..., EDITED] += BY
+            return logits
+
+        model.compute_logits = edited
+        return super().compare_q_install()
