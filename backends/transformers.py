@@ -26,6 +26,7 @@ from backends.base import (
 )
 from backends.messages import one_line
 from backends.options import parse_options
+from backends.reference import Head
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ class TransformersBackend(LogitsBackend):
         super().__init__(request)
         self.options = parse_options(TransformersOptions, request.options)
         self.model: Any = None
+        self.entered: Any = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -107,6 +109,33 @@ class TransformersBackend(LogitsBackend):
             logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
 
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+        """The output embedding, with the soft cap and the scale that the config names; ``states`` from here on."""
+        import torch
+
+        module = self.model.get_output_embeddings()
+        if not isinstance(module, torch.nn.Linear) or type(module.weight) is not torch.nn.Parameter:
+            return f"its head is {'missing' if module is None else 'a ' + type(module).__name__}"
+        if module.weight.is_meta:
+            return "its head is not resident"
+        if self.entered is None:
+            self.entered = torch.empty(0)
+            module.register_forward_pre_hook(self._enter)
+        config = self.model.config.get_text_config()
+        scale = number(config, "logit_scale", 1.0) / number(config, "logits_scaling", 1.0)
+        facts = Head(
+            module.weight.shape[0], str(module.weight.dtype).removeprefix("torch."),
+            number(config, "final_logit_softcapping", 0.0) or None, scale,
+        )  # fmt: skip
+        return module.weight.detach(), None if module.bias is None else module.bias.detach(), facts
+
+    def _enter(self, _: Any, given: tuple[Any, ...]) -> None:
+        self.entered = given[0][0]
+
+    def states(self) -> torch.Tensor:
+        states: torch.Tensor = self.entered
+        return states
+
     def storage(self) -> Storage:
         return checkpoint.storage_of(hub.resolve(self.request.model_dir, self.request.revision))
 
@@ -122,9 +151,15 @@ class TransformersBackend(LogitsBackend):
         }
 
     def close(self) -> None:
-        self.model = None
+        self.model = self.entered = None
         gc.collect()
         import torch
 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def number(config: Any, name: str, missing: float) -> float:
+    """A number of a config; MPT's logit_scale may be a word, and then the head's check decides."""
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, int | float) and value else missing

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import backends
 from backends import checkpoint, hub
 from backends.base import Backend, InputError, LoadRequest
-from eval import machine
+from eval import machine, vocabulary
 from eval.progress import Progress
 from eval.specs import ModelSpec
 from eval.store import Store
 from eval.windows import EvalData
 
-SCORES_VERSION = 1
+SCORES_VERSION = 2
 """Method of measuring; a change that moves numbers raises it, so that stored scores are not mixed."""
 
 
@@ -72,16 +73,26 @@ def check(job: Job) -> None:
         raise InputError(f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}")
 
 
+def vocab_size(job: Job) -> int | None:
+    """Logits that a fetched model has, by its config; None where there is none."""
+    if not job.backend.capabilities.needs_checkpoint:
+        return None
+    return checkpoint.vocab_size(checkpoint.config_of(hub.resolve(job.request.model_dir, job.request.revision)))
+
+
 def check_vocabulary(job: Job, data: EvalData) -> None:
-    """InputError if the tokenizer has ordinary tokens that the model has no logit for."""
+    """InputError if the tokenizer has ordinary tokens that the model has no logit for, or that mean others to it."""
     if not job.backend.capabilities.needs_checkpoint or job.on_hub:
         return
-    size = checkpoint.vocab_size(checkpoint.config_of(hub.resolve(job.request.model_dir, job.request.revision)))
+    folder, size = hub.resolve(job.request.model_dir, job.request.revision), vocab_size(job)
     if size is not None and data.top_id >= size:
         raise InputError(
             f"tokenizer_dir: its vocabulary reaches id {data.top_id}, the model has {size} tokens; "
             "give the model's own tokenizer"
         )
+    trusted = bool(job.request.options.get("trust_remote_code"))
+    if other := vocabulary.disagreement(folder, data.tokenizer, trusted=trusted, data_trusted=data.trusted):
+        raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 
 
 def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
@@ -96,13 +107,13 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
     return local
 
 
-def scores_key(job: Job, data: EvalData) -> str:
-    """Key of a fetched model's scores: windows, model content, engine, options, versions, hardware, method."""
+def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
+    """What a fetched model's scores depend on: windows, model content, engine, options, versions, hardware, method."""
     model = ""
     if job.backend.capabilities.needs_checkpoint:
         folder = hub.resolve(job.request.model_dir, job.request.revision)
         model = checkpoint.stamp(folder, job.request.override_tensors)
-    identity = {
+    return {
         "version": SCORES_VERSION,
         "windows": data.digest,
         "model": model,
@@ -112,4 +123,8 @@ def scores_key(job: Job, data: EvalData) -> str:
         "versions": job.backend.versions(),
         "hardware": machine.hardware(),
     }
-    return Store.key("scores", identity)
+
+
+def scores_key(job: Job, data: EvalData, reference_key: str | None) -> str:
+    """Key of a fetched model's scores, alone or against a reference."""
+    return Store.key("scores", {**scores_identity(job, data), "reference": reference_key})

@@ -1,4 +1,4 @@
-"""The driver: jobs -> scores, from the store where they are there -> results.
+"""The driver: jobs -> scores, from the store where they are there -> results; the reference first.
 
 It knows engines only by the contract (``backends/base.py``).  Every check that needs no engine runs before the first
 model loads; after that a model that fails is a row that says so, and the others go on.
@@ -7,16 +7,21 @@ model loads; after that a model that fails is a row that says so, and the others
 from __future__ import annotations
 
 import json
+import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
-from backends.base import Backend, CompareQError, InputError, ModelError, Storage
+from backends import reference as reference_store
+from backends.base import Backend, CompareQError, InputError, ModelError, Storage, Task
 from backends.messages import one_line
-from eval import estimates, jobs, machine, measure, scores, windows
+from backends.reference_rows import open_reference
+from eval import estimates, jobs, machine, measure, references, scores, windows
 from eval.jobs import Job
 from eval.progress import Progress
+from eval.references import Reference
 from eval.results import ModelResult, RunResult
 from eval.specs import DataSpec, ModelSpec
 from eval.store import Store
@@ -24,13 +29,24 @@ from eval.windows import EvalData
 
 
 class Runner:
-    """One run's fixed parts: the store, the progress display, and two switches."""
+    """One run's fixed parts: the store, the progress display, two switches, and its reference once that is known."""
 
-    def __init__(self, store: Store, progress: Progress, *, clear: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        progress: Progress,
+        *,
+        clear: bool = False,
+        verbose: bool = False,
+        logits_file: Path | None = None,
+    ) -> None:
         self.store = store
         self.progress = progress
         self.clear = clear
         self.verbose = verbose
+        self.logits_file = logits_file
+        self.reference: Reference | None = None
+        self.lost_reference = False
 
     def run(self, data_spec: DataSpec, specs: Sequence[ModelSpec], max_rows: int | None) -> RunResult:
         """Measure every model.  InputError with all problems, one a line, before anything loads."""
@@ -43,43 +59,111 @@ class Runner:
             except InputError as error:
                 problems.append(f"{job.request.label}: {error}")
         raise_all(problems)
-        for spec in specs:
-            if spec.out_logits is not None:
-                self.progress.say(f"{spec.name}: out_logits is not used: KL divergence is not in this version")
-        models = tuple(self.load_or_measure(job, data) for job in planned)
-        return RunResult(windows.describe_json(data_spec, data), windows.subtitle(data_spec, data), models)
+        results = self.measure_all(planned, data)
+        n_tokens = sum(window.n_scored for window in data.windows)
+        described = None if self.reference is None else references.describe_json(self.reference, n_tokens)
+        return RunResult(windows.describe_json(data_spec, data), windows.subtitle(data_spec, data), results, described)
 
-    def load_or_measure(self, job: Job, data: EvalData) -> ModelResult:
-        """One model's result: from the store, or measured and stored; a failure is a result with its reason."""
-        described = ModelResult(
-            job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
-            spec_sha256=job.spec.digest(),
-        )  # fmt: skip
+    def measure_all(self, planned: Sequence[Job], data: EvalData) -> tuple[ModelResult, ...]:
+        """The reference, then the others; results in the order of the jobs."""
+        marked = [job for job in planned if job.spec.is_reference]
+        others = [job for job in planned if not job.spec.is_reference]
+        results = {job.request.label: self.measure_reference(job, others, data) for job in marked}
+        if not marked and self.logits_file is not None:
+            self.reference = references.given(self.logits_file, data, self.progress)
+            if not self.all_stored(others, data):
+                self.verify(self.reference)
+        results |= {job.request.label: self.load_or_measure(job, data) for job in others}
+        return tuple(results[job.request.label] for job in planned)
+
+    def measure_reference(self, job: Job, others: Sequence[Job], data: EvalData) -> ModelResult:
+        """The reference's own result; its store is there, and whole, if any of the others needs it.
+
+        InputError, before anything loads, if there is a store and it is another reference's or damaged.
+        """
         try:
             job = jobs.fetch(job, data, self.progress)
-            key = jobs.scores_key(job, data)
+            jobs.scores_identity(job, data)  # reads the checkpoint's headers
+        except CompareQError as error:
+            self.lost_reference = True
+            return replace(described(job), error=str(error))
+        self.reference = references.planned(job, data, self.store, self.logits_file, clear=self.clear)
+        if self.clear and self.reference.exists:
+            shutil.rmtree(self.reference.path)
+        wanted = self.logits_file is not None or job.spec.out_logits is not None
+        needed = not self.all_stored(others, data) or (wanted and not self.reference.exists)
+        if self.reference.exists and (needed or not self.all_stored([job], data)):
+            self.verify(self.reference)
+        result = self.load_or_measure(job, data, again=needed and not self.reference.exists)
+        if result.error:
+            self.reference, self.lost_reference = None, True
+        return result
+
+    def all_stored(self, some: Sequence[Job], data: EvalData) -> bool:
+        """Whether these models' scores are there already; False also where that cannot be told yet."""
+        return all(self.is_stored(job, data) for job in some)
+
+    def is_stored(self, job: Job, data: EvalData) -> bool:
+        """Whether a model's scores are there; False for one that is still on the hub or damaged."""
+        if self.clear or job.on_hub:
+            return False
+        try:
+            return self.store.path("scores", self.scores_key(job, data), ".json").is_file()
+        except CompareQError:  # its own row of the table will say it
+            return False
+
+    def verify(self, reference: Reference) -> None:
+        """Check every byte of a store; InputError names a damaged file."""
+        store = open_reference(reference.path)
+        with (
+            self.store.lock("references", reference.key),
+            self.progress.phase(f"checking reference {reference.label}", unit="files") as phase,
+        ):
+            store.verify(phase.advance)
+
+    def scores_key(self, job: Job, data: EvalData) -> str:
+        """Key of a model's scores in this run."""
+        alone = self.reference is None or job.spec.is_reference
+        return jobs.scores_key(job, data, None if alone or self.reference is None else self.reference.key)
+
+    def load_or_measure(self, job: Job, data: EvalData, *, again: bool = False) -> ModelResult:
+        """One model's result: from the store, or measured and stored; a failure is a result with its reason.
+
+        ``again``: measure it even if its scores are there.
+        """
+        try:
+            job = jobs.fetch(job, data, self.progress)
+            key = self.scores_key(job, data)
             with self.store.lock("scores", key):
                 if self.clear:
                     self.store.clear("scores", key)
-                stored = scores.load(self.store, key)
+                stored = None if again else scores.load(self.store, key)
                 cached = stored is not None
                 if stored is None:
                     self.measure(job, data, key)
                     stored = scores.load(self.store, key)
             if stored is None:
                 raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
-            ppl = estimates.perplexity(stored.logprob)
-            if ppl.value is None:
-                raise ModelError(f"no perplexity: {ppl.non_finite} of {len(stored.logprob)} positions are not finite")
+            found = estimates.summarize(stored.columns)
+            if found.ppl.value is None:
+                raise ModelError(
+                    f"no perplexity: {found.ppl.non_finite} of {len(stored.logprob)} positions are not finite"
+                )
             return replace(
-                described,
+                described(job),
                 storage=overridden(job.backend(job.request).storage(), job.spec),
-                ppl=ppl,
+                ppl=found.ppl,
+                kld=found.kld,
+                same_top=found.same_top,
+                top1=found.top1,
+                entropy=found.entropy,
                 rows=stored.rows,
                 load_seconds=stored.facts["load_seconds"],
                 score_seconds=stored.facts["score_seconds"],
                 provenance=stored.facts["provenance"],
+                scores_key=key,
                 cached=cached,
+                notes=self.notes(job, stored),
             )
         except CompareQError as error:
             reason = str(error)
@@ -87,21 +171,39 @@ class Runner:
             reason = f"{type(error).__name__}: {one_line(error)}"
             if self.verbose:
                 traceback.print_exc()
-        self.progress.say(f"{described.label}: failed")
-        return replace(described, error=reason)
+        self.progress.say(f"{job.request.label}: failed")
+        return replace(described(job), error=reason)
+
+    def notes(self, job: Job, stored: scores.StoredScores) -> tuple[str, ...]:
+        """What has to be said of a model's KL divergence."""
+        if job.spec.is_reference or (self.reference is None and not self.lost_reference):
+            return ()
+        if self.lost_reference:
+            return ("no KLD: the reference failed",)
+        if "kld" not in stored.columns:
+            return ("no KLD: this engine gives no more than the real tokens' log-probabilities",)
+        entries = stored.facts["reference"]["vocab_size"]
+        size = stored.facts["reference"]["model_vocab_size"]
+        return () if size in (None, entries) else (f"of {size} and {entries} logits, only those that both have count",)
 
     def measure(self, job: Job, data: EvalData, key: str) -> None:
-        """Load one model, score every window, store the scores and what is known of the run."""
+        """Load one model, score every window, store the scores and what is known of the run.
+
+        The reference leaves its store behind, if that is not there.
+        """
         label = job.request.label
         log_file = None if self.verbose else self.store.log_file(label, key)
-        with opened(replace(job, request=replace(job.request, log_file=log_file))) as backend:
+        with (
+            self.task(job) as task,
+            opened(replace(job, request=replace(job.request, log_file=log_file))) as backend,
+        ):
             with self.progress.phase(
                 f"loading {label}", expected=scores.expected_load(self.store, job.engine)
             ) as loading:
                 backend.load()
             scored = {}
             with self.progress.phase(f"scoring {label}", unit="windows", total=len(data.windows)) as scoring:
-                for window_scores in measure.token_scores(backend, data.windows):
+                for window_scores in measure.token_scores(backend, data.windows, task):
                     scored[window_scores.row] = window_scores
                     scoring.advance()
             provenance = {
@@ -111,10 +213,61 @@ class Runner:
                 **machine.threads(),
                 **backend.provenance(),
             }
+            self.keep_reference(task, len(data.windows))
         if warnings := provenance.get("warnings"):
             self.progress.say(f"{label}: {len(warnings)} warnings of the engine are in {log_file}")
-        facts = {"provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds}
+        facts = {
+            "provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds,
+            "reference": self.compared_with(job, task),
+        }  # fmt: skip
         scores.save(self.store, key, data.windows, scored, facts)
+
+    @contextmanager
+    def task(self, job: Job) -> Iterator[Task]:
+        """What a model's run has to do with the reference; a folder that a failed recording leaves is removed."""
+        reference = self.reference
+        if reference is None or (job.spec.is_reference and reference.exists):
+            yield Task()
+        elif not job.spec.is_reference:
+            yield Task(reference.path, open_reference(reference.path).head.vocab_size)
+        else:
+            building = reference.path.with_name(f".{reference.path.name}.part")
+            with self.store.lock("references", reference.key):
+                shutil.rmtree(building, ignore_errors=True)  # of a run that was killed
+                building.mkdir(parents=True)
+                try:
+                    yield Task(record=building)
+                finally:
+                    shutil.rmtree(building, ignore_errors=True)
+
+    def keep_reference(self, task: Task, n_rows: int) -> None:
+        """Make a store of what a run has recorded."""
+        if task.record is None or self.reference is None:
+            return
+        identity = {**self.reference.identity, "label": self.reference.label}
+        reference_store.seal(task.record, self.reference.path, identity, n_rows)
+        store = open_reference(self.reference.path)
+        size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.kind}"
+        self.progress.say(f"{self.reference.label}: kept as the reference, {size}, in {self.reference.path}")
+        if store.reason:
+            self.progress.say(f"{self.reference.label}: logits are kept in float16, not states: {store.reason}")
+
+    def compared_with(self, job: Job, task: Task) -> dict[str, object] | None:
+        """The facts of a comparison that the results need."""
+        if task.reference is None or self.reference is None:
+            return None
+        return {
+            "label": self.reference.label, "key": self.reference.key, "vocab_size": task.vocab_size,
+            "model_vocab_size": jobs.vocab_size(job),
+        }  # fmt: skip
+
+
+def described(job: Job) -> ModelResult:
+    """A result that holds no more than what the spec says."""
+    return ModelResult(
+        job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
+        spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
+    )  # fmt: skip
 
 
 def raise_all(problems: Sequence[str]) -> None:

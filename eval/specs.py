@@ -101,7 +101,8 @@ class ModelSpec(Spec):
     engine: dict[str, Any] = Field(
         default_factory=dict, description="options of the engine; for vLLM any LLM() argument"
     )
-    out_logits: str | None = Field(None, description="upstream: folder of the reference logits; marks the reference")
+    reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
+    out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")
     override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")
     override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
     override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")
@@ -127,6 +128,11 @@ class ModelSpec(Spec):
     def name(self) -> str:
         """The label, or the folder where there is none (upstream's rule)."""
         return self.label or self._directory
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the other models are compared with this one."""
+        return self.reference or self.out_logits is not None
 
     @property
     def _directory(self) -> str:
@@ -224,6 +230,9 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
         for number, entry in enumerate(entries, 1):
             label = entry.get("label") if isinstance(entry, dict) else None
             specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
+    references = [spec.name for spec in specs if spec.is_reference]
+    if len(references) > 1:
+        raise InputError(f"reference: {len(references)} models are marked as the reference: {', '.join(references)}")
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
@@ -232,9 +241,13 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
 
 
 def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask."""
+    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask.
+
+    The reference stays: without it the others would lose their KL divergence.
+    """
     words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    chosen = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    matching = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    chosen = [spec for spec in specs if spec in matching or (matching and spec.is_reference)]
     if not chosen:
         raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
     return chosen

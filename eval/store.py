@@ -1,7 +1,7 @@
 """What was computed once is kept: files named by a hash of everything they depend on, written atomically.
 
-Layout: ``<cache>/<kind>/<key>.<suffix>``, kinds ``tokens`` and ``scores``, engine logs under ``logs``.  A key covers
-content, not where it lies; ``-cc`` removes the entries of the text and the models at hand.
+Layout: ``<cache>/<kind>/<key>.<suffix>``, kinds ``tokens``, ``scores`` and ``references`` (a folder each), engine logs
+under ``logs``.  A key covers content, not where it lies; ``-cc`` removes the entries of the text and the models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            for kind in ("tokens", "scores", "logs"):
+            for kind in ("tokens", "scores", "references", "logs"):
                 (root / kind).mkdir(parents=True, exist_ok=True)
             probe = root / f".probe.{os.getpid()}"
             probe.touch()

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from backends import hub
 from backends.base import InputError, Window, installed_versions
 from backends.messages import one_line
-from eval import corpus
+from eval import corpus, vocabulary
 from eval.progress import Progress
 from eval.specs import DataSpec
 from eval.store import Store
 
-TOKENS_VERSION = 2
+TOKENS_VERSION = 3
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
@@ -40,23 +40,30 @@ CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say some
 class Tokens:
     """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
 
-    Special tokens do not count towards ``top_id``: a text model may come with a multimodal sibling's tokenizer, whose
-    image token lies outside its vocabulary.
+    ``vocabulary`` is the digest of what the plain ids stand for (``eval/vocabulary.py``).
     """
 
     ids: NDArray[np.int32]
     prefix: NDArray[np.int32]
     top_id: int
+    vocabulary: str
 
 
 @dataclass(frozen=True)
 class EvalData:
-    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` is the whole text's."""
+    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` is the whole text's.
+
+    ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
+    spec may have ``trusted`` to run code.
+    """
 
     windows: tuple[Window, ...]
     n_tokens: int
     top_id: int
     digest: str
+    vocabulary: str
+    tokenizer: Path
+    trusted: bool = False
 
     @property
     def length(self) -> int:
@@ -70,7 +77,7 @@ def starts(n_tokens: int, eval_len: int, eval_stride: int, max_rows: int | None)
     return every[:max_rows] if max_rows else every
 
 
-def cut(tokens: Tokens, spec: DataSpec, max_rows: int | None) -> EvalData:
+def cut(tokens: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """The windows of a tokenized text; InputError if it is too short for one."""
     n_tokens, length = len(tokens.ids), spec.eval_len
     begins = starts(n_tokens, length, spec.eval_stride, max_rows)
@@ -85,7 +92,7 @@ def cut(tokens: Tokens, spec: DataSpec, max_rows: int | None) -> EvalData:
     for window in windows:
         digest.update(window.token_ids.tobytes())
     top_id = max(tokens.top_id, max(int(window.token_ids.max()) for window in windows))
-    return EvalData(windows, n_tokens, top_id, digest.hexdigest())
+    return EvalData(windows, n_tokens, top_id, digest.hexdigest(), tokens.vocabulary, tokenizer, spec.trust_remote_code)
 
 
 def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:
@@ -99,7 +106,7 @@ def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress
         text = corpus.load_text(spec, progress)
         tokens = tokenize(text, folder, spec, progress)
         save_tokens(store, key, tokens)
-    return cut(tokens, spec, max_rows)
+    return cut(tokens, spec, max_rows, folder)
 
 
 def tokens_identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
@@ -120,7 +127,7 @@ def tokens_identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
 
 def tokenize(text: str, folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
     """Tokenize the whole text at once, and the chat prefix if the spec wants one."""
-    tokenizer = load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     began = time.perf_counter()
     tokenizer(text[:SAMPLE])
     expected = (time.perf_counter() - began) * len(text) / SAMPLE
@@ -128,24 +135,8 @@ def tokenize(text: str, folder: Path, spec: DataSpec, progress: Progress) -> Tok
         ids = np.asarray(tokenizer(text)["input_ids"], dtype=np.int32)
         phase.advance(len(ids))
     prefix = chat_prefix(tokenizer) if spec.chat_template else []
-    ordinary = set(tokenizer.get_vocab().values()) - special_ids(tokenizer)
-    return Tokens(ids, np.asarray(prefix, dtype=np.int32), max(ordinary))
-
-
-def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
-    """Transformers' tokenizer of a folder; InputError if there is none."""
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
-        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """Ids of added special tokens, which need no row in a model that never sees them."""
-    return {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ordinary = vocabulary.ordinary(tokenizer)
+    return Tokens(ids, np.asarray(prefix, dtype=np.int32), max(ordinary), vocabulary.digest(ordinary))
 
 
 def chat_prefix(tokenizer: Any) -> list[int]:
@@ -161,7 +152,7 @@ def load_tokens(store: Store, key: str) -> Tokens | None:
     """Tokens from the store; None if they are not there, or damaged and so to be made again."""
     try:
         with np.load(store.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
-            return Tokens(arrays["ids"], arrays["prefix"], int(arrays["top_id"]))
+            return Tokens(arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None
 
@@ -169,7 +160,9 @@ def load_tokens(store: Store, key: str) -> Tokens | None:
 def save_tokens(store: Store, key: str, tokens: Tokens) -> None:
     """Tokens into the store."""
     with store.write("tokens", key, ".npz") as file, file.open("wb") as stream:
-        np.savez(stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id))
+        np.savez(
+            stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary
+        )
 
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:
@@ -190,6 +183,7 @@ def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
         "spec_sha256": spec.digest(),
         "windows_sha256": data.digest,
+        "vocabulary_sha256": data.vocabulary,
         "text_tokens": data.n_tokens,
         "rows": len(data.windows),
         "window_length": data.length,

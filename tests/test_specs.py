@@ -44,6 +44,7 @@ MODEL_VALUES: dict[str, list[Any]] = {
     "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors", "b.safetensors"]]],
     "revision": ["main"],
     "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}],
+    "reference": [True, False],
     "out_logits": ["/logits"],
     "override_bpw_layer": [4, 4.25],
     "override_bpw_head": [6.0],

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import InputError, LoadRequest, ModelError
+from backends.base import InputError, LoadRequest, ModelError, Task
+from backends.reference import Head, head_logits
 from backends.transformers import TransformersBackend
 from eval import measure
 from tests.conftest import BPW_BF16, brute_force, toy_windows
@@ -25,7 +26,7 @@ def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> Trans
 def test_scores_against_float64(toy_model: Path) -> None:
     backend = loaded(toy_model, dtype="float32")
     windows = toy_windows(3, 60, 4)
-    for scores, window in zip(measure.token_scores(backend, windows), windows, strict=True):
+    for scores, window in zip(measure.token_scores(backend, windows, Task()), windows, strict=True):
         gold = brute_force(backend.logits(window), window)
         assert scores.row == window.row
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
@@ -47,6 +48,19 @@ def test_upstream_dtypes(toy_model: Path, load_fn: str, dtype: str) -> None:
 
 def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
     assert loaded(toy_model, "transformers", dtype="float32").provenance()["dtype"] == "float32"
+
+
+def test_states_and_head_give_the_logits(toy_model: Path) -> None:
+    backend = loaded(toy_model, dtype="bfloat16")
+    head = backend.head()
+    assert not isinstance(head, str)
+    weight, bias, facts = head
+    assert (tuple(weight.shape), bias, facts) == ((320, 64), None, Head(320, "bfloat16"))
+    (window,) = toy_windows(1, 40)
+    logits = backend.logits(window)
+    assert tuple(backend.states().shape) == (40, 64)
+    torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits, atol=0, rtol=2**-7)
+    backend.close()
 
 
 def test_stored_size(toy_model: Path) -> None:

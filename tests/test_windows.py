@@ -13,15 +13,19 @@ from eval import windows
 from eval.progress import Progress
 from eval.specs import DataSpec, parse_data_spec
 from eval.store import Store
-from eval.windows import Tokens
+from eval.windows import EvalData, Tokens
 from tests.conftest import Ran
 
-TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9)
+TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
 
 
 def spec(**keys: object) -> DataSpec:
     base = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_len": 4, "eval_stride": 2}
     return parse_data_spec({**base, **keys}, Path("d.json"))
+
+
+def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> EvalData:
+    return windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_starts(n_tokens: int, eval_len: int, stride: int, max_rows: int | None,
 
 
 def test_every_position_but_the_first_is_scored() -> None:
-    data = windows.cut(TEN, spec(), None)
+    data = cut(TEN, spec(), None)
     assert [window.token_ids.tolist() for window in data.windows] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
     assert [window.row for window in data.windows] == [0, 1, 2]
     assert {window.score_from for window in data.windows} == {1}
@@ -55,13 +59,13 @@ def test_every_position_but_the_first_is_scored() -> None:
 
 def test_warm_up_is_not_scored() -> None:
     """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
-    (window, *_) = windows.cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
+    (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
     assert (window.score_from, window.n_scored) == (3, 2)
 
 
 def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
-    chat = Tokens(TEN.ids, np.array([70, 71, 72], np.int32), 9)
-    data = windows.cut(chat, spec(warmup_tokens=1), 1)
+    chat = Tokens(TEN.ids, np.array([70, 71, 72], np.int32), 9, "words")
+    data = cut(chat, spec(warmup_tokens=1), 1)
     (window,) = data.windows
     assert window.token_ids.tolist() == [70, 71, 72, 0, 1, 2, 3]
     assert (window.score_from, window.n_scored) == (5, 2)  # tokens 2 and 3
@@ -70,15 +74,15 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
 
 def test_too_little_text_says_how_much_there_was() -> None:
     with pytest.raises(InputError, match="the text has 10 tokens, one window takes 11"):
-        windows.cut(TEN, spec(eval_len=10), None)
+        cut(TEN, spec(eval_len=10), None)
 
 
 def test_digest_follows_content() -> None:
-    digest = windows.cut(TEN, spec(), None).digest
-    assert windows.cut(TEN, spec(dataset_display_name="other"), None).digest == digest
-    assert windows.cut(TEN, spec(), 2).digest != digest
-    assert windows.cut(TEN, spec(warmup_tokens=1), None).digest != digest
-    assert windows.cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9), spec(), None).digest != digest
+    digest = cut(TEN, spec(), None).digest
+    assert cut(TEN, spec(dataset_display_name="other"), None).digest == digest
+    assert cut(TEN, spec(), 2).digest != digest
+    assert cut(TEN, spec(warmup_tokens=1), None).digest != digest
+    assert cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9, "words"), spec(), None).digest != digest
 
 
 def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path) -> None:
@@ -114,7 +118,7 @@ def test_special_tokens_do_not_count_as_vocabulary(tmp_path: Path, toy_model: Pa
 
 
 def test_subtitle() -> None:
-    data = windows.cut(TEN, spec(), None)
+    data = cut(TEN, spec(), None)
     assert windows.subtitle(spec(), data) == "wikitext2, 3 × 4 tokens"
     shown = spec(display_rows=7, display_eval_len="4k", chat_template=True, warmup_tokens=1)
     assert windows.subtitle(shown, data) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
