@@ -8,7 +8,6 @@ Boxes are [x0, y0, x1, y1] and segments [xa, ya, xb, yb], in pixels, y upwards, 
 import math
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +35,10 @@ Theme = tuple[str, str, str, str]  # colours of paper, ink, muted ink, grid
 SIZE, DPI = (13.0, 9.0), 160  # inches, pixels per inch
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)  # points; the first at which all labels fit is taken
 MARKER_SIZE = 9.0  # points
+COVERED = 10.0  # pixels, half a marker, within which a later point covers one
 PADDING = np.array([-6, -3, 6, 3])  # pixels kept free around a label
 LEADER_FROM = 12.0  # pixels between point and label from which on a line joins them
-SUFFIXES: dict[str, dict[str, Any]] = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}  # -> metadata
+SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # metadata
 LIGHT: Theme = ("#ffffff", "#1b1f24", "#5b6470", "#e9ebee")
 DARK: Theme = ("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37")
 
@@ -58,11 +54,13 @@ COSTS = np.array([40.0, 25.0, 8.0, 10.0, 0.1])
 
 @dataclass(frozen=True)
 class Point:
-    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD."""
+    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD, and how the
+    plot writes y (empty: with three decimals)."""
 
     label: str
     x: float
     y: float
+    shown: str = ""
 
 
 def split_label(label: str) -> tuple[str, str]:
@@ -78,15 +76,19 @@ def select(points: Sequence[Point], max_x: float | None, max_y: float | None) ->
 
 
 def scatter(
-    points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False
-) -> Figure:
-    """The finished plot. A y far above all others is drawn hollow on the upper edge, and its label says so."""
+    points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
+    from_zero: bool = False, to_scale: float = -math.inf,
+) -> Figure:  # fmt: skip
+    """The finished plot. A y far above all others is drawn hollow on the upper edge, and its label says so.
+
+    ``from_zero`` starts the y axis at 0; a y up to ``to_scale`` is never taken for one that is far above.
+    """
     if not points:
         raise ValueError("no points to plot")
     theme = DARK if dark else LIGHT
     points = sorted(points, key=lambda p: (p.x, p.y, p.label))
     styles = group_styles([split_label(p.label)[0] for p in points], theme[1])
-    top, below = _ceiling([p.y for p in points]), textwrap.fill(subtitle, 130)
+    top, below = _ceiling([p.y for p in points], to_scale), textwrap.fill(subtitle, 130)
     with style.context(["default", _settings(*theme)]):
         figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -96,6 +98,8 @@ def scatter(
         axes.update_datalim([(p.x, min(p.y, top)) for p in points])
         axes.autoscale_view()
         axes.autoscale(False)
+        if from_zero:
+            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)))
         _draw_groups(axes, points, styles)
         drawn = _draw_points(axes, points, styles, theme)
         figure.draw_without_rendering()
@@ -133,11 +137,11 @@ def group_styles(groups: Sequence[str], ink: str) -> Styles:
     return styles
 
 
-def _ceiling(values: Sequence[float]) -> float:
+def _ceiling(values: Sequence[float], least: float) -> float:
     """The largest value to draw to scale: with any beyond it, half or more would share a tenth of the axis."""
     ranked = sorted(values)
     for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
-        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > 1.5 * below:
+        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
             return below
     return ranked[-1]
 
@@ -172,16 +176,18 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
 
 def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme) -> list[tuple[Line2D, Text]]:
     """Each point with its label, which still lies right on top of it."""
-    (paper, ink, *_), drawn, stacked = theme, [], Counter((point.x, point.y) for point in points)
+    (paper, ink, *_), drawn = theme, []
+    spots = axes.transData.transform([(point.x, point.y) for point in points])
     for i, point in enumerate(points):
         (group, name), y = split_label(point.label), min(point.y, axes.get_ylim()[1])
         colour, marker = styles[group]
         face, edge, width, note = (colour, paper, 0.8, "") if y == point.y else (paper, colour, 1.8, " (off the scale)")
-        stacked[point.x, point.y] -= 1
-        size = MARKER_SIZE + 5 * stacked[point.x, point.y]  # of points at one place, each shows around the next
+        covering = (np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum()
+        size = MARKER_SIZE + 5 * covering  # of points at about one place, each shows around the next
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{i}")
-        text = axes.text(point.x, y, f"{textwrap.fill(name, 24)}\n{point.y:.3f}{note}", ha="center", va="center")
+        lines = f"{textwrap.fill(name, 24)}\n{point.shown or f'{point.y:.3f}'}{note}"
+        text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=tuple(np.add(to_rgb(colour), to_rgb(ink)) / 2), zorder=5, gid=f"label-{i}")
         text.set(path_effects=[withStroke(linewidth=2.5, foreground=paper)], linespacing=1.05, in_layout=False)
         drawn.append((mark, text))

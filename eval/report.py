@@ -19,61 +19,94 @@ from eval.files import replacing
 from eval.plot import Point
 from eval.results import ModelResult, RunResult
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of results.json."""
 BPW_AXIS = "Bits per weight (without embedding and output head)"
 VRAM_AXIS = "Stored weights / GiB (without embedding, with output head)"
+KLD_DIGITS = 5
+"""Decimals of KLD, for values of 0.0004 (an 8-bit format) to 0.5: four would leave the smallest one digit."""
 
 
 def cell(value: float | None, digits: int) -> str:
-    """A number with thousands separators, or n/a."""
-    return "n/a" if value is None else f"{value:,.{digits}f}"
+    """A number with thousands separators, or n/a; never "-0.0", as rounding can take a KLD just below 0."""
+    return "n/a" if value is None else f"{value:z,.{digits}f}"
 
 
 def table(run: RunResult) -> Table:
     """The terminal table; at 80 columns only long labels wrap."""
+    gap = 1 if run.reference is None else 0  # beside the one of the box; labels need the room that KLD takes
     drawn = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=Text(run.subtitle), title_justify="left"
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(run.subtitle), title_justify="left"
     )
     drawn.add_column("label", overflow="fold")
-    for header in ("layer\nbpw", "head\nbpw", "VRAM\nGiB", "PPL", "rows", "tokens", "non-\nfinite", "seconds"):
+    for header in headers(run):
         drawn.add_column(header, justify="right", no_wrap=True)
     for model in run.models:
-        drawn.add_row(model.label, *cells(model))
+        row = cells(model)
+        drawn.add_row(model.label, *(row.get(header, "") for header in headers(run)))
     return drawn
 
 
-def cells(model: ModelResult) -> list[str]:
-    """One model's row, the label left out."""
+def headers(run: RunResult) -> list[str]:
+    """The table's columns after the label: KLD with a reference, non-finite positions where there are any."""
+    against = ["KLD", "same\ntop %"] if run.reference is not None else []
+    holes = ["non-\nfinite"] if any(model.ppl and model.ppl.non_finite for model in run.models) else []
+    return ["layer\nbpw", "head\nbpw", "VRAM\nGiB", "PPL", *against, "rows", "tokens", *holes, "seconds"]
+
+
+def cells(model: ModelResult) -> dict[str, str]:
+    """Header -> one model's text, for every column there can be; a failed model has one text."""
     if model.error or model.ppl is None:
-        return ["", "", "", "failed", "", "", "", ""]
-    return [
-        cell(model.storage.bpw_layer, 2),
-        cell(model.storage.bpw_head, 2),
-        cell(model.storage.vram_gib, 2),
-        cell(model.ppl.value, 4),
-        f"{model.rows:,}",
-        f"{model.ppl.tokens:,}",
-        f"{model.ppl.non_finite:,}",
-        cell(model.score_seconds, 1) + ("*" if model.cached else ""),
-    ]
+        return {"PPL": "failed"}
+    same = None if model.same_top is None or model.same_top.value is None else 100 * model.same_top.value
+    return {
+        "layer\nbpw": cell(model.storage.bpw_layer, 2),
+        "head\nbpw": cell(model.storage.bpw_head, 2),
+        "VRAM\nGiB": cell(model.storage.vram_gib, 2),
+        "PPL": cell(model.ppl.value, 4),
+        "KLD": "ref" if model.is_reference else cell(kld_of(model), KLD_DIGITS),
+        "same\ntop %": "ref" if model.is_reference else cell(same, 2),
+        "rows": f"{model.rows:,}",
+        "tokens": f"{model.ppl.tokens:,}",
+        "non-\nfinite": f"{model.ppl.non_finite:,}",
+        "seconds": cell(model.score_seconds, 1) + ("*" if model.cached else ""),
+    }
+
+
+def kld_of(model: ModelResult) -> float | None:
+    """Mean KLD in nats; the reference's is 0 by definition; None for a failed model and where it is not known."""
+    if model.error:
+        return None
+    if model.is_reference:
+        return 0.0
+    return model.kld.value if model.kld else None
 
 
 def footnotes(run: RunResult) -> list[str]:
-    """What the table needs said: stored results, unknown sizes, non-finite scores, failures."""
-    notes = (
-        ["* from the cache; seconds are those of the run that measured it"] if any(m.cached for m in run.models) else []
-    )
-    for model in run.models:
-        if model.error:
-            notes.append(f"{model.label}: failed: {model.error}")
-        elif model.storage.note:
-            notes.append(f"{model.label}: size n/a: {model.storage.note}")
-        if model.ppl is not None and model.ppl.non_finite:
-            notes.append(
-                f"{model.label}: {model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out"
-            )
-    return notes
+    """What the table needs said: the reference, stored results, and each model's own."""
+    notes = []
+    if run.reference is not None:
+        notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}")
+    if any(model.cached for model in run.models):
+        notes.append("* from the cache; seconds are those of the run that measured it")
+    return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def model_notes(model: ModelResult, run: RunResult) -> list[str]:
+    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and what the run noted."""
+    notes = []
+    if model.error:
+        notes.append(f"failed: {model.error}")
+    elif model.storage.note:
+        notes.append(f"size n/a: {model.storage.note}")
+    if model.ppl is not None and model.ppl.non_finite:
+        notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
+    if model.kld is not None and model.kld.non_finite:
+        notes.append(f"{model.kld.non_finite} positions had no finite KL divergence; KLD leaves them out")
+    unexplained = not (model.error or model.is_reference or model.kld or model.notes)
+    if run.reference is not None and unexplained:
+        notes.append("KLD n/a: this engine measured none")
+    return [*notes, *model.notes]
 
 
 def show(run: RunResult, console: Console) -> None:
@@ -85,7 +118,7 @@ def show(run: RunResult, console: Console) -> None:
 
 def model_json(model: ModelResult) -> dict[str, Any]:
     """One model for results.json; upstream's names where upstream has one (``vram_gb`` is GiB there too)."""
-    ppl = model.ppl
+    ppl, kld = model.ppl, model.kld
     return {
         "label": model.label,
         "engine": model.engine,
@@ -98,10 +131,19 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "logprob_sum": ppl.logprob_sum if ppl else None,
         "tokens": ppl.tokens if ppl else None,
         "non_finite": ppl.non_finite if ppl else None,
+        "reference": model.is_reference,
+        "kld": kld_of(model),
+        "kld_sum": kld.total if kld else None,
+        "kld_tokens": kld.tokens if kld else None,
+        "kld_non_finite": kld.non_finite if kld else None,
+        "same_top": model.same_top.value if model.same_top else None,
+        "top1": model.top1.value if model.top1 else None,
+        "entropy": model.entropy.value if model.entropy else None,
         "rows": model.rows,
         "load_seconds": model.load_seconds,
         "score_seconds": model.score_seconds,
         "from_cache": model.cached,
+        "notes": list(model.notes),
         "error": model.error or None,
         "spec": model.spec,
         "spec_sha256": model.spec_sha256,
@@ -119,6 +161,7 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "versions": machine.versions(),
         "hardware": {**machine.hardware(), **machine.threads()},
         "data": run.data,
+        "reference": run.reference,
         "models": [model_json(model) for model in run.models],
     }
 
@@ -130,22 +173,29 @@ def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
 
 
 def write_csv(run: RunResult, file: Path) -> None:
-    """Write the flat fields of every model as CSV, atomically."""
-    rows = [{key: value for key, value in model_json(m).items() if not isinstance(value, dict)} for m in run.models]
+    """Write the flat fields of every model as CSV, and its notes as one text, atomically."""
+    rows = [
+        {key: value for key, value in model_json(model).items() if not isinstance(value, dict)}
+        | {"notes": "; ".join(model.notes)}
+        for model in run.models
+    ]
     with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def points(run: RunResult, *, vram: bool) -> tuple[list[Point], list[str]]:
-    """(points of the PPL plot, one line for each model that cannot be drawn)."""
+def points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point], list[str]]:
+    """(points of the PPL or KLD plot, one line for each model that cannot be drawn)."""
     drawn, left_out = [], []
     for model in run.models:
         x = model.storage.vram_gib if vram else model.storage.bpw_layer
-        y = model.ppl.value if model.ppl else None
+        ppl = model.ppl.value if model.ppl else None
+        y = kld_of(model) if kld else ppl
         if x is None or y is None:
-            left_out.append(f"{model.label}: not in the plot: {'PPL' if y is None else 'size'} unknown")
+            missing = "size" if y is not None else "KLD" if kld else "PPL"
+            left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         else:
-            drawn.append(Point(model.label, x, y))
+            shown = "reference" if model.is_reference else cell(y, KLD_DIGITS)
+            drawn.append(Point(model.label, x, y, shown if kld else ""))
     return drawn, left_out

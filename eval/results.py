@@ -6,17 +6,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import Storage
-from eval.estimates import Perplexity
+from eval.estimates import Mean, Perplexity
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """One row of the table.  ``error`` is set, and ``ppl`` None, if the model failed."""
+    """One row of the table.  ``error`` is set, and ``ppl`` None, if the model failed.
+
+    ``kld`` (nats) and ``same_top`` (share) are None without a reference, for the reference itself, and where an engine
+    cannot tell, which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the
+    model's per-token scores in the store.
+    """
 
     label: str
     engine: str
     storage: Storage = field(default_factory=Storage)
     ppl: Perplexity | None = None
+    kld: Mean | None = None
+    same_top: Mean | None = None
+    top1: Mean | None = None
+    entropy: Mean | None = None
+    is_reference: bool = False
     rows: int = 0
     load_seconds: float | None = None
     score_seconds: float | None = None
@@ -24,16 +34,23 @@ class ModelResult:
     spec: dict[str, Any] = field(default_factory=dict)
     spec_sha256: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
+    scores_key: str = ""
+    notes: tuple[str, ...] = ()
     error: str = ""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A whole run: its data (JSON types), its subtitle for plots, its models."""
+    """A whole run: its data (JSON types), its subtitle for plots, its models, and what KLD is measured against.
+
+    ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
+    None without a reference.
+    """
 
     data: dict[str, Any]
     subtitle: str
     models: tuple[ModelResult, ...]
+    reference: dict[str, Any] | None = None
 
     @property
     def failed(self) -> tuple[ModelResult, ...]:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 
 from backends import vllm_install
-from backends.base import Capabilities
+from backends.base import Capabilities, Storage
 from backends.fake import FakeBackend
 from backends.transformers import TransformersBackend
-from eval import cli
+from eval import cli, plot
+from eval.estimates import Mean, Perplexity
+from eval.results import ModelResult, RunResult
+from eval.store import Store
 from tests.conftest import TOY_VOCAB, Ran
 
 Run = Callable[..., Ran]
@@ -70,7 +76,7 @@ def test_results_json_says_what_ran(compare_q: Run, write_specs: Specs, tmp_path
     data, spec = write_specs([FAKE], dataset_display_name="letters")
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["format"] == 1
+    assert written["format"] == 2
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
     assert written["data"]["rows"] == 9
@@ -171,11 +177,24 @@ def test_override_tensors_are_refused(compare_q: Run, write_specs: Specs, toy_mo
     assert_refused(compare_q("-d", data, "-m", spec), "'transformers' takes no override tensors")
 
 
-def test_out_logits_is_said_to_be_unused(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs([{**FAKE, "out_logits": "/nowhere"}])
-    ran = compare_q("-d", data, "-m", spec)
-    assert ran.status == 0
-    assert "fake: out_logits is not used" in ran.err
+@pytest.mark.parametrize("mark", ["reference", "out_logits"])
+def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: Path, mark: str) -> None:
+    """The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862."""
+    marked = {mark: True if mark == "reference" else str(tmp_path / "kept")}
+    boosted = {"label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0}
+    uniform = {"label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0}
+    data, spec = write_specs([{**FAKE, **uniform}, {**FAKE, **boosted, **marked}])
+    ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    first, second = (line.split() for line in ran.out.splitlines() if line.split()[:1] in (["uniform"], ["boosted"]))
+    assert first[4:7] == ["500.0000", "0.07862", "0.00"]
+    assert second[4:7] == ["25.8437", "ref", "ref"]
+    assert "against boosted" in ran.out
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["reference"]["label"] == "boosted"
+    assert [model["reference"] for model in written["models"]] == [False, True]
+    assert written["models"][0]["kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert (tmp_path / "p.svg").is_file()
 
 
 def test_a_key_that_stands_twice(compare_q: Run, write_specs: Specs) -> None:
@@ -268,10 +287,83 @@ def test_check_starts_nothing(
     assert "error: toy: /nowhere/model: no such folder" in ran.err
 
 
-@pytest.mark.parametrize("flags", [["-kld"], ["-lf", "x"]])
-def test_kld_is_refused_and_not_ignored(compare_q: Run, write_specs: Specs, flags: list[str]) -> None:
+@pytest.mark.parametrize("flags", [[], ["--check"], ["-p"]])
+def test_kld_without_a_reference_is_refused_and_not_ignored(
+    compare_q: Run, write_specs: Specs, flags: list[str]
+) -> None:
     data, spec = write_specs()
-    assert_refused(compare_q("-d", data, "-m", spec, *flags), "arrives with issue 2")
+    ran = compare_q("-d", data, "-m", spec, "-kld", *flags)
+    assert_refused(ran, '--kld: no model is the reference: mark one with "reference": true', "or give --logits_file")
+
+
+def measured(label: str, kld: float | None = None, **keys: Any) -> ModelResult:
+    """A hand-made result at 4 bits per weight."""
+    mean = None if kld is None else Mean(kld, kld, 1, 0)
+    return ModelResult(label, "fake", Storage(4.0, 16.0, 8e9), Perplexity(7.5, -2.0, 1, 0), mean, **keys)
+
+
+def drawn_with(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
+    """What the plot is told."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(plot, "scatter", lambda points, **keys: told.update(keys, points=points))
+    monkeypatch.setattr(plot, "save", lambda figure, file: None)
+    cli.draw(cli.parser().parse_args(["-pf", str(tmp_path / "p.png"), *flags]), run)
+    return told
+
+
+def test_kld_replaces_perplexity_in_the_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = (measured("bf16", is_reference=True), measured("W4", 0.25))
+    run = RunResult({}, "letters", models, {"label": "bf16", "kind": "states"})
+    told = drawn_with(run, tmp_path, monkeypatch, "-kld")
+    assert told["title"] == "KL divergence of quantized models"
+    assert told["y_label"] == "KL divergence (nats, mean over tokens) against bf16"
+    assert [point.y for point in told["points"]] == [0.0, 0.25]
+    assert told["from_zero"] is True
+    plain = drawn_with(run, tmp_path, monkeypatch)
+    assert (plain["title"], plain["y_label"]) == ("Perplexity of quantized models", "Perplexity")
+    assert [point.y for point in plain["points"]] == [7.5, 7.5]
+    assert (plain["from_zero"], plain["to_scale"]) == (False, -math.inf)
+    assert drawn_with(run, tmp_path, monkeypatch, "-kld", "-t", "Mine")["title"] == "Mine"
+    long = replace(run, reference={"label": "x" * 50, "kind": "logits"})
+    assert drawn_with(long, tmp_path, monkeypatch, "-kld")["y_label"] == "KL divergence (nats, mean over tokens)"
+
+
+def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two labels with one file name are two files; a failed model leaves its name free in every run."""
+    store = Store(tmp_path / "cache")
+    for key in ("a", "b", "c"):
+        store.path("scores", key, ".parquet").write_text(key)
+    models = (
+        measured("W4 g32", scores_key="a"),
+        replace(measured("w4/g32", scores_key="b"), error="failed", ppl=None),
+        measured("W4_g32", scores_key="c"),
+        measured("no key"),
+    )
+    cli.copy_scores(store, RunResult({}, "letters", models), tmp_path)
+    found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
+    assert found == {"W4_g32.parquet": "a", "W4_g32-3.parquet": "c"}
+    assert capsys.readouterr().out.splitlines() == [
+        f"tokens of W4 g32: {tmp_path / 'W4_g32.parquet'}",
+        f"tokens of W4_g32: {tmp_path / 'W4_g32-3.parquet'}",
+    ]
+
+
+def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "label": "one [x]"}, {**FAKE, "label": "bad", "engine": {"fail": 0}}])
+    ran = compare_q("-d", data, "-m", spec, "--tokens-out", tmp_path / "deep" / "tokens")
+    assert ran.status == 1, ran.err
+    (file,) = (tmp_path / "deep" / "tokens").iterdir()
+    assert file.name == "one__x_.parquet"
+    table = parquet.read_table(file)
+    assert table.num_rows == 9 * 99
+    assert {"row", "position", "token_id", "logprob"} <= set(table.column_names)
+
+
+def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert_refused(compare_q("-d", data, "-m", spec, "--tokens-out", folder), f"--tokens-out: {folder}: cannot")
 
 
 def test_missing_flags(compare_q: Run) -> None:
@@ -425,5 +517,8 @@ def test_every_flag_of_upstream_is_there() -> None:
         "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
         "-dark", "--dark", "-pf", "--plot_file",
     }  # fmt: skip
-    ours = {"-r", "--rows", "-o", "--output", "--csv", "--cache-dir", "--list-engines", "--check", "--verbose"}
+    ours = {
+        "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir", "--list-engines", "--check",
+        "--verbose",
+    }  # fmt: skip
     assert upstream | ours <= flags

@@ -243,6 +243,45 @@ def test_what_is_merely_high_stays_to_scale() -> None:
     assert not any("scale" in text.get_text() for figure in figures for text in named(figure, "label"))
 
 
+KLDS = [Point("bf16", 16, 0.0, "reference"), Point("vLLM bf16", 16, 0.0004, "0.00040"),
+        Point("vLLM FP8", 8, 0.02, "0.02000"), Point("vLLM W4A16", 4.5, 0.3, "0.30000")]  # fmt: skip
+
+
+def draw_kld(points: list[Point], **keys: Any) -> Figure:
+    return plot.scatter(points, x_label="x", y_label="KLD", title="t", from_zero=True, to_scale=1.0, **keys)
+
+
+@pytest.mark.parametrize("points", [KLDS, KLDS[:1], KLDS[1:], [Point("a", 4, 0.3), Point("b", 5, 0.31)]])
+def test_a_kld_axis_starts_at_zero(points: list[Point]) -> None:
+    low, high = draw_kld(points).axes[0].get_ylim()
+    assert low == 0
+    assert high > max(point.y for point in points)
+
+
+def test_a_value_below_zero_is_still_on_the_axis() -> None:
+    assert draw_kld([*KLDS, Point("EXL3 8.0", 8, -1e-6)]).axes[0].get_ylim()[0] == -1e-6
+
+
+def test_what_is_shown_for_y_can_be_given() -> None:
+    texts = [text.get_text() for text in named(draw_kld(KLDS), "label")]
+    assert texts == ["W4A16\n0.30000", "FP8\n0.02000", "bf16\nreference", "bf16\n0.00040"]
+
+
+def test_ordinary_klds_stay_to_scale_and_a_broken_model_does_not() -> None:
+    """0.3 is more than ten times 0.02, and 8-bit against 4-bit no outlier; 9 nats are."""
+    assert not any("scale" in text.get_text() for text in named(draw_kld(KLDS), "label"))
+    figure = draw_kld([*KLDS, Point("GGUF IQ1_S", 2, 9.0, "9.00000")])
+    assert [text.get_text() for text in named(figure, "label") if "scale" in text.get_text()] == [
+        "IQ1_S\n9.00000 (off the scale)"
+    ]
+    assert 0.3 < figure.axes[0].get_ylim()[1] < 0.4
+
+
+def test_a_point_that_another_all_but_covers_shows_around_it() -> None:
+    sizes = {mark.get_ydata()[0]: mark.get_markersize() for mark in named(draw_kld(KLDS), "point")}
+    assert sizes[0.0] > sizes[0.0004] == sizes[0.02] == sizes[0.3]
+
+
 def test_identical_points_all_show() -> None:
     sizes = [mark.get_markersize() for mark in named(figure_of("identical"), "point")]
     assert sizes == sorted(sizes, reverse=True)
