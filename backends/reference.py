@@ -141,6 +141,11 @@ class ReferenceStore(ABC):
     n_rows: int
 
     @property
+    def head_digests(self) -> list[str]:
+        """Checksums of the head's files."""
+        return []
+
+    @property
     @abstractmethod
     def stored_bytes(self) -> int:
         """Bytes of all rows and the head."""
@@ -174,6 +179,10 @@ class Reader(ReferenceStore):
             self.files: dict[str, dict[str, Any]] = manifest["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it or run with -cc") from None
+
+    @property
+    def head_digests(self) -> list[str]:
+        return [facts["sha256"] for name, facts in sorted(self.files.items()) if name.startswith("head.")]
 
     @property
     def stored_bytes(self) -> int:

@@ -30,6 +30,7 @@ class LogitsSource:
         self.lm_head: Any = None
         self.states: Any = None
         self.bias: Any = None
+        self.reference_heads: dict[Any, tuple[Any, Any, str]] = {}
         for processor in self.processors:
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 

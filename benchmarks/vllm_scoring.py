@@ -83,6 +83,9 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     reference.seal(record, store, {}, count)
     opened_store = reference.Reader(store)
     facts: dict[str, Any] = {}
+    plan = Plan(reference=str(store), vocab_size=VOCAB)
+    comparing_heads = seconds(lambda: run.call("compare_q_begin", vars(plan)))  # once for each engine and store
+    run.end()
 
     def scored(plan: Plan, name: str) -> None:
         list(run.scored(windows, plan))
@@ -92,7 +95,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "prefill": lambda: list(run.requests(windows, {})),
         "prompt_logprobs_0": lambda: list(run.requests(windows, {"prompt_logprobs": 0, "flat_logprobs": True})),
         "ppl": lambda: scored(Plan(), "ppl"),
-        "kld": lambda: scored(Plan(reference=str(store), vocab_size=VOCAB), "kld"),
+        "kld": lambda: scored(plan, "kld"),
     }
     times: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds + 1):
@@ -100,7 +103,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             taken = seconds(path)
             if number:  # the first round warms up
                 times[name].append(taken)
-    against_itself = [scores.kld for scores in run.scored(windows, Plan(reference=str(store), vocab_size=VOCAB))]
+    against_itself = [scores.kld for scores in run.scored(windows, plan)]
     tokens = sum(len(window.token_ids) for window in windows)
     prefill = times["prefill"]
     rows = Rows(opened_store, pin=False)
@@ -118,7 +121,8 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             "bytes_a_token_without_head": round(
                 sum(facts["bytes"] for name, facts in opened_store.files.items() if name.startswith("row")) / tokens, 1
             ),
-            "record_seconds": recording, "verify_seconds": seconds(opened_store.verify),
+            "record_seconds": recording, "comparing_heads_seconds": comparing_heads,
+            "verify_seconds": seconds(opened_store.verify),
             "read_seconds": seconds(lambda: [rows.get(row).sum() for row in range(count)]),
             "recompute_seconds": statistics.median(prefill),
         },

@@ -23,7 +23,7 @@ BPW_BF16 = 16.0
 # Against float64: float32 matrix products are float32 on a CPU, and TF32 on a GPU (0.037 of a log-probability and 0.12
 # of a logit seen on an H200).  Two batches of one engine differ by the order of additions only.
 GPU = torch.cuda.is_available()
-ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-4) if GPU else (2e-4, 2e-4, 1e-5)
+ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ def measured(
 def assert_refused(ran: Ran, *parts: str) -> None:
     """Exit status 2 and one line of error that holds every part; nothing was loaded."""
     assert ran.status == 2, ran.out + ran.err
-    (line,) = [line for line in ran.err.splitlines() if not line.startswith(("tokenizing ", "checking reference "))]
+    (line,) = [
+        line for line in ran.err.splitlines() if not line.startswith(("tokenizing ", "checking reference ", "reading "))
+    ]
     assert line.startswith("error: ")
     for part in parts:
         assert part in line

@@ -1,0 +1,87 @@
+"""Memory bounds and head comparison of the scorer in vLLM's workers; its scores are tested in test_vllm_score.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backends.reference import Head, Reader, Writer, seal
+from backends.vllm_scorer import CPU_ROWS, Plan, Scorer, same_weight
+
+LIMIT = 256 << 20
+
+
+def scorer(
+    entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
+) -> Scorer:
+    """A scorer that has not been given anything to do."""
+    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)])
+    return Scorer(source, Plan(**plan), SimpleNamespace(type=device), entries, tp_size)
+
+
+@pytest.mark.parametrize("vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000])
+@pytest.mark.parametrize("has_reference", [False, True])
+@pytest.mark.parametrize("hidden_size", [576, 4096, 16384])
+def test_a_chunk_stays_under_256_mib(vocab_size: int, has_reference: bool, hidden_size: int) -> None:
+    """Logits, the reference's logits and states, and results, in bfloat16; one row is the least."""
+    under_test = scorer(vocab_size)
+    under_test.rows = SimpleNamespace() if has_reference else None  # type: ignore[assignment]
+    rows = under_test.chunk_rows(hidden_size, 2)
+    needed = rows * (2 * vocab_size * (1 + has_reference) + 2 * hidden_size * has_reference + 48)
+    assert rows == 1 or needed <= LIMIT
+    assert rows < 128 or rows % 128 == 0
+    assert rows == 1 or needed > LIMIT / 4 or rows >= 128
+
+
+def test_chunks_by_hand() -> None:
+    """255 MiB / 256,560 bytes a row = 1,042; against a reference 255 MiB / 521,264 = 512."""
+    assert scorer(128_256).chunk_rows(4096, 2) == 1024
+    against = scorer(128_256)
+    against.rows = SimpleNamespace()  # type: ignore[assignment]
+    assert against.chunk_rows(4096, 2) == 512
+    assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 2048
+    assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 1024
+    assert scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256  # two more copies: 347, rounded down
+    assert scorer(49_152, device="cpu").chunk_rows(576, 2) == CPU_ROWS
+
+
+def test_shards_are_cut_to_what_the_reference_has() -> None:
+    cut = scorer(320, vocab_size=250)
+    cut.source.shard = (160, 300)  # type: ignore[misc]
+    assert cut.shard == (160, 250)
+    cut.source.shard = (256, 300)  # type: ignore[misc]
+    assert cut.shard == (250, 250)  # nothing on this rank
+    assert scorer(320, gathered=True).shard == (0, 320)
+
+
+def stored(folder: Path, weight: torch.Tensor, bias: torch.Tensor | None) -> Reader:
+    (folder / "building").mkdir()
+    writer = Writer(folder / "building", "states")
+    writer.row(0, torch.zeros(1, 4))
+    writer.head(0, weight, bias)
+    writer.close(Head(len(weight), "bfloat16"))
+    seal(folder / "building", folder / "store", {}, 1)
+    return Reader(folder / "store")
+
+
+def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.vllm_scorer.COMPARED", 7)  # pieces that do not divide the range
+    weight = torch.randn(50, 4).bfloat16()
+    store = stored(tmp_path, weight, None)
+    assert same_weight(store, weight, 0, 50)
+    assert same_weight(store, weight[20:], 20, 50)  # a rank's share
+    assert not same_weight(store, weight, 20, 50)
+    assert not same_weight(store, weight.float(), 0, 50)
+    for changed in (0, 6, 7, 49):
+        other = weight.clone()
+        other[changed, 3] += 1
+        assert not same_weight(store, other, 0, 50)
+
+
+def test_a_head_with_a_bias_is_not_shared(tmp_path: Path) -> None:
+    weight = torch.randn(50, 4)
+    assert not same_weight(stored(tmp_path, weight, torch.zeros(50)), weight, 0, 50)
