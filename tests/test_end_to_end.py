@@ -54,6 +54,18 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
     assert all(model["non_finite"] == 0 for model in models.values())
 
 
+def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
+    """Of every row of the table, on every position that its perplexity has."""
+    models = demo_run["models"]
+    assert demo_run["results"]["reference"]["label"] == "vLLM bf16"
+    assert models["vLLM bf16"]["reference"] is True
+    assert models["vLLM bf16"]["kld"] == 0.0
+    others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", "vLLM W4A16 g32")]
+    assert all(model["kld_tokens"] == model["tokens"] == 3 * 511 for model in others)
+    assert 0 < others[0]["kld"] < others[1]["kld"] < others[2]["kld"] < 1
+    assert 1 > others[0]["same_top"] > others[1]["same_top"] > others[2]["same_top"] > 0.5
+
+
 def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
     assert demo_run["again"].returncode == 0
     assert "loading" not in demo_run["again"].stderr
@@ -64,9 +76,11 @@ def test_the_terminal_stays_readable(demo_run: dict[str, Any]) -> None:
     """vLLM's log goes to a file: what is left is our progress, one line a phase, and where the warnings are."""
     lines = demo_run["first"].stderr.splitlines()
     warned = [line for line in lines if " warnings of the engine are in " in line]
-    phases = [line for line in lines if line not in warned]
+    (kept,) = [line for line in lines if ": kept as the reference, " in line]
+    phases = [line for line in lines if line not in [*warned, kept]]
     assert len(phases) == 1 + 2 * 4
     assert all(line.split()[0] in ("tokenizing", "loading", "scoring") for line in phases)
+    assert phases[1].startswith("loading vLLM bf16: ")  # the reference, whatever its place
     assert all(Path(line.rpartition(" ")[2]).is_file() for line in warned)
     assert max(len(line) for line in demo_run["first"].stdout.splitlines()[:12]) <= 80
     assert len(list((demo_run["folder"] / "cache" / "logs").glob("vLLM_bf16*.log"))) == 1
