@@ -80,8 +80,8 @@ def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor, chunk_rows:
         model.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
         model.llm.generate({"prompt_token_ids": input_ids[0].tolist()}, params, use_tqdm=False)
         rows = model.llm.collective_rpc("compare_q_save_logits", args=(file,))
-        if rows[0] != input_ids.shape[1]:
-            raise ModelError(f"vLLM computed {rows[0]} rows of logits for a window of {input_ids.shape[1]} tokens")
+        if max(rows) != input_ids.shape[1]:
+            raise ModelError(f"vLLM computed {max(rows)} rows of logits for a window of {input_ids.shape[1]} tokens")
         logits: torch.Tensor = load_file(file)["logits"]
     return logits.unsqueeze(0)
 

@@ -269,10 +269,11 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
 def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
     """Hex digest that changes when the model's files do: configs, code, headers, sizes and times of weights.
 
+    Engines take more than sampling defaults from generation_config.json: tokens that Gemma 4 must never score, say.
     Tokenizer, README and other files are left out: editing them must not recompute anything.
     """
     digest = hashlib.sha256()
-    patterns = ("config.json", "*quant*.json", "params.json", "*.py")
+    patterns = ("config.json", "generation_config.json", "*quant*.json", "params.json", "*.py")
     for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     for file in [*weight_files(folder), *override_tensors]:

@@ -55,8 +55,7 @@ class Head:
 def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in their dtype.
 
-    The order (product, bias, soft cap, scale) and the rounding after each are those of vLLM's LogitsProcessor and of
-    Transformers' models.
+    Product, bias, soft cap, scale, each rounded: the order in which the engines that leave states behind compute them.
     """
     import torch
 
@@ -64,6 +63,23 @@ def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: to
     if head.soft_cap is not None:
         logits = logits.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
     return logits.mul_(head.scale) if head.scale != 1.0 else logits
+
+
+def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest |a - b|; infinite where only one is masked or NaN, so that no comparison with it passes by accident."""
+    import torch
+
+    a, b = a.float(), b.float()
+    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).abs()
+    return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+
+
+def largest_finite(logits: torch.Tensor) -> float:
+    """Largest size of a finite logit; 0 if there is none."""
+    import torch
+
+    finite = torch.where(torch.isfinite(logits), logits.float(), 0.0)
+    return float(finite.abs().max())
 
 
 class Writer:
@@ -83,8 +99,10 @@ class Writer:
         import torch
 
         if self.kind == "logits":
+            # A model masks tokens with -inf or with the lowest number that its dtype has.
+            tensor = tensor.masked_fill(tensor <= torch.finfo(tensor.dtype).min / 2, -torch.inf)
             half = tensor.to(torch.float16)
-            if not torch.equal(half.isfinite(), tensor.isfinite()):  # what the model itself masks is kept
+            if not torch.equal(half.isfinite(), tensor.isfinite()):
                 raise ValueError(f"row {row}: logits that float16 cannot hold")
             tensor = half
         self._write(row_name(row), {self.kind: tensor})
@@ -178,7 +196,7 @@ class Reader(ReferenceStore):
             self.head, self.n_rows = Head(**manifest["head"]), manifest["rows"]
             self.files: dict[str, dict[str, Any]] = manifest["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it or run with -cc") from None
+            raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
 
     @property
     def head_digests(self) -> list[str]:
@@ -192,7 +210,7 @@ class Reader(ReferenceStore):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for problem in pool.map(self._problem, self.files):
                 if problem:
-                    raise InputError(f"{problem}; delete {self.path} or run with -cc to make it again")
+                    raise InputError(f"{problem}; delete {self.path}, so that it is made again")
                 advance()
 
     def _problem(self, name: str) -> str:

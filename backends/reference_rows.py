@@ -84,6 +84,11 @@ class UpstreamReader(ReferenceStore):
             self._shape(row)
             advance()
 
+    @property
+    def positions(self) -> int:
+        """Scored positions of the first row."""
+        return self._shape(0)[-2] - 1
+
     def row(self, row: int) -> torch.Tensor:
         tensor: torch.Tensor = self._slice(row, lambda opened, rows: opened[rows])
         # The last position predicts a token beyond the window.

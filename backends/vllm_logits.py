@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from backends.reference import Head, head_logits
+from backends.reference import Head, head_logits, largest_difference
 
 UNLIMITED = 1 << 60
 QUANTIZED_HEAD = "its head is quantized"
@@ -53,29 +53,42 @@ class LogitsSource:
         return self.model.compute_logits(hidden_states)
 
     def local(self, hidden_states: Any) -> Any:
-        """Logits [n, last - first] of this rank's ``shard``."""
+        """Logits [n, last - first] of this rank's ``shard``; right only for a model that has no edits of its own."""
         with ungathered(self.processors):
             logits = self.model.compute_logits(hidden_states)
         first, last = self.shard or (0, logits.shape[-1])
+        return logits[..., : last - first]
+
+    def local_again(self) -> Any:
+        """What ``local`` would give for the last call, without the model's own edits; None if that is not known.
+
+        An edit by token id would miss its token, or fail, on a rank's share of the vocabulary.
+        """
+        if self.shard is None:
+            return None
+        with ungathered(self.processors):
+            logits = self.processor(self.lm_head, self.states, self.bias)
+        first, last = self.shard
         return logits[..., : last - first]
 
     def weight(self) -> tuple[Any, Any] | str:
         """(weight [n, H], bias [n] or None) of this rank's entries, or why there is no plain one."""
         if self.shard is None:
             return "its logits do not come from a head that compare_q knows"
+        first, last = self.shard
         weight, method = getattr(self.lm_head, "weight", None), type(self.lm_head.quant_method).__name__
         if weight is None or not method.startswith("Unquantized") or not weight.is_floating_point():
             return f"{QUANTIZED_HEAD} ({method})"
+        if weight.ndim != 2 or weight.shape[0] < last - first or weight.shape[1] != self.states.shape[-1]:
+            return f"its head's weight has the shape {tuple(weight.shape)}"  # packed for a CPU's kernels, say
         if self.states.dtype != weight.dtype:
             return f"its head computes in {weight.dtype} what arrives in {self.states.dtype}"
-        first, last = self.shard
         return weight[: last - first], None if self.bias is None else self.bias[: last - first]
 
     def head(self, dtype: str) -> Head:
         """What the LogitsProcessor does beside the product."""
-        return Head(
-            int(self.processor.org_vocab_size), dtype, self.processor.soft_cap, float(self.processor.scale)
-        )  # fmt: skip
+        processor = self.processor
+        return Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
 
     def head_difference(self, logits: Any) -> float | str:
         """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
@@ -84,8 +97,7 @@ class LogitsSource:
             return found
         if self.states.ndim != 2 or self.states.shape[0] != logits.shape[0]:
             return "its head is given other rows than its logits have"
-        again = head_logits(self.head(""), self.states, *found)
-        return float((again.float() - logits.float()).abs().max())
+        return largest_difference(head_logits(self.head(""), self.states, *found), logits)
 
 
 @contextmanager

@@ -114,14 +114,14 @@ class EngineRun:
 
         engine = self.llm.llm_engine
         rows = {str(window.row): window.row for window in windows}
-        with self.capture(), paused(engine):
-            for window in windows:
-                params = SamplingParams(
-                    max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
-                    extra_args={TAG: [window.row, window.score_from, window.n_scored]}, **sampling,
-                )  # fmt: skip
-                engine.add_request(str(window.row), {"prompt_token_ids": window.token_ids.tolist()}, params)
         try:
+            with self.capture(), paused(engine):
+                for window in windows:
+                    params = SamplingParams(
+                        max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
+                        extra_args={TAG: [window.row, window.score_from, window.n_scored]}, **sampling,
+                    )  # fmt: skip
+                    engine.add_request(str(window.row), {"prompt_token_ids": window.token_ids.tolist()}, params)
             while engine.has_unfinished_requests():
                 with self.capture():
                     outputs = engine.step()
@@ -129,12 +129,13 @@ class EngineRun:
                 if finished:
                     yield finished
         finally:
-            if rows:  # whoever was iterating has had enough
+            if rows:  # whoever was iterating has had enough, or a request was refused
                 engine.abort_request(list(rows))
 
     def collect(self, rows: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
         """Row -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
+        covered, entries = 0, 0
         for header_text, data in self.call("compare_q_collect", list(rows)):
             header = json.loads(header_text)
             if header["error"]:
@@ -144,12 +145,14 @@ class EngineRun:
             if header.get("rows"):
                 flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
                 parts = np.split(flat, np.cumsum(header["counts"])[:-1])
+                entries = header["entries"]
                 shards.setdefault(tuple(header["shard"]), dict(zip(header["rows"], parts, strict=True)))
-        covered = 0
         for first, last in sorted(shards):
             if first != covered and last > first:
                 raise ModelError(f"vocabulary entries {covered} to {first} were scored by no rank, or twice")
             covered = max(last, covered)
+        if shards and covered != entries:
+            raise ModelError(f"vocabulary entries {covered} to {entries} were scored by no rank")
         return {row: [part[row] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for row in rows}
 
     def end(self) -> dict[str, Any]:
@@ -165,7 +168,7 @@ class EngineRun:
             "reference_head": next((facts["reference_head"] for facts in ranks if facts["reference_head"]), ""),
             "logits_dtype": next((facts["dtype"] for facts in ranks if facts["dtype"]), ""),
             "local_difference": max(facts["local_difference"] for facts in ranks),
-            "head_difference": next((facts["head_difference"] for facts in ranks if facts["dtype"]), 0.0),
+            "head_difference": max(facts["head_difference"] for facts in ranks),
             "head_reason": next((facts["head_reason"] for facts in ranks if facts["head_reason"]), ""),
         }
 
@@ -191,7 +194,7 @@ class EngineRun:
                    for row, output in rows.items()}  # fmt: skip
         collected = self.collect([window.row for window in short])
         facts = self.end()
-        if facts["local_difference"] > 0:
+        if not facts["local_difference"] <= 0:
             return None
         spacing = SPACING.get(facts["logits_dtype"], SPACING["bfloat16"])
         differences, allowed = [], []
@@ -199,11 +202,13 @@ class EngineRun:
             targets = window.token_ids[1:]
             ours = statistics.scores(window.row, targets, collected[window.row]).logprob
             theirs = own_logprobs(window, outputs[window.row].prompt_logprobs)
-            differences.append(np.abs(ours.astype(np.float64) - theirs))
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(ours.astype(np.float64) - theirs)
+            differences.append(np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, apart))
             allowed.append(2 * spacing * largest_logit(collected[window.row]) + 1e-4)
         difference, limit = np.concatenate(differences), np.concatenate(allowed)
         if not (difference <= limit).all() or difference.mean() > limit.mean() / 4:
-            worst = int(np.nanargmax(difference - limit)) if np.isfinite(difference).any() else 0
+            worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
             raise ModelError(
                 f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
                 f"{limit[worst]:.3g}), {difference.mean():.3g} on average: compare_q does not score this model right"
@@ -229,11 +234,11 @@ def paused(engine: Any) -> Iterator[None]:
 
 
 def largest_logit(shards: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """Size [T] of the larger of the top and the target's logit."""
+    """Size [T] of the larger of the top and the target's logit; 0 where one is masked or NaN."""
     top = np.max([shard[:, statistics.Column.MAX] for shard in shards], axis=0)
     target = np.max([shard[:, statistics.Column.TARGET] for shard in shards], axis=0)
     larger: NDArray[np.float64] = np.maximum(np.abs(top), np.abs(target)).astype(np.float64)
-    return larger
+    return np.where(np.isfinite(larger), larger, 0.0)
 
 
 def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ GPU: results are copied behind the computation, and an event says when a window'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import logit_statistics as statistics
-from backends.reference import Kind, Writer, head_logits
+from backends.messages import one_line
+from backends.reference import Head, Kind, Writer, head_logits, largest_difference
 from backends.reference_rows import Rows, open_reference
 from backends.vllm_hooks import Segment
 from backends.vllm_logits import LogitsSource
@@ -78,18 +80,21 @@ class Probe:
 
 @dataclass
 class Scorer:
-    """One rank's scorer between ``begin`` and ``end`` of a run."""
+    """One rank's scorer between ``begin`` and ``end`` of a run; ``keeps``: rows of a record are this rank's to keep."""
 
     source: LogitsSource
     plan: Plan
     device: Any
     vocab_size: int
     tp_size: int
+    keeps: bool = True
     buffers: dict[int, Buffer] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
     recomputed: int = 0
     extra_bytes: int = 0
     largest_chunk: int = 0
+    kept_columns: int = 0
+    error: str = ""
     reference_head: str = ""
     writer: Writer | None = None
     rows: Rows | None = None
@@ -105,11 +110,18 @@ class Scorer:
                 self._weight = self._reference_weight(*self.shard)
 
     @property
+    def entries(self) -> int:
+        """Vocabulary entries that are scored, on all ranks together."""
+        processor = self.source.processor
+        whole = self.vocab_size if processor is None else int(processor.org_vocab_size)
+        return min(self.plan.vocab_size or whole, whole)
+
+    @property
     def shard(self) -> tuple[int, int]:
-        """Vocabulary entries [first, last) that this rank scores."""
-        limit = self.plan.vocab_size or self.vocab_size
-        first, last = (0, self.vocab_size) if self.plan.gathered else self.source.shard or (0, self.vocab_size)
-        return min(first, limit), min(last, limit)
+        """Those of them, [first, last), that this rank scores."""
+        whole = (0, self.entries)
+        first, last = whole if self.plan.gathered else self.source.shard or whole
+        return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
         """Rows at a time, a multiple of 128 where that is possible."""
@@ -124,7 +136,8 @@ class Scorer:
         return max(rows // 128 * 128 or rows, 1)
 
     def step(self, hidden_states: torch.Tensor, segments: list[Segment]) -> None:
-        """Score this step's rows of ours."""
+        """Score this step's rows of ours; the first error is kept in ``error``."""
+        together = self.plan.gathered or self.plan.probe
         with memory_of(self):
             for segment in segments:
                 row, score_from, n_scored = segment.tag
@@ -133,29 +146,39 @@ class Scorer:
                 end = min(segment.start + segment.count, score_from - 1 + n_scored)
                 size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
                 for a in range(begin, end, size):
+                    if self.error and not together:
+                        return
                     b = min(a + size, end)
                     hidden = hidden_states[segment.begin + a - segment.start : segment.begin + b - segment.start]
-                    self.score(row, n_scored, a - score_from + 1, hidden, segment.tokens(a + 1, b + 1))
+                    logits = self.logits(hidden)  # ranks gather together: also after an error on one of them
+                    if logits is None:  # vLLM gathers on another rank
+                        self.reports = False
+                    elif not self.error:
+                        self.try_score(row, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
 
-    def score(self, row: int, n_scored: int, at: int, hidden: torch.Tensor, targets: torch.Tensor) -> None:
-        """Statistics of ``hidden`` [n, H], scored positions ``at`` to ``at + n`` of a window, into its buffer."""
+    def try_score(self, row: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """``score``, whose error is kept: raised here it would kill the engine."""
+        try:
+            self.score(row, n_scored, at, logits, targets)
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {one_line(error)}"
+
+    def score(self, row: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
+        """Statistics of logits [n, V'], scored positions ``at`` to ``at + n`` of a window, into its buffer."""
         import torch
 
-        logits = self.logits(hidden)
-        if logits is None:  # vLLM gathers on another rank
-            self.reports = False
-            return
         first, last = self.shard
         self.probe.dtype = str(logits.dtype).removeprefix("torch.")
         logits = logits[:, : last - first]
-        n = len(hidden)
+        n = len(logits)
         self.largest_chunk = max(self.largest_chunk, n)
-        reference = self.reference_logits(row, at, n)
+        reference = self.reference_logits(row, n_scored, at, n)
         out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
         statistics.partial(logits, targets, out, first=first, reference=reference)
         kept = None
-        if self.writer is not None:
-            kept = self.source.states if self.plan.record_kind == "states" else logits.half()
+        if self.writer is not None and self.keeps:
+            kept = self.source.states if self.plan.record_kind == "states" else logits
+            self.kept_columns = kept.shape[1]
         buffer = self.buffers.get(row) or self._new(row, n_scored, out, kept)
         self.recomputed += int(buffer.written[at : at + n].sum())
         buffer.statistics[at : at + n].copy_(out, non_blocking=True)
@@ -180,29 +203,36 @@ class Scorer:
     def logits(self, hidden: torch.Tensor) -> Any:
         """The logits that are scored; in a probe all ways to them are compared first."""
         if self.plan.gathered:
-            logits = self.source.gathered(hidden)
             self.probe.head_reason = "its logits are not its head's alone"
-            return logits
-        local = self.source.local(hidden)
-        if self.plan.probe:
-            difference = self.source.head_difference(local)
-            if isinstance(difference, str):
-                self.probe.head_reason = difference
-            else:
-                self.probe.head = max(difference, self.probe.head)
-            whole = self.source.gathered(hidden)
-            if whole is not None:
-                first, last = self.source.shard or (0, whole.shape[-1])
-                off = float((whole[:, first:last].float() - local.float()).abs().max())
-                self.probe.local = max(self.probe.local, off)
+            return self.source.gathered(hidden)
+        return self.probed(hidden) if self.plan.probe else self.source.local(hidden)
+
+    def probed(self, hidden: torch.Tensor) -> Any:
+        """This rank's own logits, after a comparison with the gathered ones and with the head's product."""
+        whole = self.source.gathered(hidden)
+        local = self.source.local_again()
+        if local is None:
+            self.probe.local = math.inf
+            return whole
+        difference = self.source.head_difference(local)
+        if isinstance(difference, str):
+            self.probe.head_reason = difference
+        else:
+            self.probe.head = max(difference, self.probe.head)
+        if whole is not None:
+            first, last = self.source.shard or (0, whole.shape[-1])
+            self.probe.local = max(largest_difference(whole[:, first:last], local), self.probe.local)
         return local
 
-    def reference_logits(self, row: int, at: int, n: int) -> Any:
+    def reference_logits(self, row: int, n_scored: int, at: int, n: int) -> Any:
         """The reference's logits [n, last - first] at the same positions."""
         if self.rows is None:
             return None
         first, last = self.shard
-        stored = self.rows.get(row)[at : at + n]
+        whole = self.rows.get(row)
+        if len(whole) != n_scored:
+            raise ValueError(f"row {row}: the reference has {len(whole)} positions, the window {n_scored}")
+        stored = whole[at : at + n]
         if self.rows.store.kind == "logits":
             return stored[:, first:last].to(self.device, non_blocking=True)
         assert self._weight is not None
@@ -231,11 +261,13 @@ class Scorer:
     def close_record(self) -> None:
         """Write this rank's share of the head, if states were kept, and close the record."""
         assert self.writer is not None
-        if self.writer.kind == "states":
-            weight = self.source.weight()
-            if isinstance(weight, str):
-                raise RuntimeError(weight)
-            self.writer.head(self.shard[0], *weight)
+        if self.writer.kind == "logits":
+            self.writer.close(Head(self.kept_columns, self.probe.dtype))
+            return
+        weight = self.source.weight()
+        if isinstance(weight, str):
+            raise RuntimeError(weight)
+        self.writer.head(self.shard[0], *weight)
         self.writer.close(self.source.head(self.probe.dtype))
 
 

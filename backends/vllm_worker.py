@@ -9,6 +9,7 @@ is kept for the next ``collect``: raised there it would kill the engine.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,17 +20,19 @@ from backends.vllm_hooks import Segment, attach
 from backends.vllm_logits import LogitsSource
 from backends.vllm_scorer import Plan, Scorer
 
+WAITING = 4
+"""Rows that may wait to be written: one of 2,048 x 128,256 float16 logits takes 525 MB of pinned memory."""
+
 
 @dataclass
 class Run:
     """One rank's run: its scorer, what is still being written, and the first thing that went wrong."""
 
     scorer: Scorer
-    tp_rank: int
     last_stage: bool
     error: str = ""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
-    writes: list[Future[None]] = field(default_factory=list)
+    writes: deque[Future[None]] = field(default_factory=deque)
 
     @property
     def reports(self) -> bool:
@@ -38,6 +41,7 @@ class Run:
 
     def collect(self, rows: Sequence[int]) -> tuple[dict[str, Any], bytes]:
         """(header, partial statistics) of finished windows; states go to disk in the background."""
+        self.error = self.error or self.scorer.error
         header: dict[str, Any] = {"error": self.error, "rows": [], "counts": [], "incomplete": {}}
         if not self.reports:
             return {"error": self.error}, b""
@@ -51,17 +55,20 @@ class Run:
                 buffer.done.synchronize()
             if self.scorer.rows is not None:
                 self.scorer.rows.drop(row)
-            # States, and gathered logits, are the same on every tensor-parallel rank.
-            if self.scorer.writer is not None and buffer.kept is not None and self.tp_rank == 0:
+            if self.scorer.writer is not None and buffer.kept is not None:
+                while len(self.writes) >= WAITING:
+                    self.writes.popleft().result()
                 self.writes.append(self.pool.submit(self.scorer.writer.row, row, buffer.kept))
             header["rows"].append(row)
             header["counts"].append(len(buffer.written))
             parts.append(buffer.statistics.numpy().tobytes())
-        return {**header, "shard": list(self.scorer.shard)}, b"".join(parts)
+        facts = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
+        return {**header, **facts}, b"".join(parts)
 
     def end(self) -> dict[str, Any]:
         """Finish what is being written; what the run was like."""
         scorer = self.scorer
+        self.error = self.error or scorer.error
         try:
             for write in self.writes:
                 write.result()
@@ -106,11 +113,13 @@ class ScoringExtension:
         """Start a run."""
         from vllm.distributed import get_pp_group, get_tp_group
 
-        tp = get_tp_group()
+        tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
+        # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
         scorer = Scorer(
-            self._compare_q_source, Plan(**plan), self.device, self.model_config.get_vocab_size(), tp.world_size
-        )
-        self._compare_q_run = Run(scorer, tp.rank_in_group, get_pp_group().is_last_rank)
+            self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
+            self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
+        )  # fmt: skip
+        self._compare_q_run = Run(scorer, last_stage)
 
     def compare_q_collect(self, rows: Sequence[int]) -> tuple[str, bytes]:
         """(header as JSON, partial statistics float32 of all rows, one after the other) of finished windows.

@@ -44,6 +44,7 @@ class Estimates:
     counted.  ``entropy``: of the model's distribution, nats, likewise.  ``top1``: share of the positions at which the
     real token is the model's most probable one, of those with a finite log-probability.  ``same_top``: share at which
     model and reference have the same most probable token, of those at which both log-probabilities are finite.
+    ``ref_ppl``: the reference's perplexity on the same positions, from its own logits.
     """
 
     ppl: Perplexity
@@ -51,6 +52,7 @@ class Estimates:
     same_top: Mean | None
     top1: Mean | None
     entropy: Mean | None
+    ref_ppl: Perplexity | None
 
 
 def perplexity(logprob: NDArray[np.float32]) -> Perplexity:
@@ -77,4 +79,7 @@ def summarize(columns: Mapping[str, NDArray[Any]]) -> Estimates:
     def of(name: str, where: NDArray[np.bool_] | None = None) -> Mean | None:
         return mean(columns[name], where) if name in columns else None
 
-    return Estimates(perplexity(columns["logprob"]), of("kld"), of("same_top", both), of("top1", finite), of("entropy"))
+    reference = perplexity(columns["ref_logprob"]) if "ref_logprob" in columns else None
+    return Estimates(
+        perplexity(columns["logprob"]), of("kld"), of("same_top", both), of("top1", finite), of("entropy"), reference
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend, LogitsBackend, ModelError, ScoringBackend, Task, TokenScores, Window
 from backends.logit_statistics import window_scores
-from backends.reference import Writer, head_logits
+from backends.reference import Writer, head_logits, largest_difference, largest_finite
 from backends.reference_rows import Rows, open_reference
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ class Recorder:
             return f"its head has {facts.vocab_size} entries for {logits.shape[1]} logits"
         sample = logits[:SAMPLED]
         again = head_logits(facts, scored_rows(self.backend.states(), window)[:SAMPLED], weight, bias)
-        difference = float((again.float() - sample.float()).abs().max())
+        difference = largest_difference(again, sample)
         spacing = max(torch.finfo(sample.dtype).eps, LEAST_SPACING)
-        allowed = 2 * spacing * float(sample.float().abs().max())
+        allowed = 2 * spacing * largest_finite(sample)
         return "" if difference <= allowed else f"its head's product differs from its logits by {difference:.3g}"
 
     def close(self) -> None:

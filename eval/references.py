@@ -86,6 +86,11 @@ def given(path: Path, data: EvalData, progress: Progress) -> Reference:
             f"{path}: has {store.n_rows} rows, row {store.n_rows} of {len(data.windows)} is missing; "
             f"use -r {store.n_rows}"
         )
+    if isinstance(store, UpstreamReader) and store.positions != data.windows[0].n_scored:
+        raise InputError(
+            f"{path}: scores {store.positions} positions a row, these windows {data.windows[0].n_scored}: it was made "
+            "with another eval_len or warm-up"
+        )
     if store.head.vocab_size <= data.top_id:
         raise InputError(f"{path}: has {store.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
     label = store.identity.get("label", "upstream's logits")

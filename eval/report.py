@@ -86,10 +86,18 @@ def footnotes(run: RunResult) -> list[str]:
     """What the table needs said: the reference, stored results, and each model's own."""
     notes = []
     if run.reference is not None:
-        notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}")
+        notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
     if any(model.cached for model in run.models):
         notes.append("* from the cache; seconds are those of the run that measured it")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def reference_ppl(run: RunResult) -> str:
+    """The perplexity of a reference that has no row, so that a store of another text shows at once."""
+    found = [model.ref_ppl.value for model in run.models if model.ref_ppl and model.ref_ppl.value is not None]
+    if not found or any(model.is_reference for model in run.models):
+        return ""
+    return f", whose own PPL on these tokens is {cell(found[0], 4)}"
 
 
 def model_notes(model: ModelResult, run: RunResult) -> list[str]:

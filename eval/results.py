@@ -26,6 +26,7 @@ class ModelResult:
     same_top: Mean | None = None
     top1: Mean | None = None
     entropy: Mean | None = None
+    ref_ppl: Perplexity | None = None
     is_reference: bool = False
     rows: int = 0
     load_seconds: float | None = None

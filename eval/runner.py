@@ -89,7 +89,8 @@ class Runner:
             return replace(described(job), error=str(error))
         self.reference = references.planned(job, data, self.store, self.logits_file, clear=self.clear)
         if self.clear and self.reference.exists:
-            shutil.rmtree(self.reference.path)
+            with self.store.lock("references", self.reference.key):
+                shutil.rmtree(self.reference.path)
         wanted = self.logits_file is not None or job.spec.out_logits is not None
         needed = not self.all_stored(others, data) or (wanted and not self.reference.exists)
         if self.reference.exists and (needed or not self.all_stored([job], data)):
@@ -129,7 +130,7 @@ class Runner:
     def load_or_measure(self, job: Job, data: EvalData, *, again: bool = False) -> ModelResult:
         """One model's result: from the store, or measured and stored; a failure is a result with its reason.
 
-        ``again``: measure it even if its scores are there.
+        ``again``: measure it even if its scores are there, for the store that it leaves.
         """
         try:
             job = jobs.fetch(job, data, self.progress)
@@ -137,7 +138,9 @@ class Runner:
             with self.store.lock("scores", key):
                 if self.clear:
                     self.store.clear("scores", key)
-                stored = None if again else scores.load(self.store, key)
+                # Another run may have made the missing store while this one waited for the lock.
+                missing = again and self.reference is not None and not self.reference.exists
+                stored = None if missing else scores.load(self.store, key)
                 cached = stored is not None
                 if stored is None:
                     self.measure(job, data, key)
@@ -157,6 +160,7 @@ class Runner:
                 same_top=found.same_top,
                 top1=found.top1,
                 entropy=found.entropy,
+                ref_ppl=found.ref_ppl,
                 rows=stored.rows,
                 load_seconds=stored.facts["load_seconds"],
                 score_seconds=stored.facts["score_seconds"],

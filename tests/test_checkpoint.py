@@ -244,7 +244,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     weights = model(folder, entries) / "model.safetensors"
     os.utime(weights, ns=(10**18, 10**18 + 1))
     first = checkpoint.stamp(folder)
-    for name in ("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for name in ("README.md", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text("{}")
     os.utime(folder / "config.json", (1, 1))
     assert checkpoint.stamp(folder) == first
@@ -252,7 +252,13 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     assert checkpoint.stamp(tmp_path / "b") == first
 
     seen = {first}
-    for name in ("config.json", "quantize_config.json", "hf_quant_config.json", "params.json"):
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "quantize_config.json",
+        "hf_quant_config.json",
+        "params.json",
+    ):
         (folder / name).write_text('{"bits": 4}')
         seen.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
@@ -260,7 +266,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     weights.write_bytes(header({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # as large, and as old
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    assert len(seen) == 7
+    assert len(seen) == 8
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}

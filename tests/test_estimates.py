@@ -65,7 +65,7 @@ def test_mean_is_summed_in_float64() -> None:
 
 def test_without_a_reference_there_is_no_kld() -> None:
     found = summarize({"logprob": np.array([-1.0, -3.0], np.float32)})
-    assert found == Estimates(perplexity(np.array([-1.0, -3.0], np.float32)), None, None, None, None)
+    assert found == Estimates(perplexity(np.array([-1.0, -3.0], np.float32)), None, None, None, None, None)
     assert found.ppl.value == pytest.approx(math.exp(2.0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,32 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(measure, "CHUNK_ELEMENTS", 300 * 5)
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
+
+
+class Masked(Given):
+    """An engine that masks a token after its head."""
+
+    def head(self) -> tuple[torch.Tensor, None, reference.Head]:
+        return torch.eye(300), None, reference.Head(300, "float32")
+
+    def states(self) -> torch.Tensor:
+        return self.kept
+
+    def logits(self, window: Window) -> torch.Tensor:
+        self.kept = super().logits(window)
+        return self.kept.index_fill(1, torch.tensor([5]), -torch.inf)
+
+
+def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
+    """The head alone would give the masked token its probability back."""
+    (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
+    (tmp_path / "building").mkdir()
+    (scores,) = measure.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "building"))
+    reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
+    store = reference.Reader(tmp_path / "store")
+    assert (store.kind, store.reason) == ("logits", "its head's product differs from its logits by inf")
+    assert torch.isneginf(store.row(0)[:, 5]).all()
+    assert np.isfinite(scores.logprob).all()
 
 
 def test_an_engine_must_be_of_one_kind() -> None:

@@ -838,9 +838,9 @@ def test_upstreams_store_that_does_not_fit(
     assert_refused(measured(models, "-lf", path), f"{path}: has 200 logits, the tokenizer reaches id 255")
     shutil.rmtree(f"{path}.rows")
     upstream_store(tmp_path, logits)
-    ran = measured(models, "-lf", path, warmup_tokens=10)
-    assert ran.status == 2
-    assert ran.err.splitlines()[-1] == "error: noisy: row 0: the reference has 99 positions, the window 89"
+    assert_refused(
+        measured(models, "-lf", path, warmup_tokens=10), f"{path}: scores 99 positions a row, these windows 89"
+    )
     row = tmp_path / "kept.safetensors.rows" / "row_000001.safetensors"
     row.write_bytes(row.read_bytes()[:-100])
     assert_refused(measured(models, "-lf", path), f"{row}: row 1 of the reference cannot be read")

@@ -127,15 +127,17 @@ def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None
 
 def run_with(buffers: dict[int, Buffer]) -> Run:
     """A worker's run with these windows in it."""
-    scorer: Any = SimpleNamespace(buffers=buffers, reports=True, rows=None, writer=None, shard=(0, 5), plan=Plan())
-    return Run(scorer, tp_rank=0, last_stage=True)
+    scorer: Any = SimpleNamespace(
+        buffers=buffers, reports=True, rows=None, writer=None, shard=(0, 5), entries=5, plan=Plan(), error=""
+    )
+    return Run(scorer, last_stage=True)
 
 
 def test_gaps_are_named_and_left_out() -> None:
     whole = Buffer(torch.arange(10.0).reshape(2, 5), None, np.array([True, True]))
     gap = Buffer(torch.zeros(3, 5), None, np.array([True, False, False]))
     header, data = run_with({4: whole, 9: gap}).collect([4, 9, 11])
-    assert (header["rows"], header["counts"], header["shard"]) == ([4], [2], [0, 5])
+    assert (header["rows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
     assert header["incomplete"] == {"9": 2, "11": "all"}
     assert np.frombuffer(data, np.float32).tolist() == list(range(10))
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from backends.reference import Head, Reader, Writer, seal
+from backends.reference import Head, Reader, Writer, largest_difference, largest_finite, seal
+from backends.reference_rows import Rows
 from backends.vllm_scorer import CPU_ROWS, Plan, Scorer, same_weight
 
 LIMIT = 256 << 20
@@ -19,7 +20,7 @@ def scorer(
     entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
 ) -> Scorer:
     """A scorer that has not been given anything to do."""
-    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)])
+    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)], processor=None)
     return Scorer(source, Plan(**plan), SimpleNamespace(type=device), entries, tp_size)
 
 
@@ -85,3 +86,62 @@ def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monk
 def test_a_head_with_a_bias_is_not_shared(tmp_path: Path) -> None:
     weight = torch.randn(50, 4)
     assert not same_weight(stored(tmp_path, weight, torch.zeros(50)), weight, 0, 50)
+
+
+def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
+    """Upstream's stores say nothing of their windows: a warm-up would shift every position."""
+    store = stored(tmp_path, torch.randn(50, 4), None)
+    under_test = scorer(50, device="cpu")
+    under_test.rows = Rows(store, pin=False)
+    under_test._weight = store.weight(0, 50, "cpu")
+    assert under_test.reference_logits(0, 1, 0, 1).shape == (1, 50)
+    with pytest.raises(ValueError, match="row 0: the reference has 1 positions, the window 5"):
+        under_test.reference_logits(0, 5, 0, 1)
+    under_test.rows.close()
+
+
+def test_a_masked_or_nan_logit_never_makes_two_things_equal() -> None:
+    inf, nan = float("inf"), float("nan")
+    logits = torch.tensor([[1.0, -inf, 3.0]])
+    assert largest_difference(logits, logits.clone()) == 0.0
+    assert largest_difference(logits, torch.tensor([[1.0, -inf, 3.5]])) == 0.5
+    assert largest_difference(logits, torch.tensor([[1.0, 2.0, 3.0]])) == inf
+    assert largest_difference(logits, torch.tensor([[nan, -inf, 3.0]])) == inf
+    assert largest_finite(torch.tensor([[nan, -inf, -7.0]])) == 7.0
+
+
+class Both:
+    """A rank whose own logits and the gathered ones are given."""
+
+    processors: tuple[Any, ...] = ()
+    processor = None
+    shard = (0, 3)
+
+    def __init__(self, own: torch.Tensor | None, whole: torch.Tensor) -> None:
+        self.own, self.whole = own, whole
+
+    def gathered(self, _: torch.Tensor) -> torch.Tensor:
+        return self.whole
+
+    def local_again(self) -> torch.Tensor | None:
+        return self.own
+
+    def head_difference(self, _: torch.Tensor) -> float:
+        return 0.25
+
+
+@pytest.mark.parametrize(
+    ("own", "difference"),
+    [
+        ([[1.0, 2.0, 3.0]], 0.0),
+        ([[1.0, 2.0, 3.5]], 0.5),
+        ([[1.0, float("nan"), 3.0]], float("inf")),
+        (None, float("inf")),
+    ],
+)
+def test_what_a_probe_compares(own: list[list[float]] | None, difference: float) -> None:
+    source: Any = Both(None if own is None else torch.tensor(own), torch.tensor([[1.0, 2.0, 3.0]]))
+    probing = Scorer(source, Plan(probe=True), SimpleNamespace(type="cpu"), 3, 2)
+    probing.logits(torch.zeros(1, 2))
+    assert probing.probe.local == difference
+    assert probing.probe.head == (0.0 if own is None else 0.25)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
+
 from backends.vllm_worker import ScoringExtension
 
 
@@ -37,7 +39,7 @@ class SpyExtension(ScoringExtension):
         return spied
 
 
-EDITED, BY = 5, -3.0
+EDITED, BY = 300, -3.0  # an entry that two ranks of 160 do not have at this index
 
 
 class EditedExtension(ScoringExtension):
@@ -50,7 +52,7 @@ class EditedExtension(ScoringExtension):
         def edited(hidden_states: Any) -> Any:
             logits = original(hidden_states)
             if logits is not None:
-                logits[..., EDITED] += BY
+                logits.index_add_(-1, torch.tensor([EDITED]).to(logits.device), torch.full_like(logits[..., :1], BY))
             return logits
 
         model.compute_logits = edited
