@@ -20,8 +20,8 @@ def scorer(
     entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
 ) -> Scorer:
     """A scorer that has not been given anything to do."""
-    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)], processor=None)
-    return Scorer(source, Plan(**plan), SimpleNamespace(type=device), entries, tp_size)
+    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)], processor=None, shard=None)
+    return Scorer(source, Plan(**plan), torch.device(device), entries, tp_size)
 
 
 @pytest.mark.parametrize("vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000])
