@@ -262,7 +262,8 @@ class Scorer:
         """Write this rank's share of the head, if states were kept, and close the record."""
         assert self.writer is not None
         if self.writer.kind == "logits":
-            self.writer.close(Head(self.kept_columns, self.probe.dtype))
+            if self.keeps:  # another rank that has the gathered logits knows no more of them
+                self.writer.close(Head(self.kept_columns, self.probe.dtype))
             return
         weight = self.source.weight()
         if isinstance(weight, str):

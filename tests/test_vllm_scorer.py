@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +99,18 @@ def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="row 0: the reference has 1 positions, the window 5"):
         under_test.reference_logits(0, 5, 0, 1)
     under_test.rows.close()
+
+
+@pytest.mark.parametrize(("keeps", "parts"), [(True, 1), (False, 0)])
+def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: bool, parts: int) -> None:
+    """The gather may give every rank all logits; one that keeps none would describe a store of 0 entries."""
+    source: Any = SimpleNamespace(processors=[], processor=None, shard=None)
+    plan = Plan(gathered=True, record=str(tmp_path), record_kind="logits")
+    one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
+    one.score(0, 3, 0, torch.randn(3, 50), torch.tensor([1, 2, 3]))
+    one.close_record()
+    found = [json.loads(file.read_text())["head"]["vocab_size"] for file in tmp_path.glob("part.*.json")]
+    assert found == [50] * parts
 
 
 def test_a_masked_or_nan_logit_never_makes_two_things_equal() -> None:
