@@ -261,6 +261,16 @@ def scores(row: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]
         )
 
 
+def target_ids(row: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
+    """Targets as int64 [T] beside the logits [T, V]; ModelError if one of them has no logit."""
+    import torch
+
+    outside = targets[(targets < 0) | (targets >= logits.shape[1])]
+    if len(outside):
+        raise ModelError(f"row {row}: token {int(outside[0])} is outside the {logits.shape[1]} logits")
+    return torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
+
+
 def window_scores(
     row: int, logits: torch.Tensor, targets: NDArray[Any], reference: torch.Tensor | None = None
 ) -> TokenScores:
@@ -276,10 +286,7 @@ def window_scores(
         raise ModelError(f"row {row}: logits of shape {shape} for {len(targets)} scored tokens")
     if reference is not None and tuple(reference.shape) != shape:
         raise ModelError(f"row {row}: logits of shape {shape}, the reference's of shape {tuple(reference.shape)}")
-    outside = [int(target) for target in targets if not 0 <= target < shape[1]]
-    if outside:
-        raise ModelError(f"row {row}: token {outside[0]} is outside the {shape[1]} logits")
+    ids = target_ids(row, logits, targets)
     out = torch.empty(shape[0], width(reference is not None), device=logits.device)
-    ids = torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
     partial(logits, ids, out, reference=reference)
     return scores(row, targets, [out.cpu().numpy()])

@@ -15,7 +15,6 @@ from typing import Any
 from backends.reference import Head, head_logits, largest_difference
 
 UNLIMITED = 1 << 60
-QUANTIZED_HEAD = "its head is quantized"
 
 
 class LogitsSource:
@@ -55,9 +54,7 @@ class LogitsSource:
     def local(self, hidden_states: Any) -> Any:
         """Logits [n, last - first] of this rank's ``shard``; right only for a model that has no edits of its own."""
         with ungathered(self.processors):
-            logits = self.model.compute_logits(hidden_states)
-        first, last = self.shard or (0, logits.shape[-1])
-        return logits[..., : last - first]
+            return self._unpadded(self.model.compute_logits(hidden_states))
 
     def local_again(self) -> Any:
         """What ``local`` would give for the last call, without the model's own edits; None if that is not known.
@@ -67,8 +64,10 @@ class LogitsSource:
         if self.shard is None:
             return None
         with ungathered(self.processors):
-            logits = self.processor(self.lm_head, self.states, self.bias)
-        first, last = self.shard
+            return self._unpadded(self.processor(self.lm_head, self.states, self.bias))
+
+    def _unpadded(self, logits: Any) -> Any:
+        first, last = self.shard or (0, logits.shape[-1])
         return logits[..., : last - first]
 
     def weight(self) -> tuple[Any, Any] | str:
@@ -78,7 +77,7 @@ class LogitsSource:
         first, last = self.shard
         weight, method = getattr(self.lm_head, "weight", None), type(self.lm_head.quant_method).__name__
         if weight is None or not method.startswith("Unquantized") or not weight.is_floating_point():
-            return f"{QUANTIZED_HEAD} ({method})"
+            return f"its head is quantized ({method})"
         if weight.ndim != 2 or weight.shape[0] < last - first or weight.shape[1] != self.states.shape[-1]:
             return f"its head's weight has the shape {tuple(weight.shape)}"  # packed for a CPU's kernels, say
         if self.states.dtype != weight.dtype:

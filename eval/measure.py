@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from backends import logit_statistics as statistics
 from backends.base import Backend, LogitsBackend, ModelError, ScoringBackend, Task, TokenScores, Window
-from backends.logit_statistics import window_scores
 from backends.reference import Writer, head_logits, largest_difference, largest_finite
 from backends.reference_rows import Rows, open_reference
 
@@ -43,7 +43,7 @@ def token_scores(backend: Backend, windows: Iterable[Window], task: Task) -> Ite
                 if with_reference is not None:
                     yield with_reference.scores(window, logits)
                 else:
-                    yield window_scores(window.row, logits, window.token_ids[window.score_from :])
+                    yield statistics.window_scores(window.row, logits, window.token_ids[window.score_from :])
             if recorder is not None:
                 recorder.close()
         finally:
@@ -61,16 +61,6 @@ def scored_rows(logits: torch.Tensor, window: Window) -> torch.Tensor:
     return logits[window.score_from - 1 : length - 1]
 
 
-def targets_of(logits: torch.Tensor, window: Window) -> torch.Tensor:
-    """The scored tokens' ids, int64 [T], beside the logits; ModelError if one of them has no logit."""
-    import torch
-
-    targets = torch.from_numpy(window.token_ids[window.score_from :]).long()
-    if int(targets.max()) >= logits.shape[1]:
-        raise ModelError(f"row {window.row}: token {int(targets.max())} is outside the {logits.shape[1]} logits")
-    return targets.to(logits.device)
-
-
 class Comparison:
     """A reference store beside logits: its own logits, row by row, on the device of the model's."""
 
@@ -85,22 +75,21 @@ class Comparison:
         """Scores of one window's logits [T, V], in pieces of bounded size."""
         import torch
 
-        from backends import logit_statistics as statistics
-
         stored = self.rows.get(window.row)
         if len(stored) != len(logits):
             raise ModelError(f"row {window.row}: the reference has {len(stored)} positions, the window {len(logits)}")
         self.vocab_size = min(self.vocab_size, logits.shape[1])
         logits = logits[:, : self.vocab_size]
-        targets = targets_of(logits, window)
+        targets = window.token_ids[window.score_from :]
+        ids = statistics.target_ids(window.row, logits, targets)
         out = torch.empty(len(logits), statistics.width(True), device=logits.device)
         step = max(CHUNK_ELEMENTS // self.vocab_size, 1)
         for begin in range(0, len(logits), step):
             part = slice(begin, begin + step)
             reference = self.logits(stored[part].to(logits.device), logits.device)
-            statistics.partial(logits[part], targets[part], out[part], reference=reference)
+            statistics.partial(logits[part], ids[part], out[part], reference=reference)
         self.rows.drop(window.row)
-        return statistics.scores(window.row, window.token_ids[window.score_from :], [out.cpu().numpy()])
+        return statistics.scores(window.row, targets, [out.cpu().numpy()])
 
     def logits(self, stored: torch.Tensor, device: torch.device) -> torch.Tensor:
         """The reference's logits [n, V] from stored states or logits."""

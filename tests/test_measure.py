@@ -18,12 +18,8 @@ from tests.conftest import brute_force, toy_windows
 REQUEST = LoadRequest("given", "given", "none", 100)
 
 
-class Given(LogitsBackend):
-    """An engine whose logits are given; it shows no head."""
-
-    def __init__(self, logits: Mapping[int, torch.Tensor]) -> None:
-        super().__init__(REQUEST)
-        self.given = logits
+class Neither(Backend):
+    """An engine that can only be opened and closed."""
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -34,10 +30,18 @@ class Given(LogitsBackend):
     def storage(self) -> Storage:
         return Storage()
 
+    def close(self) -> None: ...
+
+
+class Given(Neither, LogitsBackend):
+    """An engine whose logits are given; it shows no head."""
+
+    def __init__(self, logits: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(REQUEST)
+        self.given = logits
+
     def logits(self, window: Window) -> torch.Tensor:
         return self.given[window.row]
-
-    def close(self) -> None: ...
 
 
 def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
@@ -136,17 +140,5 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
 
 
 def test_an_engine_must_be_of_one_kind() -> None:
-    class Neither(Backend):
-        @classmethod
-        def versions(cls) -> dict[str, str]:
-            return {}
-
-        def load(self) -> None: ...
-
-        def storage(self) -> Storage:
-            return Storage()
-
-        def close(self) -> None: ...
-
     with pytest.raises(TypeError, match="neither"):
         list(measure.token_scores(Neither(REQUEST), [], Task()))
