@@ -119,13 +119,43 @@ class Storage:
 
 
 @dataclass(frozen=True)
+class LayerGroup:
+    """Layers that an engine ran alike: what it really did, not what the checkpoint asks for.
+
+    ``layers``: their names with ``*`` for the layer's number; ``count``: how many; ``weights``: how they are stored
+    ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision in which the product took them
+    ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that computed it; ``asked``: the activations
+    that the checkpoint's scheme asks for, where those that ran are others, else "".
+    """
+
+    layers: str
+    count: int
+    weights: str
+    activations: str
+    kernel: str
+    asked: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model's files say before anything loads it; None where they do not.
+
+    ``vocab_size``: logits it has; ``context``: tokens it can take; ``tokenizer``: a folder with its own tokenizer, or
+    its vocabulary (id -> token, without special tokens).
+    """
+
+    vocab_size: int | None = None
+    context: int | None = None
+    tokenizer: Path | Mapping[int, str] | None = None
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What the driver and ``--list-engines`` may know of an engine before it is imported.
 
     ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
     ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
-    ``needs_checkpoint``: ``model_dir`` must be a folder with a config and safetensors.  ``override_tensors``: it can be
-    ``[dir, files]``, whose tensors replace those of the same name.
+    ``override_tensors``: ``model_dir`` can be ``[dir, files]``, whose tensors replace those of the same name.
     """
 
     load_fns: tuple[str, ...]
@@ -133,7 +163,6 @@ class Capabilities:
     packages: tuple[str, ...]
     install: str
     summary: str
-    needs_checkpoint: bool = True
     override_tensors: bool = False
 
     def installed(self) -> tuple[str, str] | None:
@@ -174,6 +203,26 @@ class Backend(ABC):
         """Raise InputError if the request cannot work with what is installed and on disk.  Imports no engine."""
 
     @classmethod
+    def is_remote(cls, request: LoadRequest) -> bool:
+        """Whether the model's files still have to be fetched."""
+        return False
+
+    @classmethod
+    def fetch(cls, request: LoadRequest) -> LoadRequest:
+        """The request with a model on this machine, downloaded if need be; InputError with the reason."""
+        return request
+
+    @classmethod
+    def facts(cls, request: LoadRequest) -> ModelFacts:
+        """What a fetched model's files say; InputError if they are missing.  Cheap: it is called before every run."""
+        return ModelFacts()
+
+    @classmethod
+    def stamp(cls, request: LoadRequest) -> str:
+        """What changes when a fetched model does: part of the key of its scores.  InputError for damaged files."""
+        return ""
+
+    @classmethod
     @abstractmethod
     def versions(cls) -> dict[str, str]:
         """Versions (and settings) that can change a score; part of the cache key, so it must not import anything."""
@@ -184,7 +233,14 @@ class Backend(ABC):
 
     @abstractmethod
     def storage(self) -> Storage:
-        """Stored size of the model by the one convention (``backends/checkpoint.py``)."""
+        """Stored size of the model by the one convention (``backends/storage.py``); nothing needs to be loaded."""
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """How the model's linear layers ran, in the model's order; empty where the engine does not tell.
+
+        Called after scoring.
+        """
+        return ()
 
     def provenance(self) -> dict[str, Any]:
         """What really ran: device, dtype, options, batch shape; JSON types only.  Called after scoring."""

@@ -38,7 +38,6 @@ class FakeBackend(LogitsBackend):
         packages=(),
         install="nothing to install",
         summary="closed-form logits: PPL known in advance, for tests",
-        needs_checkpoint=False,
     )
 
     def __init__(self, request: LoadRequest) -> None:

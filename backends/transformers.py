@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from backends import checkpoint, hub
+from backends import hub, storage
 from backends.base import (
     Capabilities,
     InputError,
@@ -24,6 +24,7 @@ from backends.base import (
     Window,
     installed_versions,
 )
+from backends.folder import FolderModel
 from backends.messages import one_line
 from backends.options import parse_options
 from backends.reference import Head
@@ -50,7 +51,7 @@ class TransformersOptions(BaseModel):
     trust_remote_code: bool = False
 
 
-class TransformersBackend(LogitsBackend):
+class TransformersBackend(FolderModel, LogitsBackend):
     """A causal language model of Transformers."""
 
     capabilities = Capabilities(
@@ -137,7 +138,7 @@ class TransformersBackend(LogitsBackend):
         return states
 
     def storage(self) -> Storage:
-        return checkpoint.storage_of(hub.resolve(self.request.model_dir, self.request.revision))
+        return storage.storage_of(hub.resolve(self.request.model_dir, self.request.revision))
 
     def provenance(self) -> dict[str, Any]:
         parameters = next(self.model.parameters())

@@ -17,16 +17,18 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends import checkpoint, hub, vllm_install
+from backends import checkpoint, hub, storage, vllm_install
 from backends.base import (
     Capabilities,
     CompareQError,
     InputError,
     LoadRequest,
     ModelError,
+    ModelFacts,
     ScoringBackend,
     Storage,
     Task,
@@ -35,6 +37,7 @@ from backends.base import (
     installed_versions,
 )
 from backends.capture import captured, root_cause, warnings_in
+from backends.folder import FolderModel
 from backends.messages import one_line
 from backends.options import check_names
 from backends.vllm_environment import one_more_than, set_environment
@@ -72,7 +75,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
     return arguments
 
 
-class VllmScoreBackend(ScoringBackend):
+class VllmScoreBackend(FolderModel, ScoringBackend):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -118,6 +121,11 @@ class VllmScoreBackend(ScoringBackend):
             )
 
     @classmethod
+    def facts(cls, request: LoadRequest) -> ModelFacts:
+        found = super().facts(request)
+        return replace(found, context=None) if "hf_overrides" in request.options else found
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         return installed_versions((*vllm_install.PACKAGES, *KERNEL_PACKAGES)) | vllm_install.kernel_environment()
 
@@ -161,7 +169,7 @@ class VllmScoreBackend(ScoringBackend):
         on_load = self.request.options.get("quantization")
         if on_load and "quantization_config" not in checkpoint.config_of(folder):
             return Storage(note=f"quantized to {on_load} while loading; the checkpoint does not say what that stores")
-        return checkpoint.storage_of(folder)
+        return storage.storage_of(folder)
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config

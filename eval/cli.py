@@ -210,7 +210,7 @@ def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     for job in planned:
         version = " ".join(job.backend.capabilities.installed() or ())
         print(f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}")
-        if job.on_hub:
+        if job.is_remote:
             try:
                 hub.resolve(job.request.model_dir, job.request.revision, download=False)
             except InputError:

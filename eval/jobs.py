@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import backends
-from backends import checkpoint, hub
-from backends.base import Backend, InputError, LoadRequest
+from backends.base import Backend, InputError, LoadRequest, ModelFacts
 from eval import machine, vocabulary
 from eval.progress import Progress
 from eval.specs import ModelSpec
@@ -29,9 +28,13 @@ class Job:
     request: LoadRequest
 
     @property
-    def on_hub(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the model still has to be fetched."""
-        return self.backend.capabilities.needs_checkpoint and hub.is_hub_id(self.request.model_dir)
+        return self.backend.is_remote(self.request)
+
+    def facts(self) -> ModelFacts:
+        """What the files of a fetched model say."""
+        return self.backend.facts(self.request)
 
 
 def plan(specs: Sequence[ModelSpec], max_tokens: int) -> tuple[list[Job], list[str]]:
@@ -62,46 +65,36 @@ def check(job: Job) -> None:
     for file in request.override_tensors:
         if not file.is_file():
             raise InputError(f"model_dir: override tensors {file}: no such file")
-    if not capabilities.needs_checkpoint or job.on_hub:
+    if job.is_remote:
         return
-    folder = hub.resolve(request.model_dir, request.revision)
-    config = checkpoint.config_of(folder)
-    if not checkpoint.weight_files(folder):
-        raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
-    context = checkpoint.context_length(config)
-    if context is not None and request.max_tokens > context and "hf_overrides" not in request.options:
+    context = job.facts().context
+    if context is not None and request.max_tokens > context:
         raise InputError(f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}")
-
-
-def vocab_size(job: Job) -> int | None:
-    """Logits that a fetched model has, by its config; None where there is none."""
-    if not job.backend.capabilities.needs_checkpoint:
-        return None
-    return checkpoint.vocab_size(checkpoint.config_of(hub.resolve(job.request.model_dir, job.request.revision)))
 
 
 def check_vocabulary(job: Job, data: EvalData) -> None:
     """InputError if the tokenizer has ordinary tokens that the model has no logit for, or that mean others to it."""
-    if not job.backend.capabilities.needs_checkpoint or job.on_hub:
+    if job.is_remote:
         return
-    folder, size = hub.resolve(job.request.model_dir, job.request.revision), vocab_size(job)
-    if size is not None and data.top_id >= size:
+    facts = job.facts()
+    if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
         raise InputError(
-            f"tokenizer_dir: its vocabulary reaches id {data.top_id}, the model has {size} tokens; "
+            f"tokenizer_dir: its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens; "
             "give the model's own tokenizer"
         )
+    if facts.tokenizer is None:
+        return
     trusted = bool(job.request.options.get("trust_remote_code"))
-    if other := vocabulary.disagreement(folder, data.tokenizer, trusted=trusted, data_trusted=data.trusted):
+    if other := vocabulary.disagreement(facts.tokenizer, data.tokenizer, trusted=trusted, data_trusted=data.trusted):
         raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 
 
 def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
-    """The job with its hub model in the local cache, checked as a local model is; a local job as it is."""
-    if not job.on_hub:
+    """The job with its model fetched to this machine, checked as a local one is; a local job as it is."""
+    if not job.is_remote:
         return job
     with progress.phase(f"fetching {job.request.model_dir}"):
-        folder = hub.resolve(job.request.model_dir, job.request.revision)
-    local = replace(job, request=replace(job.request, model_dir=str(folder)))
+        local = replace(job, request=job.backend.fetch(job.request))
     check(local)
     check_vocabulary(local, data)
     return local
@@ -109,14 +102,10 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
 
 def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
     """What a fetched model's scores depend on: windows, model content, engine, options, versions, hardware, method."""
-    model = ""
-    if job.backend.capabilities.needs_checkpoint:
-        folder = hub.resolve(job.request.model_dir, job.request.revision)
-        model = checkpoint.stamp(folder, job.request.override_tensors)
     return {
         "version": SCORES_VERSION,
         "windows": data.digest,
-        "model": model,
+        "model": job.backend.stamp(job.request),
         "engine": job.engine,
         "load_fn": job.request.load_fn,
         "options": job.request.options,

@@ -105,8 +105,8 @@ class Runner:
         return all(self.is_stored(job, data) for job in some)
 
     def is_stored(self, job: Job, data: EvalData) -> bool:
-        """Whether a model's scores are there; False for one that is still on the hub or damaged."""
-        if self.clear or job.on_hub:
+        """Whether a model's scores are there; False for one that is still to be fetched or damaged."""
+        if self.clear or job.is_remote:
             return False
         try:
             return self.store.path("scores", self.scores_key(job, data), ".json").is_file()
@@ -262,7 +262,7 @@ class Runner:
             return None
         return {
             "label": self.reference.label, "key": self.reference.key, "vocab_size": task.vocab_size,
-            "model_vocab_size": jobs.vocab_size(job),
+            "model_vocab_size": job.facts().vocab_size,
         }  # fmt: skip
 
 

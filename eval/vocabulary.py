@@ -50,21 +50,26 @@ def of_folder(folder: Path, trust_remote_code: bool) -> Mapping[int, str] | None
         return None
 
 
-def disagreement(folder: Path, data_folder: Path, *, trusted: bool, data_trusted: bool) -> str:
-    """Which id stands for different tokens in a model's folder and in the data's tokenizer; empty if none does.
+def disagreement(model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool) -> str:
+    """Which id stands for different tokens in a model's own vocabulary and in the data's tokenizer; empty if none does.
 
-    ``trusted``: whether the spec of each lets its tokenizer run code.  Ids that only one of them has are no
-    disagreement, and a folder without a tokenizer cannot disagree.
+    ``model``: its folder, or its vocabulary.  ``trusted``: whether the spec of each lets its tokenizer run code.  Ids
+    that only one of them has are no disagreement, and a folder without a tokenizer cannot disagree.
     """
-    mine, theirs = folder / FILE, data_folder / FILE
-    if mine.is_file() and theirs.is_file() and mine.read_bytes() == theirs.read_bytes():
-        return ""  # the usual case, without the second that loading takes
-    if not any(folder.glob("tokenizer*")):
+    if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
         return ""
-    model, data = of_folder(folder, trusted), of_folder(data_folder, data_trusted)
-    if model is None or data is None:
+    mine = of_folder(model, trusted) if isinstance(model, Path) else model
+    theirs = of_folder(data_folder, data_trusted)
+    if mine is None or theirs is None:
         return ""
-    for number in sorted(model.keys() & data.keys()):
-        if model[number] != data[number]:
-            return f"token {number} is {model[number]!r} in {folder} and {data[number]!r} in {data_folder}"
+    where = str(model) if isinstance(model, Path) else "the model's own vocabulary"
+    for number in sorted(mine.keys() & theirs.keys()):
+        if mine[number] != theirs[number]:
+            return f"token {number} is {mine[number]!r} in {where} and {theirs[number]!r} in {data_folder}"
     return ""
+
+
+def same_file(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same tokenizer file: the usual case, without the second that loading takes."""
+    mine, theirs = folder / FILE, other / FILE
+    return mine.is_file() and theirs.is_file() and mine.read_bytes() == theirs.read_bytes()

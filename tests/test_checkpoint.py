@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends import checkpoint
+from backends import checkpoint, storage
 from backends.base import Storage
 from tests.conftest import refusal
 
@@ -59,14 +59,14 @@ def test_bf16_with_a_head_of_its_own(tmp_path: Path) -> None:
     }
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    assert checkpoint.storage_of(tmp_path) == Storage(16.0, 16.0, 1664)
+    assert storage.storage_of(tmp_path) == Storage(16.0, 16.0, 1664)
     assert Storage(vram_bits=2.0**36).vram_gib == 8.0  # 2^36 bits are 2^33 bytes
 
 
 def test_tied_head_has_the_bits_of_the_embedding(tmp_path: Path) -> None:
     """Layer 32 * 16 = 512 bits; head 40 * 32 = 1,280 bits."""
     folder = model(tmp_path, {f"{Q}.weight": ("BF16", 8, 4), "model.embed_tokens.weight": ("F32", 10, 4)})
-    assert checkpoint.storage_of(folder) == Storage(16.0, 32.0, 1792)
+    assert storage.storage_of(folder) == Storage(16.0, 32.0, 1792)
 
 
 SHAPE_64, SHAPE_ODD = struct.pack("<2q", 64, 64), struct.pack("<2q", 4, 12)
@@ -115,17 +115,17 @@ def test_quantized_layers(
     """One quantized layer, alone and beside a bf16 one of 32 weights (512 bits); the head is 640 bits."""
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
     config, values = {"quantization_config": quantization}, {f"{Q}.weight_shape": shape} if shape else None
-    assert checkpoint.storage_of(model(tmp_path, entries, config, values)) == Storage(bits / numel, 16.0, bits + 640)
+    assert storage.storage_of(model(tmp_path, entries, config, values)) == Storage(bits / numel, 16.0, bits + 640)
     entries[f"{LAYER}.self_attn.o_proj.weight"] = ("BF16", 8, 4)
     gold = Storage((bits + 512) / (numel + 32), 16.0, bits + 512 + 640)
-    assert checkpoint.storage_of(model(tmp_path, entries, config, values)) == gold
+    assert storage.storage_of(model(tmp_path, entries, config, values)) == gold
 
 
 def test_quantized_head(tmp_path: Path) -> None:
     """Head 10 x 4 of one byte and a scale of 16 bits a row: (320 + 160) / 40 = 12.0 bits; the layer is 512 bits."""
     head = {"lm_head.weight": ("I8", 10, 4), "lm_head.weight_scale": ("BF16", 10, 1)}
     entries = {**head, f"{Q}.weight": ("BF16", 8, 4), "model.embed_tokens.weight": ("F32", 10, 4)}
-    assert checkpoint.storage_of(model(tmp_path, entries)) == Storage(16.0, 12.0, 992)
+    assert storage.storage_of(model(tmp_path, entries)) == Storage(16.0, 12.0, 992)
 
 
 @pytest.mark.parametrize(
@@ -153,20 +153,20 @@ def test_quantized_head(tmp_path: Path) -> None:
 def test_left_out(tmp_path: Path, name: str) -> None:
     name, *shape = name.split()
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F32", *map(int, shape))}
-    assert checkpoint.storage_of(model(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
+    assert storage.storage_of(model(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
 
 
 def test_fused_experts_are_layers(tmp_path: Path) -> None:
     """32 weights of 16 bits and 2 * 8 * 4 of 32: (512 + 2,048) / 96 bits a weight."""
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), f"{LAYER}.mlp.experts.gate_up_proj": ("F32", 2, 8, 4)}
-    assert checkpoint.storage_of(model(tmp_path, entries)) == Storage(2560 / 96, 16.0, 3200)
+    assert storage.storage_of(model(tmp_path, entries)) == Storage(2560 / 96, 16.0, 3200)
 
 
 def test_scales_of_fused_experts_are_bits_but_not_weights(tmp_path: Path) -> None:
     """64 weights of 8 bits and 2 scales of 32: (512 + 64) / 64 = 9.0."""
     experts = f"{LAYER}.mlp.experts.gate_up_proj"
     entries = {**ENDS, experts: ("F8_E4M3", 2, 8, 4), f"{experts}_scale_inv": ("F32", 2, 1, 1)}
-    assert checkpoint.storage_of(model(tmp_path, entries)) == Storage(9.0, 16.0, 576 + 640)
+    assert storage.storage_of(model(tmp_path, entries)) == Storage(9.0, 16.0, 576 + 640)
 
 
 @pytest.mark.parametrize(
@@ -180,15 +180,15 @@ def test_scales_of_fused_experts_are_bits_but_not_weights(tmp_path: Path) -> Non
     ],
 )
 def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries) -> None:
-    storage = checkpoint.storage_of(model(tmp_path, {**ENDS, **{f"{Q}.{part}": parts[part] for part in parts}}))
-    assert (storage.bpw_layer, storage.bpw_head, storage.vram_bits, storage.vram_gib) == (None, None, None, None)
-    assert Q in storage.note
+    found = storage.storage_of(model(tmp_path, {**ENDS, **{f"{Q}.{part}": parts[part] for part in parts}}))
+    assert (found.bpw_layer, found.bpw_head, found.vram_bits, found.vram_gib) == (None, None, None, None)
+    assert Q in found.note
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    storage = checkpoint.storage_of(model(tmp_path, {"model.norm.weight": ("F32", 4)}))
-    assert (storage.bpw_layer, storage.vram_bits) == (None, None)
-    assert "no weight matrices" in storage.note
+    found = storage.storage_of(model(tmp_path, {"model.norm.weight": ("F32", 4)}))
+    assert (found.bpw_layer, found.vram_bits) == (None, None)
+    assert "no weight matrices" in found.note
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     names = {f"{Q}.weight": "model-1.safetensors", **dict.fromkeys(ENDS, "model-2.safetensors")}
     index.write_text(json.dumps({"metadata": {"total_size": 304}, "weight_map": names}))
-    assert checkpoint.storage_of(folder) == Storage(16.0, 16.0, 1152)
+    assert storage.storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model-2.safetensors").unlink()
-    for function in (checkpoint.weight_files, checkpoint.storage_of, checkpoint.stamp):
+    for function in (checkpoint.weight_files, storage.storage_of, checkpoint.stamp):
         assert str(folder / "model-2.safetensors") in refusal(function, folder)
 
 
@@ -216,7 +216,7 @@ def test_weights_stored_twice_are_counted_once(tmp_path: Path) -> None:
     folder = model(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4)})
     (folder / "consolidated.safetensors").write_bytes(header({"layers.0.attention.wq.weight": ("F32", 8, 4)}))
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
-    assert checkpoint.storage_of(folder) == Storage(16.0, 16.0, 1152)
+    assert storage.storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model.safetensors").unlink()
     assert checkpoint.weight_files(folder) == [folder / "consolidated.safetensors"]
 
@@ -228,12 +228,12 @@ def test_override_tensors_replace(tmp_path: Path) -> None:
     override, second = tmp_path / "override.safetensors", tmp_path / "second.safetensors"
     override.write_bytes(header({o: ("F8_E4M3", 8, 4)}))
     second.write_bytes(header({o: ("F32", 8, 4)}))
-    assert checkpoint.storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
-    assert checkpoint.storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
+    assert storage.storage_of(folder, [override]) == Storage(12.0, 16.0, 768 + 640)
+    assert storage.storage_of(folder, [override, second]) == Storage(24.0, 16.0, 1536 + 640)  # 512 + 1,024
     assert len({checkpoint.stamp(folder, files) for files in ([], [override], [second], [override, second])}) == 4
 
 
-@pytest.mark.parametrize("function", [checkpoint.storage_of, checkpoint.stamp])
+@pytest.mark.parametrize("function", [storage.storage_of, checkpoint.stamp])
 def test_missing_override_tensors_are_named(tmp_path: Path, function: Callable[..., object]) -> None:
     folder = model(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4)})
     assert refusal(function, folder, [tmp_path / "none.safetensors"]).startswith(f"{tmp_path / 'none.safetensors'}: ")
@@ -348,4 +348,4 @@ BAD_FILES = {
 def test_bad_safetensors_are_named(tmp_path: Path, kind: str) -> None:
     folder = model(tmp_path, {})
     (folder / "model.safetensors").write_bytes(BAD_FILES[kind])
-    assert refusal(checkpoint.storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")
+    assert refusal(storage.storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")

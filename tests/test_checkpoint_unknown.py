@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends import checkpoint
+from backends import storage
+from backends.base import Storage
 
 BASE = {
     "model.embed_tokens.weight": torch.zeros(8, 4, dtype=torch.bfloat16),
@@ -18,10 +19,10 @@ BASE = {
 }
 
 
-def stored(folder: Path, extra: dict[str, torch.Tensor], **config: object) -> checkpoint.Storage:
+def stored(folder: Path, extra: dict[str, torch.Tensor], **config: object) -> Storage:
     save_file({**BASE, **extra}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
-    return checkpoint.storage_of(folder)
+    return storage.storage_of(folder)
 
 
 @pytest.mark.parametrize(

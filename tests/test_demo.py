@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from backends import checkpoint
+from backends import storage
 from demo import quantize, smollm2
 
 
@@ -44,9 +44,9 @@ def test_stored_bits_of_real_checkpoints(
     toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, bpw: float
 ) -> None:
     quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
-    storage = checkpoint.storage_of(tmp_path / "q")
-    assert storage.bpw_layer == pytest.approx(bpw, rel=1e-12)
-    assert storage.bpw_head == 16.0
+    found = storage.storage_of(tmp_path / "q")
+    assert found.bpw_layer == pytest.approx(bpw, rel=1e-12)
+    assert found.bpw_head == 16.0
 
 
 def test_fused_layers_share_their_global_scale(toy_model: Path, tmp_path: Path) -> None:
