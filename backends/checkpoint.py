@@ -13,11 +13,6 @@ from typing import Any
 
 from backends.base import InputError
 
-DTYPES = {
-    "BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "U64", "I64",
-    "F64",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Tensor:
