@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import logit_statistics as statistics
-from backends.base import ModelError, Task, TokenScores, Window
+from backends.base import LayerGroup, ModelError, Task, TokenScores, Window
+from backends.layers import Layer, group
 from backends.reference import Kind
 from backends.vllm_hooks import TAG
 from backends.vllm_scorer import Plan
@@ -171,6 +172,13 @@ class EngineRun:
             "head_difference": max(facts["head_difference"] for facts in ranks),
             "head_reason": next((facts["head_reason"] for facts in ranks if facts["head_reason"]), ""),
         }
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
+        named = {
+            entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
+        }
+        return group(named.values())
 
     def described(self) -> dict[str, Any]:
         """What the last run was like, for the results."""

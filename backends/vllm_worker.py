@@ -12,9 +12,10 @@ import json
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from backends import vllm_layers
 from backends.messages import one_line
 from backends.vllm_hooks import Segment, attach
 from backends.vllm_logits import LogitsSource
@@ -96,6 +97,7 @@ class ScoringExtension:
     """See the module's docstring."""
 
     model_runner: Any
+    vllm_config: Any
     model_config: Any
     device: Any
     _compare_q_source: LogitsSource
@@ -108,6 +110,14 @@ class ScoringExtension:
         generation = attach(self.model_runner, self._compare_q_step)
         self._compare_q_source = LogitsSource(self.model_runner.get_model())
         return generation
+
+    def compare_q_layers(self) -> str:
+        """How this rank's layers run, as JSON: the fields of ``Layer`` of each."""
+        config = self.vllm_config
+        checkpoint = getattr(config.model_config.hf_config, "quantization_config", None) or {}
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        found = vllm_layers.layers(self.model_runner.get_model(), config.quant_config, checkpoint, dtype)
+        return json.dumps([asdict(layer) for layer in found])
 
     def compare_q_begin(self, plan: dict[str, Any]) -> None:
         """Start a run."""

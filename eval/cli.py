@@ -21,13 +21,15 @@ from backends import hub
 from backends.base import CompareQError, InputError
 from eval import corpus, jobs, plot, report, scores, specs
 from eval.progress import Progress
-from eval.results import RunResult
+from eval.results import MARK, RunResult
 from eval.runner import Runner
 from eval.specs import DataSpec, ModelSpec
 from eval.store import Store, default_root
 
 TO_SCALE = 1.0
 """Mean KLD (nats) up to which a plot stays to scale: 4 bits being ten times 8 bits is no outlier, a broken model is."""
+MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
+"""What the plot says of marked labels."""
 Y_LABEL = 70
 """Letters that the plot's height has room for."""
 
@@ -148,7 +150,7 @@ def draw(args: argparse.Namespace, run: RunResult) -> None:
             x_label=report.VRAM_AXIS if args.vram else report.BPW_AXIS,
             y_label=kld_axis(run) if args.kld else measure,
             title=f"{measure} of quantized models" if args.title is None else args.title,
-            subtitle=run.subtitle,
+            subtitle=run.subtitle + (MARKED if any(MARK in point.label for point in chosen) else ""),
             dark=args.dark,
             from_zero=args.kld,
             to_scale=TO_SCALE if args.kld else -math.inf,

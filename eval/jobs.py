@@ -14,7 +14,7 @@ from eval.specs import ModelSpec
 from eval.store import Store
 from eval.windows import EvalData
 
-SCORES_VERSION = 2
+SCORES_VERSION = 3
 """Method of measuring; a change that moves numbers raises it, so that stored scores are not mixed."""
 
 

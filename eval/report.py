@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from backends import layers
 from eval import machine
 from eval.files import replacing
 from eval.plot import Point
-from eval.results import ModelResult, RunResult
+from eval.results import MARK, ModelResult, RunResult
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout of results.json."""
 BPW_AXIS = "Bits per weight (without embedding and output head)"
 VRAM_AXIS = "Stored weights / GiB (without embedding, with output head)"
@@ -39,19 +40,21 @@ def table(run: RunResult) -> Table:
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(run.subtitle), title_justify="left"
     )
     drawn.add_column("label", overflow="fold")
+    drawn.add_column("kernel", overflow="fold")
     for header in headers(run):
         drawn.add_column(header, justify="right", no_wrap=True)
     for model in run.models:
         row = cells(model)
-        drawn.add_row(model.label, *(row.get(header, "") for header in headers(run)))
+        kernel = "" if model.error else layers.kernel_of(model.layers) or "n/a"
+        drawn.add_row(model.marked_label, kernel, *(row.get(header, "") for header in headers(run)))
     return drawn
 
 
 def headers(run: RunResult) -> list[str]:
-    """The table's columns after the label: KLD with a reference, non-finite positions where there are any."""
+    """The table's columns of numbers: KLD with a reference, non-finite positions where there are any."""
     against = ["KLD", "same\ntop %"] if run.reference is not None else []
     holes = ["non-\nfinite"] if any(model.ppl and model.ppl.non_finite for model in run.models) else []
-    return ["layer\nbpw", "head\nbpw", "VRAM\nGiB", "PPL", *against, "rows", "tokens", *holes, "seconds"]
+    return ["layer\nbpw", "head\nbpw", "VRAM\nGiB", "PPL", *against, *holes, "seconds"]
 
 
 def cells(model: ModelResult) -> dict[str, str]:
@@ -66,8 +69,6 @@ def cells(model: ModelResult) -> dict[str, str]:
         "PPL": cell(model.ppl.value, 4),
         "KLD": "ref" if model.is_reference else cell(kld_of(model), KLD_DIGITS),
         "same\ntop %": "ref" if model.is_reference else cell(same, 2),
-        "rows": f"{model.rows:,}",
-        "tokens": f"{model.ppl.tokens:,}",
         "non-\nfinite": f"{model.ppl.non_finite:,}",
         "seconds": cell(model.score_seconds, 1) + ("*" if model.cached else ""),
     }
@@ -84,12 +85,23 @@ def kld_of(model: ModelResult) -> float | None:
 
 def footnotes(run: RunResult) -> list[str]:
     """What the table needs said: the reference, stored results, and each model's own."""
-    notes = []
+    notes = [
+        f"{MARK} {model.label}: {clause} on {machine_name(model)}"
+        for model in run.models for clause in model.deviations
+    ]  # fmt: skip
+    scored = {(model.rows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
+    notes += [f"{rows:,} windows, {tokens:,} scored tokens" for rows, tokens in sorted(scored)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
     if any(model.cached for model in run.models):
         notes.append("* from the cache; seconds are those of the run that measured it")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def machine_name(model: ModelResult) -> str:
+    """The GPU or CPU that a model ran on."""
+    gpus = model.provenance.get("gpus")
+    return str(gpus[0] if gpus else model.provenance.get("cpu", "an unknown machine"))
 
 
 def reference_ppl(run: RunResult) -> str:
@@ -130,6 +142,8 @@ def model_json(model: ModelResult) -> dict[str, Any]:
     return {
         "label": model.label,
         "engine": model.engine,
+        "kernel": layers.kernel_of(model.layers) or None,
+        "deviations": "; ".join(model.deviations) or None,
         "layer_bpw": model.storage.bpw_layer,
         "head_bpw": model.storage.bpw_head,
         "vram_gb": model.storage.vram_gib,
@@ -205,5 +219,5 @@ def points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         else:
             shown = "reference" if model.is_reference else cell(y, KLD_DIGITS)
-            drawn.append(Point(model.label, x, y, shown if kld else ""))
+            drawn.append(Point(model.marked_label, x, y, shown if kld else ""))
     return drawn, left_out

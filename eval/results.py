@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.base import Storage
+from backends import layers
+from backends.base import LayerGroup, Storage
 from eval.estimates import Mean, Perplexity
+
+MARK = "\N{DAGGER}"
+"""Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,21 @@ class ModelResult:
     scores_key: str = ""
     notes: tuple[str, ...] = ()
     error: str = ""
+
+    @property
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """How its layers ran; empty where the engine does not tell."""
+        return tuple(LayerGroup(**group) for group in self.provenance.get("layers", ()))
+
+    @property
+    def deviations(self) -> list[str]:
+        """In which ways layers ran otherwise than the checkpoint asks, a clause each."""
+        return layers.deviations(self.layers)
+
+    @property
+    def marked_label(self) -> str:
+        """The label, with a mark if the layers ran otherwise than the checkpoint asks."""
+        return f"{self.label} {MARK}" if self.deviations else self.label
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from backends import reference as reference_store
@@ -216,6 +216,7 @@ class Runner:
                 **machine.hardware(),
                 **machine.threads(),
                 **backend.provenance(),
+                "layers": [asdict(group) for group in backend.layers()],
             }
             self.keep_reference(task, len(data.windows))
         if warnings := provenance.get("warnings"):

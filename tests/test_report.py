@@ -60,33 +60,56 @@ def written(run: RunResult, folder: Path) -> dict[str, Any]:
 
 def test_rows_with_a_reference() -> None:
     run = run_of(REF, QUANT, FAILED)
-    assert row(run, "bf16") == "bf16 4.50 16.00 1.00 7.5000 ref ref 2 10 2.0"
-    assert row(run, "W4A16") == "W4A16 4.50 16.00 1.00 7.5000 0.01235 98.77 2 10 2.0"
+    assert row(run, "bf16") == "bf16 n/a 4.50 16.00 1.00 7.5000 ref ref 2.0"
+    assert row(run, "W4A16") == "W4A16 n/a 4.50 16.00 1.00 7.5000 0.01235 98.77 2.0"
     assert row(run, "broken") == "broken failed"
     assert report.headers(run)[3:6] == ["PPL", "KLD", "same\ntop %"]
     assert report.footnotes(run) == [
+        "2 windows, 10 scored tokens",
         "KLD (nats, mean over tokens) and same top: against bf16",
         "broken: failed: told to fail",
     ]
 
 
+def test_rows_that_ran_otherwise_than_asked_are_marked(tmp_path: Path) -> None:
+    """Label and plot carry a mark, one footnote says what ran instead; the kernel is that of the quantized layers."""
+    layers = [
+        {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
+         "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"},
+        {"layers": "lm_head", "count": 9, "weights": "bfloat16", "activations": "bfloat16",
+         "kernel": "UnquantizedEmbeddingMethod", "asked": ""},
+    ]  # fmt: skip
+    marked = replace(QUANT, provenance={"layers": layers, "gpus": ["H200"], "driver": "1"})
+    plain = replace(QUANT, label="same", provenance={"layers": [{**layer, "asked": ""} for layer in layers]})
+    run = run_of(REF, marked, plain)
+    sentence = "the checkpoint asks for nvfp4 activations, but MarlinNvFp4 left them unquantized (bfloat16, 2 layers)"
+    assert row(run, "W4A16").startswith("W4A16 † MarlinNvFp4 4.50")
+    assert row(run, "same").startswith("same MarlinNvFp4 4.50")
+    assert report.footnotes(run)[0] == f"† W4A16: {sentence} on H200"
+    assert sum("†" in note for note in report.footnotes(run)) == 1
+    assert [point.label for point in report.points(run, vram=False)[0]] == ["bf16", "W4A16 †", "same"]
+    assert [(model["kernel"], model["deviations"]) for model in written(run, tmp_path)["models"]] == [
+        (None, None), ("MarlinNvFp4", sentence), ("MarlinNvFp4", None),
+    ]  # fmt: skip
+
+
 def test_without_a_reference_there_is_no_kld_column() -> None:
     run = run_of(replace(QUANT, kld=None, same_top=None), reference=None)
-    assert row(run, "W4A16") == "W4A16 4.50 16.00 1.00 7.5000 2 10 2.0"
+    assert row(run, "W4A16") == "W4A16 n/a 4.50 16.00 1.00 7.5000 2.0"
     assert "KLD" not in shown(run)
-    assert report.footnotes(run) == []
+    assert report.footnotes(run) == ["2 windows, 10 scored tokens"]
 
 
 def test_missing_kld_is_explained() -> None:
     noted = replace(BASE, label="noted", notes=("KLD n/a: another vocabulary",))
     silent = replace(BASE, label="silent")
     run = run_of(REF, noted, silent)
-    assert row(run, "noted") == "noted 4.50 16.00 1.00 7.5000 n/a n/a 2 10 2.0"
-    assert report.footnotes(run)[1:] == [
+    assert row(run, "noted") == "noted n/a 4.50 16.00 1.00 7.5000 n/a n/a 2.0"
+    assert report.footnotes(run)[2:] == [
         "noted: KLD n/a: another vocabulary",
         "silent: KLD n/a: this engine measured none",
     ]
-    assert report.footnotes(run_of(silent, reference=None)) == []
+    assert report.footnotes(run_of(silent, reference=None)) == ["2 windows, 10 scored tokens"]
 
 
 def test_notes_are_printed_without_a_reference_too() -> None:
@@ -99,19 +122,19 @@ def test_non_finite_positions_have_a_column_only_if_there_are_any(reference: dic
     holes = replace(QUANT, label="holes", ppl=Perplexity(7.5, -20.0, 8, 1234))
     assert "non-" not in shown(run_of(QUANT, FAILED, reference=reference))
     run = run_of(QUANT, holes, reference=reference)
-    assert row(run, "holes").endswith(" 2 8 1,234 2.0")
-    assert row(run, "W4A16").endswith(" 2 10 0 2.0")
+    assert row(run, "holes").endswith(" 1,234 2.0")
+    assert row(run, "W4A16").endswith(" 0 2.0")
     assert "holes: 1234 positions had no finite log-probability; PPL leaves them out" in report.footnotes(run)
 
 
 def test_non_finite_kld_is_said(tmp_path: Path) -> None:
     some, none = replace(QUANT, kld=Mean(0.5, 4.0, 8, 2)), replace(QUANT, label="none", kld=Mean(None, 0.0, 0, 10))
     run = run_of(REF, some, none)
-    assert report.footnotes(run)[1:] == [
+    assert report.footnotes(run)[2:] == [
         "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
         "none: 10 positions had no finite KL divergence; KLD leaves them out",
     ]
-    assert row(run, "none").split()[5] == "n/a"
+    assert row(run, "none").split()[6] == "n/a"
     _, first, second = written(run, tmp_path)["models"]
     assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
     assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
@@ -124,7 +147,7 @@ def test_non_finite_kld_is_said(tmp_path: Path) -> None:
 def test_kld_is_written_with_five_decimals(value: float, text: str) -> None:
     """An 8-bit format keeps two digits; what rounding takes below 0 is no minus sign, what is truly below 0 is."""
     run = run_of(REF, replace(QUANT, kld=Mean(value, 10 * value, 10, 0)))
-    assert row(run, "W4A16").split()[5] == text
+    assert row(run, "W4A16").split()[6] == text
 
 
 @pytest.mark.parametrize("reference", [None, REFERENCE])
@@ -140,17 +163,17 @@ def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> N
         cached=True,
     )
     text = shown(run_of(REF, large, reference=reference))
-    lines = text[: text.index("KLD (nats") if reference else text.index("* from the cache")].splitlines()
+    lines = text[: text.index("586 windows")].splitlines()
     assert max(len(line) for line in lines) <= 80
     assert "…" not in text
-    numbers = ["16.25", "16.00", "131.50", "1,234.5678", "586", "1,199,542", "12", "1,234.5*"]
+    numbers = ["16.25", "16.00", "131.50", "1,234.5678", "12", "1,234.5*"]
     numbers[4:4] = ["0.01235", "98.77"] if reference else []
     assert any(line.split()[-len(numbers) :] == numbers for line in lines), text
 
 
 def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
     found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
-    assert (found["format"], found["reference"]) == (2, REFERENCE)
+    assert (found["format"], found["reference"]) == (3, REFERENCE)
     reference, quant, failed = found["models"]
     keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
     assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]

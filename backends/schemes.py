@@ -1,0 +1,89 @@
+"""What a checkpoint's own quantization config asks for, in words that the results of every engine share.
+
+Weights and activations are each a kind and how finely it is scaled: ``int4 g128``, ``int8 channel``, ``fp8 token``,
+``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  No engine, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Weights and activations of a quantized layer; ``activations`` is "" where they stay as the model has them."""
+
+    weights: str
+    activations: str = ""
+
+
+def kind(text: str) -> str:
+    """The number format of a description: "fp8" of "fp8 token"."""
+    return text.partition(" ")[0]
+
+
+def grouped(name: str, group_size: Any) -> str:
+    """``int4 g128``; by channel where the group is the whole row (-1, 0 or absent)."""
+    return f"{name} g{group_size}" if isinstance(group_size, int) and group_size > 0 else f"{name} channel"
+
+
+def args_text(args: Any) -> str:
+    """A ``QuantizationArgs`` of compressed-tensors, as an object or as JSON; "" for none."""
+    if not args:
+        return ""
+    found = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
+    bits, floating, group = found.get("num_bits", 8), found.get("type") == "float", found.get("group_size")
+    strategy = found.get("strategy") or ("group" if group and group > 0 else "tensor")
+    if floating and bits == 4:
+        return grouped("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
+    name = f"{'fp' if floating else 'int'}{bits}"
+    if floating and bits == 8 and group == 32:  # FP8 has no other use of such small groups
+        name = "mxfp8"
+    if strategy in ("group", "tensor_group"):
+        return grouped(name, group)
+    if strategy == "block":
+        return f"{name} block {'x'.join(map(str, found.get('block_structure') or ()))}".strip()
+    return f"{name} {strategy}"
+
+
+def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
+    """A config group of compressed-tensors."""
+    return Scheme(args_text(weights), args_text(input_activations))
+
+
+def declared(config: Mapping[str, Any]) -> Scheme | None:
+    """The one scheme of a ``quantization_config``; None if it has several, or its method is not known here."""
+    method = str(config.get("quant_method", "")).lower()
+    bits = config.get("bits", config.get("w_bit"))
+    group = config.get("group_size", config.get("q_group_size"))
+    if method == "compressed-tensors":
+        groups = list((config.get("config_groups") or {}).values())
+        schemes = {compressed_tensors(entry.get("weights"), entry.get("input_activations")) for entry in groups}
+        return schemes.pop() if len(schemes) == 1 else None
+    if method in ("gptq", "gptqmodel", "awq") and isinstance(bits, int):
+        return Scheme(grouped(f"{'uint' if method == 'awq' else 'int'}{bits}", group))
+    if method == "fp8":
+        if block := config.get("weight_block_size"):
+            return Scheme(f"fp8 block {'x'.join(map(str, block))}", f"fp8 g{block[-1]}")
+        return Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8")
+    if method == "bitsandbytes":
+        if config.get("load_in_4bit"):
+            return Scheme(f"{config.get('bnb_4bit_quant_type', 'fp4')} g64")
+        return Scheme("int8 channel", "int8 token")
+    return {"mxfp4": Scheme("mxfp4 g32"), "modelopt": modelopt(config)}.get(method)
+
+
+def modelopt(config: Mapping[str, Any]) -> Scheme | None:
+    """NVIDIA ModelOpt names its scheme."""
+    name = str((config.get("quantization") or config).get("quant_algo", "")).upper()
+    return {
+        "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),
+        "NVFP4_AWQ": Scheme("nvfp4 g16", "nvfp4 g16"),
+        "W4A16_NVFP4": Scheme("nvfp4 g16"),
+        "FP8": Scheme("fp8 tensor", "fp8 tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8 channel", "fp8 token"),
+    }.get(name)
