@@ -11,6 +11,10 @@ from backends.messages import nearest
 ENGINES = {
     "transformers": "backends.transformers:TransformersBackend",
     "vllm_score": "backends.vllm_score:VllmScoreBackend",
+    "exllamav3": "backends.exllamav3:ExLlamaV3Backend",
+    "exllamav2": "backends.exllamav2:ExLlamaV2Backend",
+    "llamacpp": "backends.llamacpp:LlamacppBackend",
+    "vllm_server": "backends.vllm_server:VllmServerBackend",
     "fake": "backends.fake:FakeBackend",
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,6 +253,9 @@ class Backend(ABC):
 
 class LogitsBackend(Backend):
     """An engine that hands out logits."""
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        """All windows whose logits will be asked for, in this order; called once, before the first."""
 
     @abstractmethod
     def logits(self, window: Window) -> torch.Tensor:

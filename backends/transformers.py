@@ -2,21 +2,27 @@
 
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
 the same in bf16; ``transformers_mm``: fp16, the text side of an image-text model.  Without a GPU the device is the
-CPU.  ``dtype`` in ``engine`` replaces the dtype.
+CPU.  ``dtype`` in ``engine`` replaces the dtype.  ``streaming`` keeps one decoder layer on the device at a time
+(``backends/streaming.py``).
+
+Quantized checkpoints run as Transformers runs them, most of them decompressed to the dtype; ``quantization_config`` in
+``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from backends import hub, storage
 from backends.base import (
     Capabilities,
     InputError,
+    LayerGroup,
     LoadRequest,
     LogitsBackend,
     ModelError,
@@ -25,16 +31,29 @@ from backends.base import (
     installed_versions,
 )
 from backends.folder import FolderModel
+from backends.layers import group
 from backends.messages import one_line
 from backends.options import parse_options
 from backends.reference import Head
+from backends.transformers_quantization import (
+    PACKAGES,
+    check_complete,
+    check_dtype,
+    check_packages,
+    quantization,
+    stored_quantization,
+)
 
 if TYPE_CHECKING:
     import torch
 
+    from backends.streaming import Streamer
+
 BF16 = {"transformers_auto_bf16"}
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 IMAGE_TEXT = {"transformers_mm"}
+PLACEMENT = ("device_map", "max_memory", "offload_folder")
+OURS = {"streaming", "streaming_windows", "quantization_config"}
 
 
 class TransformersOptions(BaseModel):
@@ -49,6 +68,9 @@ class TransformersOptions(BaseModel):
     max_memory: dict[int | str, int | str] | None = None
     offload_folder: str | None = None
     trust_remote_code: bool = False
+    quantization_config: dict[str, Any] | None = Field(None, min_length=1)
+    streaming: bool = False
+    streaming_windows: int | None = Field(None, ge=1)
 
 
 class TransformersBackend(FolderModel, LogitsBackend):
@@ -58,7 +80,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         load_fns=("transformers", "transformers_auto", "transformers_auto_bf16", "transformers_mm"),
         fwd_fn="transformers",
         packages=("transformers",),
-        install="pip install 'transformers>=5.5' accelerate compressed-tensors",
+        install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
     )
 
@@ -67,20 +89,31 @@ class TransformersBackend(FolderModel, LogitsBackend):
         self.options = parse_options(TransformersOptions, request.options)
         self.model: Any = None
         self.entered: Any = None
+        self.streamer: Streamer | None = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        parse_options(TransformersOptions, request.options)
+        options = parse_options(TransformersOptions, request.options)
         if importlib.util.find_spec("accelerate") is None:
             raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
+        stored = {} if cls.is_remote(request) else stored_quantization(request)
+        for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
+            check_packages(where, config)
+        check_dtype(options.dtype or default_dtype(request), stored)
+        if options.streaming:
+            check_streaming(options, stored)
+        elif options.streaming_windows:
+            raise InputError('engine.streaming_windows: needs "streaming": true')
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return installed_versions(("torch", "transformers", "accelerate", "compressed-tensors"))
+        quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
+        return installed_versions(("torch", "transformers", "accelerate", *quantizers))
 
     def load(self) -> None:
         import torch
         import transformers
+        from transformers.quantizers.auto import AutoHfQuantizer
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
@@ -90,24 +123,48 @@ class TransformersBackend(FolderModel, LogitsBackend):
             if self.request.load_fn in IMAGE_TEXT
             else transformers.AutoModelForCausalLM
         )
+        arguments = self._arguments(torch.cuda.is_available())
+        stored = stored_quantization(self.request)
+        if stored and not AutoHfQuantizer.supports_quant_method(stored):
+            raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
-            self.model = loader.from_pretrained(folder, **self._arguments(torch.cuda.is_available())).eval()
+            self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
         except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
+        check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
+        self.model.eval()
+        if self.options.streaming:
+            from backends.streaming import Streamer
+
+            device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+            self.streamer = Streamer(self.model, self._forward, device, self.options.streaming_windows)
 
     def _arguments(self, cuda: bool) -> dict[str, Any]:
-        options = self.options.model_dump(exclude_none=True)
-        dtype = "bfloat16" if self.request.load_fn in BF16 else "float16"
+        options = self.options.model_dump(exclude_none=True, exclude=OURS)
+        dtype = default_dtype(self.request)
         one_device = "cuda:0" if cuda else "cpu"
         device_map = "auto" if self.request.load_fn in DEVICE_MAP_AUTO and cuda else one_device
+        if self.options.streaming:
+            device_map = "cpu"
+        if self.options.quantization_config:
+            options["quantization_config"] = quantization(self.options.quantization_config)
         return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        if self.streamer is not None:
+            self.streamer.prepare(windows)
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch
 
-        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         with torch.inference_mode():
-            logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
+            return self._forward(window) if self.streamer is None else self.streamer.logits(window)
+
+    def _forward(self, window: Window) -> torch.Tensor:
+        import torch
+
+        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
@@ -137,7 +194,17 @@ class TransformersBackend(FolderModel, LogitsBackend):
         states: torch.Tensor = self.entered
         return states
 
+    def layers(self) -> tuple[LayerGroup, ...]:
+        from backends import transformers_layers
+
+        asked = stored_quantization(self.request) or self.options.quantization_config or {}
+        folder = hub.resolve(self.request.model_dir, self.request.revision)
+        return group(transformers_layers.layers(self.model, asked, folder))
+
     def storage(self) -> Storage:
+        on_load = (self.options.quantization_config or {}).get("quant_method")
+        if on_load and not stored_quantization(self.request):
+            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
         return storage.storage_of(hub.resolve(self.request.model_dir, self.request.revision))
 
     def provenance(self) -> dict[str, Any]:
@@ -148,16 +215,39 @@ class TransformersBackend(FolderModel, LogitsBackend):
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
+            **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             "options": self.options.model_dump(exclude_none=True),
         }
 
     def close(self) -> None:
+        if self.streamer is not None:
+            self.streamer.close()
+        self.streamer = None
         self.model = self.entered = None
         gc.collect()
         import torch
 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def default_dtype(request: LoadRequest) -> str:
+    """The dtype that upstream gives each of its ways to load."""
+    return "bfloat16" if request.load_fn in BF16 else "float16"
+
+
+def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
+    """InputError if ``streaming`` cannot go with the other options, the checkpoint or what is installed."""
+    for name in (*PLACEMENT, "quantization_config"):
+        if getattr(options, name) is not None:
+            raise InputError(f"engine.streaming: cannot go with {name}; leave one of them out")
+    if stored:
+        raise InputError(
+            f"engine.streaming: streams unquantized checkpoints only, this one is quantized with "
+            f"{stored.get('quant_method')}"
+        )
+    if importlib.util.find_spec("greenlet") is None:
+        raise InputError("engine.streaming: needs greenlet: pip install greenlet")
 
 
 def number(config: Any, name: str, missing: float) -> float:

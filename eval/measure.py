@@ -33,6 +33,8 @@ def token_scores(backend: Backend, windows: Iterable[Window], task: Task) -> Ite
     if isinstance(backend, ScoringBackend):
         yield from backend.score(windows, task)
     elif isinstance(backend, LogitsBackend):
+        windows = list(windows)
+        backend.prepare(windows)
         with_reference = None if task.reference is None else Comparison(task)
         recorder = None if task.record is None else Recorder(backend, task)
         try:
