@@ -156,6 +156,7 @@ class Capabilities:
     ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
     ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
     ``override_tensors``: ``model_dir`` can be ``[dir, files]``, whose tensors replace those of the same name.
+    ``reference``: it can leave a reference behind; ``here``: it runs on this machine, whose hardware its scores name.
     """
 
     load_fns: tuple[str, ...]
@@ -164,6 +165,8 @@ class Capabilities:
     install: str
     summary: str
     override_tensors: bool = False
+    reference: bool = True
+    here: bool = True
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine, or None.  Engines without packages are built in."""

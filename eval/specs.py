@@ -151,10 +151,11 @@ class ModelSpec(Spec):
 
     @property
     def override_tensors(self) -> tuple[Path, ...]:
-        """The files of ``[dir, override_tensors]``, which replace tensors of the same name."""
+        """The files of ``[dir, override_tensors]``, whose tensors replace those of the same name; of a folder, all."""
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
-        return tuple(Path(self.locate(name)) for name in names)
+        found = [Path(self.locate(name)) for name in names]
+        return tuple(file for path in found for file in (sorted(path.glob("*.safetensors")) or [path]))
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

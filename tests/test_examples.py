@@ -19,7 +19,8 @@ MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
 
 def test_there_are_examples_for_every_kind() -> None:
     names = " ".join(file.stem for file in FILES)
-    for kind in ("w4a16", "nvfp4", "fp8", "awq", "gptq", "two_gpus", "hub", "wiki2", "demo_text"):
+    kinds = "w4a16 nvfp4 fp8 awq gptq exl3 exl2 gguf vllm_server streaming two_gpus hub wiki2 demo_text"
+    for kind in kinds.split():
         assert kind in names
 
 

@@ -20,7 +20,11 @@ from eval.results import ModelResult, RunResult
 
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
 REFERENCE = {"label": "bf16", "kind": "states", "key": "f" * 40}
-BASE = ModelResult("base", "fake", SIZE, Perplexity(7.5, -20.0, 10, 0), rows=2, load_seconds=1.0, score_seconds=2.0)
+LAYERS = {"layers": "h.*", "count": 2, "weights": "float16", "activations": "float16", "kernel": "Linear", "asked": ""}
+BASE = ModelResult(
+    "base", "fake", SIZE, Perplexity(7.5, -20.0, 10, 0), rows=2, load_seconds=1.0, score_seconds=2.0,
+    provenance={"layers": [LAYERS]},
+)  # fmt: skip
 REF = replace(BASE, label="bf16", is_reference=True, top1=Mean(0.5, 5.0, 10, 0), entropy=Mean(1.25, 12.5, 10, 0))
 QUANT = replace(
     BASE,
@@ -60,8 +64,8 @@ def written(run: RunResult, folder: Path) -> dict[str, Any]:
 
 def test_rows_with_a_reference() -> None:
     run = run_of(REF, QUANT, FAILED)
-    assert row(run, "bf16") == "bf16 n/a 4.50 16.00 1.00 7.5000 ref ref 2.0"
-    assert row(run, "W4A16") == "W4A16 n/a 4.50 16.00 1.00 7.5000 0.01235 98.77 2.0"
+    assert row(run, "bf16") == "bf16 Linear 4.50 16.00 1.00 7.5000 ref ref 2.0"
+    assert row(run, "W4A16") == "W4A16 Linear 4.50 16.00 1.00 7.5000 0.01235 98.77 2.0"
     assert row(run, "broken") == "broken failed"
     assert report.headers(run)[3:6] == ["PPL", "KLD", "same\ntop %"]
     assert report.footnotes(run) == [
@@ -89,13 +93,19 @@ def test_rows_that_ran_otherwise_than_asked_are_marked(tmp_path: Path) -> None:
     assert sum("†" in note for note in report.footnotes(run)) == 1
     assert [point.label for point in report.points(run, vram=False)[0]] == ["bf16", "W4A16 †", "same"]
     assert [(model["kernel"], model["deviations"]) for model in written(run, tmp_path)["models"]] == [
-        (None, None), ("MarlinNvFp4", sentence), ("MarlinNvFp4", None),
+        ("Linear", None), ("MarlinNvFp4", sentence), ("MarlinNvFp4", None),
     ]  # fmt: skip
+
+
+def test_a_kernel_that_is_not_known_is_explained() -> None:
+    run = run_of(replace(BASE, provenance={}), reference=None)
+    assert row(run, "base").startswith("base n/a 4.50")
+    assert report.footnotes(run)[1:] == ["base: kernel n/a: this engine does not say what it runs"]
 
 
 def test_without_a_reference_there_is_no_kld_column() -> None:
     run = run_of(replace(QUANT, kld=None, same_top=None), reference=None)
-    assert row(run, "W4A16") == "W4A16 n/a 4.50 16.00 1.00 7.5000 2.0"
+    assert row(run, "W4A16") == "W4A16 Linear 4.50 16.00 1.00 7.5000 2.0"
     assert "KLD" not in shown(run)
     assert report.footnotes(run) == ["2 windows, 10 scored tokens"]
 
@@ -104,7 +114,7 @@ def test_missing_kld_is_explained() -> None:
     noted = replace(BASE, label="noted", notes=("KLD n/a: another vocabulary",))
     silent = replace(BASE, label="silent")
     run = run_of(REF, noted, silent)
-    assert row(run, "noted") == "noted n/a 4.50 16.00 1.00 7.5000 n/a n/a 2.0"
+    assert row(run, "noted") == "noted Linear 4.50 16.00 1.00 7.5000 n/a n/a 2.0"
     assert report.footnotes(run)[2:] == [
         "noted: KLD n/a: another vocabulary",
         "silent: KLD n/a: this engine measured none",

@@ -327,3 +327,14 @@ def test_schemas_refuse_what_the_parser_refuses() -> None:
     for entry in ({**MODEL, "bits": 4}, {"load_fn": "f"}, {**MODEL, "model_dir": 5}):
         assert not model.is_valid(entry), entry
         assert not model.is_valid([MODEL, entry]), entry
+
+
+def test_a_folder_of_override_tensors_stands_for_its_files(tmp_path: Path) -> None:
+    """Upstream named a folder; one without tensors stays as it is, for the check that will name it."""
+    for folder in ("over", "empty"):
+        (tmp_path / folder).mkdir()
+    for name in ("b.safetensors", "a.safetensors", "config.json"):
+        (tmp_path / "over" / name).touch()
+    spec = parse_model_spec({**MODEL, "model_dir": ["m", ["over", "empty"]]}, tmp_path / "m.json")
+    over = tmp_path / "over"
+    assert spec.override_tensors == (over / "a.safetensors", over / "b.safetensors", tmp_path / "empty")
