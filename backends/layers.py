@@ -16,6 +16,9 @@ from backends.schemes import UNKNOWN, kind
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 
+PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
+"""Weights that are not quantized, as torch and ggml call them."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -57,7 +60,7 @@ def kernel_of(groups: Sequence[LayerGroup]) -> str:
     plain = Counter[str]()
     quantized = Counter[str]()
     for each in groups:
-        (plain if each.weights == each.activations else quantized)[short(each.kernel)] += each.count
+        (plain if each.weights in PLAIN else quantized)[short(each.kernel)] += each.count
     ranked = (quantized or plain).most_common()
     if not ranked:
         return ""

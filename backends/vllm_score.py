@@ -9,6 +9,9 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
 - on CPU, ``kv_cache_memory_bytes`` for a few windows, where vLLM would claim 92 % of the RAM.
+
+``"emulate": true`` is ours: NVFP4 activations by vLLM's emulation where the GPU has no kernel for them and vLLM would
+leave them unquantized.  Weight-only layers run as their scheme says anywhere.  On CPU the emulation is all there is.
 """
 
 from __future__ import annotations
@@ -16,16 +19,17 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends import checkpoint, hub, storage, vllm_install
+from backends import checkpoint, hub, nvfp4_scales, storage, vllm_install
 from backends.base import (
     Capabilities,
     CompareQError,
     InputError,
+    LayerGroup,
     LoadRequest,
     ModelError,
     ModelFacts,
@@ -45,7 +49,8 @@ from backends.vllm_run import EngineRun
 
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
 OURS = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
-EXTENSION = "backends.vllm_worker.ScoringExtension"
+EXTENSION = "backends.vllm_plugin.ScoringExtension"
+EMULATE = "emulate"
 BATCHED_TOKENS = 8192
 """At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
 
@@ -68,11 +73,34 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "trust_remote_code": False,
     }
     arguments = {**defaults, **request.options}
+    arguments.pop(EMULATE, None)
     if cpu:
         batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
         tokens = max(2 * batched, 4 * (request.max_tokens + 1))
         arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
     return arguments
+
+
+def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, Any]:
+    """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
+    rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
+    experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}
+    return {"linear_backend": "emulation", **experts} if rounded else {}
+
+
+def check_checkpoint(request: LoadRequest, folder: Path) -> None:
+    """InputError if vLLM would misread the scales of a local model, or has nothing to emulate in it."""
+    layers = nvfp4_scales.layers_of(folder)
+    nvfp4_scales.check_scales(folder, layers)
+    if not request.options.get(EMULATE):
+        return
+    if not layers:
+        raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} is stored in NVFP4; leave it out")
+    chosen = emulation_arguments(layers)
+    check_names(chosen, vllm_install.arguments(), "the installed vLLM")
+    for name in chosen:
+        if name in request.options:
+            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
 
 
 class VllmScoreBackend(FolderModel, ScoringBackend):
@@ -103,7 +131,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         mode = request.options.get("logprobs_mode", "raw_logprobs")
         if mode not in ("raw_logprobs", "processed_logprobs"):
             raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
-        check_names(request.options, vllm_install.arguments(), "the installed vLLM")
+        check_names(request.options, {*vllm_install.arguments(), EMULATE}, "the installed vLLM")
+        emulate = request.options.get(EMULATE, False)
+        if not isinstance(emulate, bool):
+            raise InputError(f"engine.{EMULATE}: must be true or false (got {emulate!r})")
         for name in ("max_model_len", "max_num_batched_tokens"):
             value = request.options.get(name, 1)
             if not isinstance(value, int) or value < 1:
@@ -114,7 +145,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
                 f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1"
             )
         folder = Path(request.model_dir)
-        if longest is None and folder.is_dir() and checkpoint.rope_type(checkpoint.config_of(folder)) == "longrope":
+        if not folder.is_dir():
+            return
+        check_checkpoint(request, folder)
+        if longest is None and checkpoint.rope_type(checkpoint.config_of(folder)) == "longrope":
             raise InputError(
                 "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
                 "you serve with"
@@ -132,7 +166,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def load(self) -> None:
         folder = hub.resolve(self.request.model_dir, self.request.revision)
         config = checkpoint.config_of(folder)
-        self.arguments = engine_arguments(self.request, config, cpu=vllm_install.is_cpu_build())
+        cpu = vllm_install.is_cpu_build()
+        self.arguments = engine_arguments(self.request, config, cpu=cpu)
+        if self.request.options.get(EMULATE) and not cpu:
+            self.arguments |= emulation_arguments(nvfp4_scales.layers_of(folder))
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
@@ -170,6 +207,9 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         if on_load and "quantization_config" not in checkpoint.config_of(folder):
             return Storage(note=f"quantized to {on_load} while loading; the checkpoint does not say what that stores")
         return storage.storage_of(folder)
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        return self.run.layers() if self.run else ()
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config

@@ -56,6 +56,7 @@ PLAIN = LayerGroup("h", 99, "bfloat16", "bfloat16", "UnquantizedLinearMethod")
         ([], ""),
         ([PLAIN], "Unquantized"),
         ([PLAIN, quantized(1, "MarlinLinearKernel")], "Marlin"),
+        ([quantized(1, "EmulationNvFp4LinearKernel", activations="int4 g128"), PLAIN], "EmulationNvFp4"),
         ([quantized(3, "A"), quantized(2, "B"), quantized(2, "B"), PLAIN], "B +1"),
     ],
 )
