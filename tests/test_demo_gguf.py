@@ -1,0 +1,150 @@
+"""GGUF files from Hugging Face folders: the same tensors, and in llama.cpp the same model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFReader, dequantize
+from numpy.typing import NDArray
+
+from demo import gguf_writer, recipes, smollm2
+
+VOCAB = 49_152
+
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed (make demo-all)"
+)
+
+
+@pytest.fixture(scope="session")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of random bf16 weights with the demo's vocabulary; rows of 256 weights, as K-quants need them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("small") / "small-llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
+        rope_theta=5000.0, rms_norm_eps=1e-3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def read(file: Path) -> dict[str, NDArray[np.float32]]:
+    """Tensor name -> dequantized array of a GGUF file."""
+    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(str(file)).tensors}
+
+
+def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities [L, V] by llama.cpp, float32 KV cache, on the CPU."""
+    import llama_cpp
+
+    model = llama_cpp.Llama(
+        str(file), n_ctx=len(tokens), logits_all=True, n_gpu_layers=0, n_threads=1, verbose=False, type_k=0, type_v=0
+    )
+    model.eval(tokens)
+    scores = torch.log_softmax(torch.tensor(model.scores[: len(tokens)]), -1)
+    model.close()
+    return scores
+
+
+def test_permute_undoes_unpermute() -> None:
+    weight = torch.arange(48.0).reshape(16, 3)
+    assert torch.equal(gguf_writer.permute(smollm2.unpermute(weight, 2), 2), weight)
+    assert gguf_writer.permute(torch.arange(8.0)[:, None], 1)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_the_base_as_f32_is_the_wheels_file(tmp_path: Path) -> None:
+    """The base was made from the wheel's Q4_1 file: back in GGUF it has that file's tensors, rounded once to bf16."""
+    recipes.make(recipes.BASE, recipes.base)
+    gguf_writer.write_gguf(recipes.BASE, tmp_path / "f32.gguf", "F32")
+    written, wheel = read(tmp_path / "f32.gguf"), read(smollm2.find_gguf())
+    assert written.keys() == wheel.keys()
+    for name, values in wheel.items():
+        assert np.array_equal(written[name], torch.from_numpy(values.copy()).bfloat16().float().numpy()), name
+    ours, theirs = (
+        {key: field.contents() for key, field in GGUFReader(str(file)).fields.items()}
+        for file in (tmp_path / "f32.gguf", smollm2.find_gguf())
+    )
+    same = [key for key in theirs if key.startswith(("tokenizer.", "llama.", "general.architecture"))]
+    assert len(same) == 23
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+    assert ours["general.file_type"] == 0
+
+
+@pytest.mark.parametrize(("kind", "weights", "steps"), [("Q8_0", 32, 254), ("Q4_1", 32, 15), ("BF16", 1, 2**8)])
+def test_rounding_is_to_the_nearest_step(
+    small_llama: Path, tmp_path: Path, kind: str, weights: int, steps: int
+) -> None:
+    """No matrix element moves by more than half a step of its block, but for the scale's own rounding (f16: 2^-11)."""
+    gguf_writer.write_gguf(small_llama, tmp_path / "q.gguf", kind)
+    config = json.loads((small_llama / "config.json").read_text())
+    quantized, original = read(tmp_path / "q.gguf"), dict(gguf_writer.gguf_tensors(small_llama, config))
+    assert quantized.keys() == original.keys()
+    for name, values in original.items():
+        if values.ndim == 1:
+            assert np.array_equal(quantized[name], values)
+            continue
+        blocks = values.reshape(-1, weights)
+        reach = 2 * np.abs(blocks).max(-1) if kind != "Q4_1" else blocks.max(-1) - blocks.min(-1)
+        largest = np.abs(blocks).max(-1)
+        moved = np.abs(quantized[name].reshape(-1, weights) - blocks).max(-1)
+        assert (moved <= 0.5 * reach / steps + 2 * largest * 2**-11).all(), name
+
+
+def test_another_vocabulary_is_refused(toy_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its vocabulary of 320 is not that of the tokenizer's GGUF"):
+        gguf_writer.write_gguf(toy_model, tmp_path / "x.gguf", "F32")
+
+
+def test_unknown_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="no tensor of a Llama"):
+        gguf_writer.gguf_name("model.layers.0.self_attn.q_norm.weight")
+
+
+@needs_llama_cpp
+@pytest.mark.engine
+def test_llama_cpp_computes_the_same_model(small_llama: Path, tmp_path: Path) -> None:
+    """Float32 weights and KV cache, grouped heads: log-probabilities of Transformers to rounding."""
+    from transformers import AutoModelForCausalLM
+
+    gguf_writer.write_gguf(small_llama, tmp_path / "f.gguf", "F32")
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 100).tolist()
+    model = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)
+    assert expected.std() > 0.5
+    assert torch.allclose(llama_logprobs(tmp_path / "f.gguf", tokens), expected, rtol=0, atol=2e-2)
+
+
+@needs_llama_cpp
+@pytest.mark.engine
+def test_llama_cpp_quantizes(small_llama: Path, tmp_path: Path) -> None:
+    """Q8_0 by llama.cpp is Q8_0 by the gguf package; a K-quant is what it says and near; a bad file is one error."""
+    from demo.llama_quantize import llama_quantize
+
+    gguf_writer.write_gguf(small_llama, tmp_path / "b.gguf", "BF16")
+    gguf_writer.write_gguf(small_llama, tmp_path / "q8.gguf", "Q8_0")
+    llama_quantize(tmp_path / "b.gguf", tmp_path / "l8.gguf", "Q8_0", threads=1)
+    ours, theirs = read(tmp_path / "q8.gguf"), read(tmp_path / "l8.gguf")
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+    llama_quantize(tmp_path / "b.gguf", tmp_path / "k.gguf", "Q4_K_M", threads=1)
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(str(tmp_path / "k.gguf")).tensors}
+    assert types["blk.0.attn_q.weight"] == "Q4_K"
+    weight, quantized = (
+        read(tmp_path / "b.gguf")["blk.0.attn_q.weight"],
+        read(tmp_path / "k.gguf")["blk.0.attn_q.weight"],
+    )
+    assert 0.01 < np.linalg.norm(quantized - weight) / np.linalg.norm(weight) < 0.1
+
+    with pytest.raises(RuntimeError, match=r"llama.cpp could not quantize .*missing.gguf to Q4_0: .*No such file"):
+        llama_quantize(tmp_path / "missing.gguf", tmp_path / "x.gguf", "Q4_0")
