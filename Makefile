@@ -1,4 +1,5 @@
 # Two commands do everything on a fresh Linux machine with Python 3.11 or newer: `make demo` and `make test`.
+# With a C++ compiler, `make demo-all` and `make test` build llama.cpp first (minutes, once).
 # TARGET is cuda where nvidia-smi sees a GPU, else cpu; `make demo TARGET=cpu` overrides.
 
 PYTHON ?= python3
@@ -9,13 +10,22 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 UV := $(VENV)/lock/bin/uv
+LLAMA := $(VENV)/.llama
+LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/llama_cpp.cmake
+ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
+LLAMA_FLAGS += -DGGML_CUDA=ON
+endif
 
-.PHONY: demo test check format schema lock clean
+.PHONY: demo demo-all test check format schema lock clean
 
 demo: $(READY)  ## the main job on a built-in default: table, demo/results/results.json, demo/results/plot.png
 	$(BIN)/python -m demo
 
+demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
+	$(BIN)/python -m demo --all
+
 test: $(READY)  ## every test, with real engines
+	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
 	$(BIN)/python -m pytest
 
 check: $(READY)  ## lint, formatting, types
@@ -41,6 +51,11 @@ $(READY): requirements/$(TARGET).lock pyproject.toml
 	    || $(PIP) install -q --no-deps --index-url $(TORCH_INDEX) "$$torch"; fi
 	$(PIP) install -qq --no-deps -r $<
 	$(PIP) install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+$(LLAMA): requirements/llama_cpp.txt requirements/llama_cpp.cmake | $(READY)
+	@echo "building llama.cpp into $(VENV); two to five minutes on two cores"
+	CMAKE_ARGS="$(LLAMA_FLAGS)" $(PIP) install -qq --no-deps -r requirements/llama_cpp.txt
 	touch $@
 
 lock:  ## resolve requirements/*.in again

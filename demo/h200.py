@@ -256,7 +256,7 @@ def measure(out: Path, text: Path, limit: str) -> int:
     files = ("-o", results / "results.json", "--csv", results / "results.csv", "-pf", results / "ppl.png")
     status, table = compare(out, measured, "-r", limit, *files)
     (results / "table.txt").write_text(table, encoding="utf-8")
-    compare(out, measured, "-r", limit, "-kld", "-pf", results / "kld.png")
+    compare(out, measured, "-r", limit, "-kld", "-my", 1, "-pf", results / "kld.png")
     return status
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8 and W4A16 in vLLM."""
+    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4 in vLLM."""
     make_models()
     folder = tmp_path_factory.mktemp("run")
     data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": str(ROOT / "demo" / "opticks.txt"), "eval_len": 512,
@@ -28,9 +30,10 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "eval/spec/demo_vllm.json", "-o", str(folder / "r.json"), "-pf", str(folder / "p.png"), "--cache-dir",
         str(folder / "cache"),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0"}  # as the demo sets it
+    run = partial(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    done, again = run(), run()
     assert done.returncode == 0, done.stderr
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     results = json.loads((folder / "r.json").read_text())
     return {"folder": folder, "first": done, "again": again, "results": results,
             "models": {model["label"]: model for model in results["models"]}}  # fmt: skip
@@ -50,6 +53,7 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
     bf16 = models["vLLM bf16"]["ppl"]
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
     assert 1.15 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 1.6
+    assert 1.1 < models["vLLM NVFP4 W4A16"]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2
     assert models["vLLM W4A16 g32"]["layer_bpw"] == 4.5
     assert all(model["non_finite"] == 0 for model in models.values())
 
@@ -66,6 +70,23 @@ def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
     assert 1 > others[0]["same_top"] > others[1]["same_top"] > others[2]["same_top"] > 0.5
 
 
+def test_every_row_says_what_ran(demo_run: dict[str, Any]) -> None:
+    """Nothing ran otherwise than its checkpoint asks: the demo turns int8 activations of W4A16 off."""
+    kernels = {"Transformers bf16": "torch linear", "vLLM bf16": "Unquantized", "vLLM W8A8": "CPUInt8",
+               "vLLM W4A16 g32": "CPUWNA16", "vLLM NVFP4 W4A16": "CpuNvFp4W4A16",
+               "vLLM NVFP4 W4A4": "EmulationNvFp4"}  # fmt: skip
+    models = demo_run["models"]
+    assert {label: model["kernel"] for label, model in models.items()} == kernels
+    assert all(model["deviations"] is None for model in models.values())
+    ran = {label: {(group["weights"], group["activations"], group["count"]) for group in model["provenance"]["layers"]}
+           for label, model in models.items()}  # fmt: skip
+    head = ("bfloat16", "bfloat16", 1)
+    assert ran["vLLM W8A8"] == {("int8 channel", "int8 token", 30), head}
+    assert ran["vLLM W4A16 g32"] == {("int4 g32", "bfloat16", 30), head}
+    assert ran["vLLM NVFP4 W4A16"] == {("nvfp4 g16", "bfloat16", 30), head}
+    assert ran["vLLM NVFP4 W4A4"] == {("nvfp4 g16", "nvfp4 g16", 30), head}
+
+
 def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
     assert demo_run["again"].returncode == 0
     assert "loading" not in demo_run["again"].stderr
@@ -78,7 +99,7 @@ def test_the_terminal_stays_readable(demo_run: dict[str, Any]) -> None:
     warned = [line for line in lines if " warnings of the engine are in " in line]
     (kept,) = [line for line in lines if ": kept as the reference, " in line]
     phases = [line for line in lines if line not in [*warned, kept]]
-    assert len(phases) == 1 + 2 * 4
+    assert len(phases) == 1 + 2 * 6
     assert all(line.split()[0] in ("tokenizing", "loading", "scoring") for line in phases)
     assert phases[1].startswith("loading vLLM bf16: ")  # the reference, whatever its place
     assert all(Path(line.rpartition(" ")[2]).is_file() for line in warned)

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from backends import storage
+from backends import checkpoint, storage
 from backends.base import Storage
 from tests.test_checkpoint import ENDS, LAYER, Entries, Q, header, model
 
@@ -467,6 +467,22 @@ def test_real_bitsandbytes_header(tmp_path: Path) -> None:
     values = {name: entry[2].encode() for name, entry in listed.items() if ".quant_state." in name}
     found = storage.storage_of(model(tmp_path, entries, {}, values))
     assert found == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
+
+
+def test_a_real_exl3_header(tmp_path: Path) -> None:
+    """Layer 0 and head of SmolLM2-135M padded to 768, by exllamav3 1.6.5's converter at 3.5 and 6 bits.
+
+    Weights: q, o 768 x 768, k, v 768 x 256, gate, up, down 768 x 1536: 5,111,808; 3.5 bits each: 17,891,328.  Of 16
+    bits each, their inputs and outputs: 2 * 1,536 + 2 * 1,024 + 3 * 2,304 = 12,032.  Seven marks of 32 bits.  Head: 768
+    x 49,152 weights of 6 bits, 768 + 49,152 numbers of 16, one mark.
+    """
+    listed = json.loads((DATA / "exl3_3.5bpw.json").read_text())
+    folder = model(tmp_path, listed["tensors"], listed["config"])
+    layer, head = 17_891_328 + 12_032 * 16 + 7 * 32, 768 * 49_152 * 6 + 49_920 * 16 + 32
+    assert storage.storage_of(folder) == Storage(layer / 5_111_808, head / (768 * 49_152), layer + head)
+    norms = 3 * 768 * 16
+    on_disk = sum(tensor.nbytes for tensor in checkpoint.read_headers([folder / "model.safetensors"]).values())
+    assert on_disk * 8 == layer + head + norms
 
 
 # The toy model has 2 layers: 64 x 64 four times, 128 x 64 twice, 64 x 128: 81,920 weights, 1,152 rows, 14 matrices.
