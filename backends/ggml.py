@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from backends.schemes import UNKNOWN
@@ -69,9 +71,14 @@ def listening() -> Log:
 
 
 def libraries() -> dict[str, str]:
-    """Name -> SHA-256 of the shared libraries that llama-cpp-python's installation recorded."""
+    """Name -> SHA-256 of llama-cpp-python's shared libraries as its installation recorded them, else size and time."""
     files = importlib.metadata.files("llama-cpp-python") or []
-    return {file.name: file.hash.value if file.hash else "" for file in files if file.parent.name == "lib"}
+    recorded = {file.name: file.hash.value if file.hash else "" for file in files if file.parent.name == "lib"}
+    package = importlib.util.find_spec("llama_cpp")
+    if recorded or package is None or package.origin is None:
+        return recorded
+    found = sorted((Path(package.origin).parent / "lib").iterdir())  # unpacked by hand: an H200's build went so
+    return {file.name: f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}
 
 
 def build() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import pytest
@@ -95,3 +97,16 @@ def test_log(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == log.text
     assert log.text.startswith("load_tensors: fine\n")
     assert ggml.Log().reason() == "no reason given"
+
+
+def test_libraries_of_an_installation_that_recorded_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unpacked by hand, a build is still told from another by the libraries themselves."""
+    (tmp_path / "lib").mkdir()
+    for name in ("libggml-cpu.so", "libggml-cuda.so", "libggml-base.so", "libllama.so"):
+        (tmp_path / "lib" / name).write_bytes(b"1")
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    assert ggml.installed_backends() == {"cpu", "cuda"}
+    first = ggml.build()
+    (tmp_path / "lib" / "libggml-cuda.so").write_bytes(b"22")
+    assert ggml.build() != first
