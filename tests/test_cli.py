@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+import backends
 from backends import vllm_install
-from backends.base import Capabilities, Storage
+from backends.base import Storage
 from backends.fake import FakeBackend
 from backends.transformers import TransformersBackend
 from eval import cli, plot
@@ -414,15 +415,17 @@ def test_unknown_engine(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "fwd_fn: 'exllamav3' does not go with load_fn 'fake'")
 
 
-def test_missing_package(compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    capabilities = TransformersBackend.capabilities
-    missing = Capabilities(capabilities.load_fns, capabilities.fwd_fn, ("no-such-package",), capabilities.install, "")
-    monkeypatch.setattr(TransformersBackend, "capabilities", missing)
-    data, spec = write_specs([toy(toy_model)])
-    assert_refused(
-        compare_q("-d", data, "-m", spec),
-        "load_fn: 'transformers' is not installed: pip install 'transformers>=5.5' accelerate",
-    )
+@pytest.mark.parametrize("engine", [name for name, backend in backends.engines() if backend.capabilities.packages])
+def test_a_missing_engine_names_its_cure(
+    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    backend = backends.engine_class(engine)
+    missing = replace(backend.capabilities, packages=("no-such-package",))
+    monkeypatch.setattr(backend, "capabilities", missing)
+    load_fn = missing.load_fns[0]
+    data, spec = write_specs([{"load_fn": load_fn, "label": "m", "model_dir": "/nowhere"}])
+    assert_refused(compare_q("-d", data, "-m", spec), f"m: load_fn: {load_fn!r} is not installed: {missing.install}")
+    assert "pip install" in missing.install
 
 
 def test_unknown_engine_option(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
