@@ -38,6 +38,8 @@ MOST_LOGITS = 1 << 20
 CLAMPED = -9999.0
 """What vLLM's server writes for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
+MOVED = 0.05
+"""Nats: above what other traffic does to a probe in bfloat16 (0.03).  Other weights would have to pass in all 31."""
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
@@ -172,6 +174,16 @@ class Probe:
 
     logprob: NDArray[np.float32]
     fingerprint: str | None
+
+    @property
+    def rounded(self) -> list[str]:
+        """To 0.01 nats; text, as JSON has no infinity."""
+        return [f"{value:.2f}" for value in self.logprob]
+
+    def agrees(self, other: Probe) -> bool:
+        """Whether the same model can have answered both."""
+        close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)  # equal infinities are close
+        return close and self.fingerprint == other.fingerprint
 
 
 class ServedModel:

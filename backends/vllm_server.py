@@ -9,7 +9,8 @@ Before anything is scored, a probe of 32 token ids asks for ``TOP`` entries a po
 log-probabilities or logits come back.  Its values are part of the scores' key (``stamp``), since a server can be
 started again with other weights under the same name.  Rounded to 0.01 nats they survive float32 noise; where other
 traffic moves bf16 roundings (0.03) they change, and the model is measured again, which costs time and nothing else.
-Other weights would have to agree in all 31 of them.
+Other weights would have to agree in all 31 of them.  The probe is repeated when the model is loaded and after its last
+window: scores of a model that was swapped in between are not kept.  One swapped and swapped back meanwhile is not seen.
 
 The server's tokenizer must split ``WORDS`` into tokens that mean the same to the data's; tokens that do not occur
 there are not compared.
@@ -43,12 +44,15 @@ from backends.base import (
     Window,
 )
 from backends.options import parse_options
-from backends.server_client import Card, ServedModel, Server, ServerError, base_url, real_logprobs
+from backends.server_client import Card, Probe, ServedModel, Server, ServerError, base_url, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
+
+STAMPED: dict[tuple[str, str | None], tuple[Card, Probe]] = {}
+"""(URL, ``engine.model``) -> what its last ``stamp`` saw, part of the scores' key: ``load`` must see the same."""
 
 
 class ServerOptions(BaseModel):
@@ -82,7 +86,7 @@ class VllmServerBackend(ScoringBackend):
         self.options = parse_options(ServerOptions, request.options)
         self.served = served_model(request)
         self.card: Card | None = None
-        self.fingerprint: str | None = None
+        self.probe: Probe | None = None
         self.tokenizer = ""
 
     @classmethod
@@ -115,8 +119,8 @@ class VllmServerBackend(ScoringBackend):
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> str:
             card = await served.card(client)
             probe = await served.probe(client, card.model)
-            rounded = [f"{value:.2f}" for value in probe.logprob]
-            identity = [served.server.url, asdict(card), probe.fingerprint, rounded]
+            STAMPED[served.server.url, served.name] = card, probe
+            identity = [served.server.url, asdict(card), probe.fingerprint, probe.rounded]
             return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
         return asked(request, look)
@@ -127,9 +131,12 @@ class VllmServerBackend(ScoringBackend):
 
     def load(self) -> None:
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
-            self.card = await served.card(client)
-            self.fingerprint = (await served.probe(client, self.card.model)).fingerprint
-            tokens = await served.vocabulary(client, self.card.model)
+            self.card = card = await served.card(client)
+            self.probe = probe = await served.probe(client, card.model)
+            key_card, key_probe = STAMPED.get((served.server.url, served.name), (card, probe))
+            if card != key_card or not probe.agrees(key_probe):
+                raise ServerError("the server's model changed before it was scored; run again")
+            tokens = await served.vocabulary(client, card.model)
             self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
 
         try:
@@ -138,7 +145,7 @@ class VllmServerBackend(ScoringBackend):
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """As they finish; the first that fails cancels those in flight."""
+        """As they finish; the first that fails cancels those in flight.  ModelError too if the model was swapped."""
         if task.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
         queue, most = iter(windows), self.options.concurrency
@@ -150,6 +157,7 @@ class VllmServerBackend(ScoringBackend):
                     loop = runner.get_loop()
                     flying |= {loop.create_task(self.window(client, w)) for w in islice(queue, most - len(flying))}
                     if not flying:
+                        runner.run(self.check_same(client))
                         return
                     for landed in runner.run(first_of(flying)):
                         flying.remove(landed)
@@ -157,17 +165,28 @@ class VllmServerBackend(ScoringBackend):
             finally:
                 runner.run(abandon(flying, client))
 
+    async def check_same(self, client: httpx2.AsyncClient) -> None:
+        """ModelError if the server's model is no longer the one that was loaded."""
+        assert self.card is not None
+        assert self.probe is not None
+        try:
+            if not self.probe.agrees(await self.served.probe(client, self.card.model)):
+                raise ServerError("the server's model changed while it was scored; run again")
+        except ServerError as error:
+            raise ModelError(f"{self.served.server.url}: {error}") from None
+
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with its row."""
         assert self.card is not None
+        assert self.probe is not None
         ids = window.token_ids.tolist()
         try:
             answer = await self.served.completion(client, self.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
             fingerprint = answer.get("system_fingerprint")
-            if fingerprint != self.fingerprint:
+            if fingerprint != self.probe.fingerprint:
                 raise ServerError(
-                    f"{fingerprint} answers in place of {self.fingerprint}; let one server stay at this URL"
+                    f"{fingerprint} answers in place of {self.probe.fingerprint}; let one server stay at this URL"
                 )
         except ServerError as error:
             raise ModelError(f"row {window.row}: {self.served.server.url}: {error}") from None
@@ -178,10 +197,12 @@ class VllmServerBackend(ScoringBackend):
 
     def provenance(self) -> dict[str, Any]:
         assert self.card is not None
+        assert self.probe is not None
         return {
             "url": self.served.server.url,
             "server": asdict(self.card),
-            "system_fingerprint": self.fingerprint,
+            "system_fingerprint": self.probe.fingerprint,
+            "probe": self.probe.rounded,
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.served.server.retried,
             "tokenizer": self.tokenizer,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import server_client
+from backends import server_client, vllm_server
 from backends.base import LoadRequest, ModelError, Task, TokenScores, Window
 from backends.vllm_score import VllmScoreBackend
 from backends.vllm_server import VllmServerBackend
@@ -142,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     monkeypatch.setattr(server_client, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(vllm_server, "STAMPED", {})  # an earlier stub may have had this one's port
     server = Stub()
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
@@ -239,7 +240,8 @@ def suppress_result(_: object) -> None:
 
 def test_minus_infinity_comes_back(stub: Stub) -> None:
     def clamp(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        choice(answer)["prompt_logprobs"][7][str(body["prompt"][7])]["logprob"] = -9999.0
+        if body["prompt_logprobs"] == 0:  # a window, not the probe
+            choice(answer)["prompt_logprobs"][7][str(body["prompt"][7])]["logprob"] = -9999.0
 
     backend = loaded(stub)
     stub.edit = clamp
@@ -435,6 +437,7 @@ def test_a_server_that_fits(stub: Stub) -> None:
     said = backend.provenance()
     assert (said["url"], said["server"]["model"], said["server"]["parent"]) == (stub.url, "lora", "toy")
     assert said["server"]["version"] == "0.0"
+    assert said["probe"] == [f"{gold(token, token - 1):.2f}" for token in range(34, 65)]
     assert said["tokenizer"] == "not compared: HTTP 404 from /tokenize: Not Found"
 
 
@@ -503,6 +506,82 @@ def test_stamp_follows_the_weights(stub: Stub) -> None:
     stub.edit = lambda body, answer: None
     stub.cards[0]["root"] = "/models/new"
     assert len({first, other, configured, stamp()}) == 4
+
+
+@pytest.mark.parametrize(("by", "fits"), [(-0.03, True), (-0.06, False)])
+def test_a_probe_that_moves(stub: Stub, by: float, fits: bool) -> None:
+    """By what other traffic does to bfloat16, and by more; all else of the server stays."""
+
+    def one_value(body: dict[str, Any], answer: dict[str, Any]) -> None:
+        if body["prompt_logprobs"]:
+            choice(answer)["prompt_logprobs"][9][str(body["prompt"][9])]["logprob"] += by
+
+    backend, windows = loaded(stub), toy_windows(2, 20)
+    stub.edit = one_value
+    if fits:
+        assert_gold(scores_of(backend, windows), windows)
+    else:
+        changed = f"{stub.url}: the server's model changed while it was scored; run again"
+        assert failure(backend, windows) == changed
+    assert len(stub.windows) == 2
+
+
+def new_weights(stub: Stub) -> None:
+    stub.model = 1
+
+
+def new_configuration(stub: Stub) -> None:
+    stub.edit = another
+
+
+def new_root(stub: Stub) -> None:
+    stub.cards[0]["root"] = "/models/new"
+
+
+@pytest.mark.parametrize("change", [new_weights, new_configuration, new_root])
+def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
+    request = request_for(stub.url)
+    VllmServerBackend.stamp(request)
+    VllmServerBackend(request).load()
+    change(stub)
+    with pytest.raises(ModelError) as caught:
+        VllmServerBackend(request).load()
+    assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
+    VllmServerBackend.stamp(request)  # the new model under its own key
+    VllmServerBackend(request).load()
+
+
+def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
+    backend = loaded(stub)
+    stub.edit = lambda body, answer: 400 if body["prompt_logprobs"] else None
+    assert failure(backend).startswith(f"{stub.url}: HTTP 400 from /v1/completions: ")
+
+
+def test_swapped_while_scored(
+    stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """The other weights' scores are under neither key afterwards."""
+    data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
+    out = tmp_path / "out.json"
+
+    def ppl() -> float:
+        ran = compare_q("-d", data, "-m", models, "-o", out)
+        assert ran.status == 0, ran.err
+        found: float = json.loads(out.read_text())["models"][0]["ppl"]
+        sent = [gold(ids[at], ids[at - 1], stub.model) for ids in stub.windows for at in range(1, 100)]
+        assert found == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
+        stub.windows.clear()
+        return found
+
+    stub.hold = lambda prompt: new_weights(stub)
+    ran = compare_q("-d", data, "-m", models)
+    assert ran.status == 2
+    assert f"served: {stub.url}: the server's model changed while it was scored; run again" in ran.err
+    stub.hold = lambda prompt: None
+    stub.windows.clear()
+    after = ppl()
+    stub.model = 0
+    assert ppl() != after
 
 
 def test_tokenizer(stub: Stub) -> None:
