@@ -156,7 +156,8 @@ class Capabilities:
     ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
     ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
     ``override_tensors``: ``model_dir`` can be ``[dir, files]``, whose tensors replace those of the same name.
-    ``reference``: it can leave a reference behind; ``here``: it runs on this machine, whose hardware its scores name.
+    ``reference``: it can leave a reference behind; ``here``: it runs on this machine, whose hardware its scores name;
+    ``torch``: it computes with torch, whose CPU builds leave GPUs alone.
     """
 
     load_fns: tuple[str, ...]
@@ -167,6 +168,7 @@ class Capabilities:
     override_tensors: bool = False
     reference: bool = True
     here: bool = True
+    torch: bool = True
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine, or None.  Engines without packages are built in."""

@@ -112,6 +112,32 @@ def weight_files(folder: Path) -> list[Path]:
     return [file for file in files if file.name.startswith("model")] or files
 
 
+def strays(folder: Path) -> list[Path]:
+    """Other safetensors files in the folder: engines that load every one of them would load another model."""
+    known = set(weight_files(folder))
+    return [file for file in sorted(folder.glob("*.safetensors")) if file not in known]
+
+
+def quantization(folder: Path) -> dict[str, Any]:
+    """The checkpoint's quantization config, wherever it is kept; empty if it is not quantized."""
+    config = text_config(config_of(folder)).get("quantization_config")
+    if isinstance(config, dict) and config:
+        return config
+    legacy = folder / "hf_quant_config.json"  # ModelOpt's, up to 0.29
+    return {"quant_method": "modelopt", **json.loads(legacy.read_text(encoding="utf-8"))} if legacy.is_file() else {}
+
+
+def sampled(file: Path) -> bytes:
+    """SHA-256 of 64 blocks of 4 KiB, evenly spread over a file: weights that were replaced keep size and header."""
+    size, block = file.stat().st_size, 4096
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        for part in range(64):
+            stream.seek(max(size - block, 0) * part // 63)
+            digest.update(stream.read(block))
+    return digest.digest()
+
+
 def header_bytes(file: Path) -> bytes:
     """The JSON header of a safetensors file, as stored."""
     try:
@@ -146,7 +172,7 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
-    """Hex digest that changes when the model's files do: configs, code, headers, sizes and times of weights.
+    """Hex digest that changes when the model's files do: configs, code, headers, sizes, times and samples of weights.
 
     Engines take more than sampling defaults from generation_config.json: tokens that Gemma 4 must never score, say.
     Tokenizer, README and other files are left out: editing them must not recompute anything.
@@ -157,5 +183,5 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     for file in [*weight_files(folder), *override_tensors]:
         header, stat = header_bytes(file), file.stat()
-        digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + header)
+        digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + header + sampled(file))
     return digest.hexdigest()

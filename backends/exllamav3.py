@@ -43,8 +43,8 @@ from backends.reference import Head
 if TYPE_CHECKING:
     import torch
 
-METHODS = ("exl3", "fp8", "mxfp4")
-"""Quantization methods that 1.6.5 reads right, the last two into float16; modelopt's NVFP4 it loads as garbage."""
+METHODS = ("exl3",)
+"""Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
@@ -224,9 +224,10 @@ def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int |
     folder = Path(request.model_dir).expanduser()
     if not folder.is_dir():
         return
-    config = checkpoint.config_of(folder)
-    quantization = checkpoint.text_config(config).get("quantization_config") or {}
-    method = quantization.get("quant_method")
+    config, method = checkpoint.config_of(folder), checkpoint.quantization(folder).get("quant_method")
+    others = [file for file in checkpoint.strays(folder) if file not in request.override_tensors]
+    if stray := [file for file in others if not file.name.startswith("consolidated")]:
+        raise InputError(f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder")
     if method is not None and method not in methods:
         raise InputError(f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(methods)}")
     if max_seq_len is None and checkpoint.rope_type(config) in ("longrope", "su"):

@@ -17,7 +17,7 @@ class FolderModel(Backend):
 
     @classmethod
     def fetch(cls, request: LoadRequest) -> LoadRequest:
-        return replace(request, model_dir=str(hub.resolve(request.model_dir, request.revision)))
+        return replace(request, model_dir=str(hub.resolve(request.model_dir, request.revision)), revision=None)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:

@@ -30,6 +30,7 @@ from backends.base import (
     Window,
     installed_versions,
 )
+from backends.capture import captured
 from backends.folder import FolderModel
 from backends.layers import group
 from backends.messages import one_line
@@ -128,7 +129,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
             raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
-            self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
+            with captured(self.request.log_file):  # bars of the libraries that unpack a checkpoint
+                self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
         except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)

@@ -90,6 +90,11 @@ def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, A
 
 def check_checkpoint(request: LoadRequest, folder: Path) -> None:
     """InputError if vLLM would misread the scales of a local model, or has nothing to emulate in it."""
+    stray = checkpoint.strays(folder)
+    if stray and not (folder / "model.safetensors.index.json").is_file():
+        raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
+    if request.options.get("quantization_config") and not request.options.get("quantization"):
+        raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     layers = nvfp4_scales.layers_of(folder)
     nvfp4_scales.check_scales(folder, layers)
     if not request.options.get(EMULATE):
@@ -101,6 +106,16 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
     for name in chosen:
         if name in request.options:
             raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
+
+
+def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
+    """Which option makes vLLM quantize while it loads a checkpoint, ``quantized`` already or not; empty if none."""
+    overrides = options.get("hf_overrides")
+    if options.get("quantization_config") or (isinstance(overrides, dict) and "quantization_config" in overrides):
+        return "quantization_config"
+    if options.get("load_format") == "bitsandbytes":
+        return "load_format"
+    return "quantization" if options.get("quantization") and not quantized else ""
 
 
 class VllmScoreBackend(FolderModel, ScoringBackend):
@@ -203,9 +218,8 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     def storage(self) -> Storage:
         folder = hub.resolve(self.request.model_dir, self.request.revision)
-        on_load = self.request.options.get("quantization")
-        if on_load and "quantization_config" not in checkpoint.config_of(folder):
-            return Storage(note=f"quantized to {on_load} while loading; the checkpoint does not say what that stores")
+        if how := quantized_on_load(self.request.options, quantized=bool(checkpoint.quantization(folder))):
+            return Storage(note=f"quantized while loading ({how}); the checkpoint does not say what that stores")
         return storage.storage_of(folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:

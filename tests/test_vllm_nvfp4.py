@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -293,3 +294,29 @@ def test_installed_it_is_a_plugin_of_vllm() -> None:
     module, _, name = entry.partition(":")
     source = (Path(vllm_score.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text()
     assert f"def {name}() -> None:" in source
+
+
+@pytest.mark.parametrize(
+    ("options", "quantized", "how"),
+    [
+        ({}, False, ""),
+        ({"quantization": "fp8"}, False, "quantization"),
+        ({"quantization": "compressed-tensors"}, True, ""),
+        ({"quantization": "x", "quantization_config": {"a": 1}}, True, "quantization_config"),
+        ({"hf_overrides": {"quantization_config": {}}}, False, "quantization_config"),
+        ({"hf_overrides": {"rope_theta": 1}}, False, ""),
+        ({"load_format": "bitsandbytes"}, False, "load_format"),
+    ],
+)
+def test_what_quantizes_while_loading(options: dict[str, Any], quantized: bool, how: str) -> None:
+    """Then the checkpoint's headers do not say what is stored, and the size is n/a."""
+    assert vllm_score.quantized_on_load(options, quantized=quantized) == how
+
+
+def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "toy"
+    shutil.copytree(toy_model, folder)
+    said = refusal(VllmScoreBackend.check, request_for(folder, quantization_config={"linear": {"weight": "fp8"}}))
+    assert said == "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    assert "other.safetensors: vLLM would load it as well" in refusal(VllmScoreBackend.check, request_for(folder))
