@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -71,14 +70,16 @@ def listening() -> Log:
 
 
 def libraries() -> dict[str, str]:
-    """Name -> SHA-256 of llama-cpp-python's shared libraries as its installation recorded them, else size and time."""
-    files = importlib.metadata.files("llama-cpp-python") or []
-    recorded = {file.name: file.hash.value if file.hash else "" for file in files if file.parent.name == "lib"}
+    """Name -> size and time of the libraries that llama-cpp-python loads, in its own folder or in another one.
+
+    The files and not the hashes of its installation, which stay when another build is copied over it.
+    """
     package = importlib.util.find_spec("llama_cpp")
-    if recorded or package is None or package.origin is None:
-        return recorded
-    found = sorted((Path(package.origin).parent / "lib").iterdir())  # unpacked by hand: an H200's build went so
-    return {file.name: f"{file.stat().st_size} {file.stat().st_mtime_ns}" for file in found}
+    if package is None or package.origin is None:
+        return {}
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
+    found = {file.name: file.stat() for file in sorted(folder.glob("*")) if file.is_file()}
+    return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
 
 
 def build() -> str:

@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from backends import checkpoint
 from backends.base import InputError, ModelFacts, Storage, installed_versions
 from backends.messages import one_line
 
@@ -30,6 +31,13 @@ NORMAL, BYTE = 1, 6
 """Token types whose strings are the HF vocabulary's; converters rewrite the spaces of user-defined ones."""
 AS_IN_HF = {"gpt2", "llama"}
 """Tokenizers (byte-level BPE, SentencePiece) whose token strings are the HF vocabulary's; WordPiece's are not."""
+USED = {
+    "general.architecture": str, "general.alignment": int, "tokenizer.ggml.model": str, TOKENS: list,
+    TOKEN_TYPES: tuple, "split.no": int, "split.count": int, "split.tensors.count": int, "{}.context_length": int,
+    "{}.vocab_size": int, "{}.rope.scaling.type": str, "{}.rope.scaling.factor": float,
+    "{}.rope.scaling.original_context_length": int,
+}  # fmt: skip
+"""Fields that this file uses (``{}``: the architecture) -> what ``_Header`` makes of them."""
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
 OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
@@ -143,11 +151,11 @@ class GgufModel:
         return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
 
     def stamp(self) -> str:
-        """Hex digest that changes when the files do: headers, names, sizes, times."""
+        """Hex digest that changes when the files do: headers, names, sizes, times, a sample of the weights."""
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:
             stat = file.stat()
-            digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+            digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}".encode() + checkpoint.sampled(file))
         return digest.hexdigest()
 
 
@@ -201,6 +209,21 @@ def read_model(path: Path) -> GgufModel:
     return GgufModel(files, fields, tensors, digest)
 
 
+def check_fields(fields: dict[str, Any]) -> None:
+    """ValueError if one that is used has another type, or a value that nothing can be computed with."""
+    for template, kind in USED.items():
+        name = template.format(fields.get("general.architecture", ""))
+        if name in fields and type(fields[name]) is not kind:
+            raise ValueError(f"{name} is of another type")
+        if kind is float and not abs(fields.get(name, 0)) < 1e9:
+            raise ValueError(f"{name} is {fields[name]}")
+    if fields.get("general.alignment", 32) < 1:
+        raise ValueError(f"general.alignment is {fields['general.alignment']}")
+    tokens, kinds = fields.get(TOKENS, ()), fields.get(TOKEN_TYPES)
+    if kinds is not None and len(kinds) != len(tokens):
+        raise ValueError(f"{len(kinds)} token types for {len(tokens)} tokens")
+
+
 @cache
 def _read(file: Path, size: int, mtime_ns: int) -> GgufModel:
     """One file; ``size`` and ``mtime_ns`` make a changed file another one for the cache."""
@@ -230,6 +253,7 @@ class _Header:
             name = self.text().decode()
             fields[name] = self.value(self.take("I")[0], keep=name == TOKENS)
         found = [self.tensor() for _ in range(n_tensors)]
+        check_fields(fields)
         alignment = fields.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
         for tensor, offset in found:
@@ -252,24 +276,19 @@ class _Header:
 
     def value(self, kind: int, *, keep: bool = False) -> Any:
         """A field's value; of an array of strings (merges, mostly) None, unless it is to be kept."""
+        inner, count = self.take("IQ") if kind == ARRAY else (kind, 1)
+        if inner in NUMBERS:
+            values = self.take(f"{count}{NUMBERS[inner]}")
+            return values if kind == ARRAY else values[0]
+        if inner != STRING:  # llama.cpp has no arrays of arrays either
+            raise ValueError(f"a field of unknown type {inner}")
         if kind == STRING:
             return self.text().decode(errors="replace")
-        if kind != ARRAY:
-            return self.take(NUMBERS[kind])[0] if kind in NUMBERS else self.unknown(kind)
-        inner, count = self.take("IQ")
-        if inner in NUMBERS:
-            return self.take(f"{count}{NUMBERS[inner]}")
-        if inner != STRING:
-            return [self.value(inner) for _ in range(count)]
         if keep:
             return [self.text() for _ in range(count)]
         for _ in range(count):
             self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
         return None
-
-    def unknown(self, kind: int) -> None:
-        """ValueError: nothing behind such a value can be read."""
-        raise ValueError(f"a field of unknown type {kind}")
 
     def tensor(self) -> tuple[GgufTensor, int]:
         """One tensor, and the offset of its bytes."""

@@ -43,7 +43,10 @@ def group(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
 
 
 def deviation(asked: str, activations: str) -> str:
-    """What a checkpoint asks its activations to be, if those that ran are of another kind (or not known), else ""."""
+    """What a checkpoint asks its activations to be, if those that ran are of another kind (or not known), else "".
+
+    Another scaling of the same kind (static FP8 asked, dynamic FP8 ran) is not marked; the groups show it.
+    """
     return "" if kind(asked) == kind(activations) else asked
 
 

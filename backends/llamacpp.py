@@ -87,6 +87,7 @@ class LlamacppBackend(LogitsBackend):
         packages=("llama-cpp-python",),
         install="pip install llama-cpp-python gguf (NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on before it)",
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
+        torch=False,
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -106,11 +107,13 @@ class LlamacppBackend(LogitsBackend):
         if importlib.util.find_spec("gguf") is None:
             raise InputError(f"gguf is not installed: {cls.capabilities.install}")
         if not (cls.is_remote(request) or Path(request.model_dir).exists()):
-            raise InputError(f"model_dir: {request.model_dir}: no such path; a hub model is owner/repo/file.gguf")
+            hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
+            raise InputError(f"model_dir: {request.model_dir}: no such path; {hub_model}")
 
     @classmethod
     def is_remote(cls, request: LoadRequest) -> bool:
-        return HUB_FILE.fullmatch(request.model_dir) is not None and not Path(request.model_dir).exists()
+        match = HUB_FILE.fullmatch(request.model_dir)
+        return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
 
     @classmethod
     def fetch(cls, request: LoadRequest) -> LoadRequest:
@@ -233,6 +236,11 @@ class LlamacppBackend(LogitsBackend):
 
     def provenance(self) -> dict[str, Any]:
         flash, library = FLASH.search(self.said.text), self.library
+        floored = self.floored - self.excluded
+        note = (
+            f"{floored} logits that llama.cpp excludes count as {FLOOR:.0f}: "
+            "KL divergence is finite where it would be infinite"
+        )
         return {
             "llama.cpp": library.llama_version().decode(),
             "system_info": library.llama_print_system_info().decode().strip(" |"),
@@ -247,6 +255,7 @@ class LlamacppBackend(LogitsBackend):
             "type_v": self.options.type_v,
             "batch": "one window at a time",
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
+            "notes": [note] if floored else [],
             "warnings": self.said.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }

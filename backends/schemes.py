@@ -57,7 +57,7 @@ def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
 
 def declared(config: Mapping[str, Any]) -> Scheme | None:
     """The one scheme of a ``quantization_config``; None if it has several, or its method is not known here."""
-    method = str(config.get("quant_method", "")).lower()
+    method = str(config.get("quant_method", "")).lower().removesuffix("_marlin")  # older AutoGPTQ and AutoAWQ
     bits = config.get("bits", config.get("w_bit"))
     group = config.get("group_size", config.get("q_group_size"))
     if method == "compressed-tensors":
@@ -74,7 +74,9 @@ def declared(config: Mapping[str, Any]) -> Scheme | None:
         if config.get("load_in_4bit"):
             return Scheme(f"{config.get('bnb_4bit_quant_type', 'fp4')} g64")
         return Scheme("int8 channel", "int8 token")
-    return {"mxfp4": Scheme("mxfp4 g32"), "modelopt": modelopt(config)}.get(method)
+    if method.startswith("modelopt"):  # vLLM writes modelopt_fp4 into the config of older checkpoints
+        return modelopt(config)
+    return Scheme("mxfp4 g32") if method == "mxfp4" else None
 
 
 def modelopt(config: Mapping[str, Any]) -> Scheme | None:

@@ -7,7 +7,9 @@ int32 one (32 bits) can mislead it:
   them (scales, zero points, group indices, permutations, codebooks, global scales), over the number of weights that
   they encode; zeros that a format pads a matrix with are bits, but no weights;
 - experts are weights, router gates are not; nor are norms, biases, activation and KV-cache scales, shapes and other
-  descriptions, and the tensors of vision and audio towers;
+  descriptions, the tensors of vision, audio and speech towers with what projects from them, a classifier's head, and
+  multi-token-prediction modules (``mtp*``, and layers numbered past the config's ``num_hidden_layers``), which draft
+  tokens and are not run when scoring;
 - head bpw likewise; a tied head has the embedding's;
 - VRAM = layer and head bits.
 
@@ -32,11 +34,14 @@ EXPERT_PARTS = {
 }  # fmt: skip
 EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
+LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 HEADS = {"lm_head", "embed_out"}
 ROUTERS = {"gate", "router", "shared_expert_gate"}
 OTHER_TOWERS = {
     "visual", "vision_tower", "vision_model", "vision_encoder", "multi_modal_projector", "mm_projector",
     "audio_tower", "audio_model", "embed_vision", "embed_audio",
+    "mlp1", "vpm", "apm", "resampler", "audio_projection_layer", "vision_language_adapter", "patch_merger", "connector",
+    "vision_backbone", "vision_embed_tokens", "embed_tokens_extend", "talker", "token2wav", "code2wav", "tts",
 }  # fmt: skip
 
 
@@ -59,9 +64,18 @@ def _modules(tensors: dict[str, Tensor]) -> dict[str, Parts]:
     return modules
 
 
-def _role(module: str) -> str:
+def _drafts(module: str, hidden_layers: int | None) -> bool:
+    """Whether a module only predicts tokens further on: MTP, by its name or by its number."""
+    number = LAYER_NUMBER.search(f"{module}.")
+    past = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
+    return past or any(step.startswith("mtp") for step in module.split("."))
+
+
+def _role(module: str, facts: Facts) -> str:
     """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
     steps = module.split(".")
+    if _drafts(module, facts.hidden_layers) or module == "score":  # a classifier's head
+        return ""
     if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in HEADS or module in ("output", "model.output"):
@@ -73,7 +87,7 @@ def _total(modules: dict[str, Parts], role: str, facts: Facts) -> Measured | str
     """Bits and weights of all modules with one role, or why they are not known."""
     bits = weights = 0
     for name, parts in modules.items():
-        if _role(name) == role:
+        if _role(name, facts) == role:
             found = measure(parts, role, facts)
             if isinstance(found, str):
                 return f"{name}{found}"

@@ -50,13 +50,15 @@ class Facts:
     """What a config says that headers do not.
 
     ``bits`` of a GPTQ or AWQ weight, if all have as many; ``layer_sizes`` and ``head_sizes``: the numbers of features
-    that linear layers and the head have, for formats that pad them; ``exl3``: whether exllamav3 wrote the files.
+    that linear layers and the head have, for formats that pad them; ``exl3``: whether exllamav3 wrote the files;
+    ``hidden_layers``: how many layers the language model has, None if the config does not say.
     """
 
     bits: int | None
     layer_sizes: frozenset[int]
     head_sizes: frozenset[int]
     exl3: bool
+    hidden_layers: int | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def facts_of(config: dict[str, Any]) -> Facts:
     known = {key: value for key, value in text_config(config).items() if isinstance(value, int)}
     ends = frozenset({known.get("hidden_size", 0), known.get("vocab_size", 0)} - {0})
     exl3 = quantization.get("quant_method") == "exl3"
-    return Facts(bits if uniform else None, frozenset(_layer_sizes(known)), ends, exl3)
+    return Facts(bits if uniform else None, frozenset(_layer_sizes(known)), ends, exl3, known.get("num_hidden_layers"))
 
 
 def _layer_sizes(known: dict[str, int]) -> set[int]:

@@ -41,6 +41,7 @@ from backends.transformers_quantization import (
     check_complete,
     check_dtype,
     check_packages,
+    check_resident,
     quantization,
     stored_quantization,
 )
@@ -134,6 +135,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
+        check_resident(folder, self.model, stored)
         self.model.eval()
         if self.options.streaming:
             from backends.streaming import Streamer

@@ -50,7 +50,7 @@ def linear(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequant
     own = getattr(module, "quantization_scheme", None)
     if own is not None and kernel in LINEAR:  # compressed-tensors
         asked = args_text(own.input_activations)
-        ran = asked if asked and quantizes_input(module, dtype) else dtype
+        ran = takes(module, asked, dtype)
         return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
     weight: Any = getattr(module, "weight", None)
     if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
@@ -116,6 +116,15 @@ class Taken(TorchFunctionMode):
         if function is torch.nn.functional.linear:
             self.tensors.append(args[0])
         return function(*args, **(kwargs or {}))
+
+
+def takes(module: Any, asked: str, dtype: str) -> str:
+    """The activations of a layer of compressed-tensors; "unknown" where accelerate has put its values elsewhere."""
+    if not asked:
+        return dtype
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return UNKNOWN
+    return asked if quantizes_input(module, dtype) else dtype
 
 
 def quantizes_input(module: Any, dtype: str) -> bool:

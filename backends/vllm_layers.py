@@ -19,6 +19,8 @@ from backends.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, dec
 KERNELS = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
 QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
+GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
+"""What a QuantKey's type is with groups of a size; vLLM's type of FP4 is the byte that holds two."""
 CODES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
@@ -41,10 +43,12 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     if type(method).__name__.startswith("Unquantized"):
         return Layer(name, dtype, dtype, type(method).__name__)
     kernel = kernel_of(module, method)
-    weights = scheme.weights if scheme else UNKNOWN
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
-    return Layer(name, weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
+    if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
+        key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
+        return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, type(kernel).__name__)
+    return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
 
 
 def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str, Any]) -> Scheme | None:
@@ -82,11 +86,11 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
         return given
     if not asked or WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
         return dtype
-    if "Humming" in name or asked == UNKNOWN:  # Humming decides by the platform
+    if "Humming" in name:  # decides by the platform
         return UNKNOWN
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
-        return dtype if key is None else code(key.dtype, dtype) + scaled(key.scale.group_shape)
+        return dtype if key is None else key_text(key, "token")
     return asked if QUANTIZES.search(name) else UNKNOWN
 
 
@@ -96,7 +100,13 @@ def code(taken: Any, dtype: str) -> str:
     return CODES.get(text, text)
 
 
-def scaled(shape: Any) -> str:
-    """How finely activations are scaled, from a vLLM GroupShape: (-1, -1) tensor, (1, -1) token, (1, n) groups."""
-    rows, columns = shape
-    return " tensor" if rows < 0 else " token" if columns < 0 else f" g{columns}"
+def key_text(key: Any, line: str) -> str:
+    """A vLLM QuantKey in the words of ``backends/schemes.py``; ``line``: what one scale for a row or column is called.
+
+    Group shapes: (-1, -1) tensor; (1, -1) and (-1, 1) a line; (1, n) groups; (n, m) blocks.
+    """
+    rows, columns = key.scale.group_shape
+    name = code(key.dtype, UNKNOWN)
+    if rows < 0 or columns < 0:
+        return f"{name} {'tensor' if rows == columns else line}"
+    return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,14 +99,39 @@ def test_log(capfd: pytest.CaptureFixture[str]) -> None:
     assert ggml.Log().reason() == "no reason given"
 
 
-def test_libraries_of_an_installation_that_recorded_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Unpacked by hand, a build is still told from another by the libraries themselves."""
-    (tmp_path / "lib").mkdir()
-    for name in ("libggml-cpu.so", "libggml-cuda.so", "libggml-base.so", "libllama.so"):
-        (tmp_path / "lib" / name).write_bytes(b"1")
-    monkeypatch.setattr(importlib.metadata, "files", lambda _: None)
+def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also of a build copied over an installed one, and of the folder that llama-cpp-python is told to load from."""
+    for folder in ("lib", "mine"):
+        (tmp_path / folder).mkdir()
+        for name in ("libggml-cpu.so", "libggml-base.so", "libllama.so"):
+            (tmp_path / folder / name).write_bytes(b"1")
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    builds = [ggml.build()]
+    (tmp_path / "lib" / "libllama.so").write_bytes(b"22")
+    builds.append(ggml.build())
+    os.utime(tmp_path / "lib" / "libllama.so", (0, 0))
+    builds.append(ggml.build())
+    (tmp_path / "lib" / "libggml-cuda.so").touch()
     assert ggml.installed_backends() == {"cpu", "cuda"}
-    first = ggml.build()
-    (tmp_path / "lib" / "libggml-cuda.so").write_bytes(b"22")
-    assert ggml.build() != first
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "mine"))
+    assert ggml.installed_backends() == {"cpu"}
+    builds.append(ggml.build())
+    assert len(set(builds)) == 4
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path / "nowhere"))
+    assert ggml.libraries() == {}
+
+
+def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert ggml.libraries() == {}
+
+
+@needs_llama_cpp
+def test_libraries_are_those_that_llama_cpp_python_loads() -> None:
+    import llama_cpp
+
+    (file,) = (Path(llama_cpp.__file__).parent / "lib").glob("libllama.so")
+    stat = file.stat()
+    assert ggml.libraries()["libllama.so"] == f"{stat.st_size} {stat.st_mtime_ns}"
+    assert "cpu" in ggml.installed_backends()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import struct
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,66 @@ def test_damaged_header_is_one_line(tmp_path: Path, at: int, value: bytes) -> No
     raw = file.read_bytes()
     file.write_bytes(raw[:at] + value + raw[at + len(value) :])
     assert "not a readable GGUF file" in refusal(read_model, file)
+
+
+def header(*fields: bytes) -> bytes:
+    """A GGUF without tensors."""
+    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields)) + b"".join(fields)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def number(name: bytes, value: int) -> bytes:
+    return text(name) + struct.pack("<II", 4, value)
+
+
+def array(name: bytes, kind: int, count: int, values: bytes) -> bytes:
+    return text(name) + struct.pack("<IIQ", 9, kind, count) + values
+
+
+LLAMA = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+AS_TEXT = struct.pack("<I", 8) + text(b"x")
+MISTAKEN = {
+    "general.alignment is 0": [number(b"general.alignment", 0)],
+    "general.alignment is of another type": [text(b"general.alignment") + AS_TEXT],
+    "a field of unknown type 9": [text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000],
+    "a field of unknown type 13": [text(b"a") + struct.pack("<I", 13)],
+    "tokenizer.ggml.tokens is of another type": [array(b"tokenizer.ggml.tokens", 4, 1, bytes(4))],
+    "tokenizer.ggml.token_type is of another type": [array(b"tokenizer.ggml.token_type", 8, 1, text(b"x"))],
+    "1 token types for 0 tokens": [
+        array(b"tokenizer.ggml.tokens", 8, 0, b""), array(b"tokenizer.ggml.token_type", 4, 1, bytes(4)),
+    ],
+    "tokenizer.ggml.model is of another type": [array(b"tokenizer.ggml.model", 4, 0, b"")],
+    "general.architecture is of another type": [number(b"general.architecture", 7)],
+    "split.count is of another type": [text(b"split.count") + AS_TEXT],
+    "split.no is of another type": [text(b"split.no") + AS_TEXT],
+    "llama.context_length is of another type": [LLAMA, text(b"llama.context_length") + AS_TEXT],
+    "llama.vocab_size is of another type": [LLAMA, array(b"llama.vocab_size", 8, 0, b"")],
+    "llama.rope.scaling.factor is inf": [
+        LLAMA, text(b"llama.rope.scaling.factor") + struct.pack("<If", 6, float("inf")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MISTAKEN)
+def test_field_that_is_something_else_is_one_line(tmp_path: Path, message: str) -> None:
+    """Strings, numbers and arrays in each other's place, and values that would end in a traceback later."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(header(*MISTAKEN[message]))
+    assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {message}"
+
+
+def test_stamp_tells_weights_apart_that_have_one_size_and_time(tmp_path: Path) -> None:
+    """Images and reproducible builds give all files one time."""
+    file = write(tmp_path / "m.gguf", MATRICES)
+    os.utime(file, (0, 0))
+    before, raw = read_model(file).stamp(), bytearray(file.read_bytes())
+    raw[-40_000:-20_000] = bytes([1]) * 20_000
+    file.write_bytes(raw)
+    os.utime(file, (0, 0))
+    assert read_model(file).stamp() != before
 
 
 def test_stamp_follows_every_shard(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_what_ran(toy_gguf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
     }.items() <= said.items()
     assert sum(said["devices"].values()) == 3  # two layers and the head
     assert said["logits_set_to_floor"]["entries"] == 0
+    assert said["notes"] == []
     layers = {(each.layers, each.count, each.weights) for each in backend.layers()}
     assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
     assert len(layers) == 8
@@ -182,6 +183,8 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     gold = torch.log_softmax(masked, -1)[torch.arange(99), torch.from_numpy(window.token_ids[1:]).long()]
     np.testing.assert_allclose(np.delete(scores.logprob, 40), np.delete(gold.numpy(), 40), atol=2e-5)
     assert backend.provenance()["logits_set_to_floor"] == {"floor": -65504.0, "entries": 200, "targets_left_out": 2}
+    (note,) = backend.provenance()["notes"]
+    assert note.startswith("198 logits that llama.cpp excludes count as -65504: KL divergence is finite")
 
 
 def test_floor_by_hand() -> None:
@@ -244,6 +247,15 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 def test_path_that_is_nowhere() -> None:
     assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request("/models/nowhere.gguf"))
     assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request("owner/repo"))
+
+
+def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = request("demo/models/x.gguf")
+    assert LlamacppBackend.is_remote(wanted)
+    (tmp_path / "demo").mkdir()
+    assert not LlamacppBackend.is_remote(wanted)
+    assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppBackend.check, wanted)
 
 
 def test_hub_model_with_all_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

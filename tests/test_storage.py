@@ -270,6 +270,17 @@ def test_plain_layers_and_norms(tmp_path: Path) -> None:
         "vision_tower.blocks.0.patches 2 2",
         "model.multi_modal_projector.linear_1.weight 8 8",
         "model.audio_tower.layers.0.fc1.weight 8 8",
+        "mlp1.1.weight 8 8",  # InternVL
+        "vpm.encoder.layers.0.mlp.fc1.weight 8 8",  # MiniCPM
+        "resampler.kv_proj.weight 8 8",
+        "vision_language_adapter.w_in.weight 8 8",
+        "patch_merger.merging_layer.weight 8 8",
+        "model.connector.modality_projection.proj.weight 8 8",
+        "score.weight 2 8",
+        "model.mtp.layers.0.mlp.up_proj.weight 8 8",
+        "mtp.fc.weight 8 8",
+        "model.mtp_layers.0.eh_proj.weight 8 8",
+        "mtp.lm_head.weight 8 8",
         "transformer.wpe.weight 16 4",
     ],
 )
@@ -277,6 +288,20 @@ def test_left_out(tmp_path: Path, name: str) -> None:
     name, *shape = name.split()
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F32", *map(int, shape))}
     assert storage.storage_of(model(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
+
+
+@pytest.mark.parametrize("part", ["shared_head.head", "eh_proj", "mlp.up_proj", "lm_head"])
+def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
+    """DeepSeek and GLM number their multi-token-prediction modules on; the config counts the model's own layers."""
+    config = {"num_hidden_layers": 9, "text_config": {"num_hidden_layers": 11}}
+    layers = "model.language_model.layers"
+    entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), f"{layers}.10.mlp.up_proj.weight": ("F32", 8, 4)}
+    gold = Storage((512 + 1024) / 64, 16.0, 512 + 1024 + 640)
+    assert storage.storage_of(model(tmp_path, entries, config)) == gold
+    entries[f"{layers}.11.{part}.weight"] = ("F32", 8, 8)
+    assert storage.storage_of(model(tmp_path, entries, config)) == gold
+    if part == "eh_proj":  # a config that does not count them leaves none out
+        assert storage.storage_of(model(tmp_path, entries)).vram_bits == 512 + 1024 + 640 + 2048
 
 
 @pytest.mark.parametrize(

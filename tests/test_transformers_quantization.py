@@ -17,7 +17,7 @@ from backends import transformers_layers
 from backends.base import InputError, LayerGroup, LoadRequest, ModelError, Task
 from backends.layers import group
 from backends.transformers import TransformersBackend
-from backends.transformers_quantization import PACKAGES
+from backends.transformers_quantization import PACKAGES, check_resident
 from eval import measure
 from tests.conftest import ATOL_LOGPROB, brute_force, refusal, toy_windows
 from tests.test_transformers import loaded
@@ -132,6 +132,17 @@ def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], P
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
 
+def test_offloaded_layers_are_not_run_for_a_description() -> None:
+    """accelerate keeps the parameters of a layer on disk as meta tensors, which have no values to compare."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    module: Any = torch.nn.Linear(4, 4, device="meta")
+    for preset, activations, asked in (("W8A8", "unknown", "int8 token"), ("W4A16", "bfloat16", "")):
+        module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
+        layer = transformers_layers.linear("x", module, None, "bfloat16", dequantized=False)
+        assert (layer.activations, layer.asked) == (activations, asked)
+
+
 def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
     """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
     from safetensors.torch import load_file, save_file
@@ -232,3 +243,13 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
     assert backend.storage().bpw_layer is None
     assert "bitsandbytes" in backend.storage().note
+
+
+@pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])
+def test_quantized_layers_on_disk_are_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    if not stored:
+        check_resident(tmp_path, model, stored)
+        return
+    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
+        check_resident(tmp_path, model, stored)

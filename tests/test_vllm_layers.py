@@ -42,6 +42,12 @@ def mixed(name: str, act_type: str) -> Any:
     return named(name, config=SimpleNamespace(act_type=f"torch.{act_type}"))
 
 
+def fp4(group: int) -> Any:
+    """vLLM's key of FP4 activations: bytes that hold two, in groups."""
+    scale = SimpleNamespace(group_shape=Shape(1, group))
+    return SimpleNamespace(activation_quant_key=SimpleNamespace(dtype="torch.uint8", scale=scale))
+
+
 NO_KEY = SimpleNamespace(activation_quant_key=None)
 
 
@@ -67,14 +73,40 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         # Schemes that quantize activations outside of the kernel leave the model's dtype in its config.
         (mixed("Dynamic4bitLinearKernel", "bfloat16"), INT8, {}, "unknown", "int8 token"),
         (named("NeverSeen"), FP8, {}, "unknown", "fp8 token"),
+        # What is asked is not known, and so nothing deviates from it; the kernel still says what it takes.
         (named("NeverSeen"), None, {}, "unknown", ""),
+        (named("MarlinLinearKernel"), None, {}, BF16, ""),
+        (mixed("MarlinLinearKernel", "int8"), None, {}, "int8", ""),
+        (named("CutlassNvFp4LinearKernel"), None, {}, "unknown", ""),
+        (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), None, {}, "fp8 token", ""),
+        (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), None, {}, BF16, ""),
         (named("EmulationMxfp4LinearKernel", config=NO_KEY), MXFP4, {}, BF16, "mxfp4 g32"),
+        (named("EmulationMxfp4LinearKernel", config=fp4(32)), MXFP4, {}, "mxfp4 g32", ""),
+        (named("EmulationMxfp4LinearKernel", config=fp4(32)), None, {}, "mxfp4 g32", ""),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4", ""),
     ],
 )  # fmt: skip
 def test_activations(kernel: Any, scheme: Scheme | None, module: dict[str, Any], activations: str, asked: str) -> None:
     assert ran(kernel, scheme, **module) == (activations, type(kernel).__name__, asked)
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights"),
+    [((-1, -1), "fp8 tensor"), ((-1, 1), "fp8 channel"), ((1, -1), "fp8 channel"), ((128, 64), "fp8 block 128x64"),
+     ((1, 32), "mxfp8 g32")],
+)  # fmt: skip
+def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[int, int], weights: str) -> None:
+    """FP8 by ``quantization: fp8_per_channel`` and the like: the checkpoint itself asks nothing."""
+    kernel = fp8("CutlassFP8ScaledMMLinearKernel", 1, -1)
+    kernel.config.weight_quant_key = SimpleNamespace(
+        dtype="torch.float8_e4m3fn", scale=SimpleNamespace(group_shape=Shape(*shape))
+    )
+    module = SimpleNamespace()
+    layer = vllm_layers.layer("x", module, named("Fp8PtpcOnlineLinearMethod", fp8_linear=kernel), None, BF16)
+    assert (layer.weights, layer.activations, layer.asked) == (weights, "fp8 token", "")
+    layer = vllm_layers.layer("x", module, named("LinearMethod", fp8_linear=kernel), FP8, BF16)
+    assert layer.weights == "fp8 channel"
 
 
 def test_weight_only_nvfp4_of_any_kernel_takes_the_models_dtype() -> None:
