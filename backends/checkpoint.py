@@ -124,7 +124,12 @@ def quantization(folder: Path) -> dict[str, Any]:
     if isinstance(config, dict) and config:
         return config
     legacy = folder / "hf_quant_config.json"  # ModelOpt's, up to 0.29
-    return {"quant_method": "modelopt", **json.loads(legacy.read_text(encoding="utf-8"))} if legacy.is_file() else {}
+    if not legacy.is_file():
+        return {}
+    try:
+        return {"quant_method": "modelopt", **json.loads(legacy.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{legacy}: cannot be read: {error}") from None
 
 
 def sampled(file: Path) -> bytes:

@@ -225,6 +225,9 @@ def test_quantization_wherever_it_is_kept(tmp_path: Path) -> None:
     assert checkpoint.quantization(folder) == {}
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     assert checkpoint.quantization(folder) == {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}
+    for damaged in ("{", "[1]"):
+        (folder / "hf_quant_config.json").write_text(damaged)
+        assert "hf_quant_config.json: cannot be read: " in refusal(checkpoint.quantization, folder)
     nested = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
     assert checkpoint.quantization(model(tmp_path / "b", ENDS, nested)) == {"quant_method": "fp8"}
 
