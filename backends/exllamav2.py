@@ -12,14 +12,13 @@ Products of more than 32 rows dequantize the weights to float16; they are added 
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends import checkpoint, hub, storage
+from backends import checkpoint, hub, memory, storage
 from backends.base import (
     Capabilities,
     InputError,
@@ -32,7 +31,7 @@ from backends.base import (
     installed_versions,
 )
 from backends.capture import captured
-from backends.exllamav3 import OUTPUT_FACTOR, check_model
+from backends.exllama import OUTPUT_FACTOR, check_model
 from backends.folder import FolderModel
 from backends.layers import Layer, group
 from backends.messages import one_line
@@ -168,11 +167,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         if self.model is not None:
             self.model.unload()
         self.model = None
-        gc.collect()
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        memory.release()
 
 
 def attention_of(config: Any) -> str:

@@ -13,15 +13,14 @@ there: logits are cut to the config's vocabulary.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from backends import checkpoint, hub, storage
+from backends import checkpoint, hub, memory, storage
 from backends.base import (
     Capabilities,
     InputError,
@@ -34,6 +33,7 @@ from backends.base import (
     installed_versions,
 )
 from backends.capture import captured
+from backends.exllama import OUTPUT_FACTOR, check_model
 from backends.folder import FolderModel
 from backends.layers import Layer, group
 from backends.messages import one_line
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 METHODS = ("exl3",)
 """Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
-OUTPUT_FACTOR = 4
-"""Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
 
 
 class ExLlamaV3Options(BaseModel):
@@ -198,11 +196,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
             self.model.unload()
             self.model.config.stc.close()
         self.model = self.entered = None
-        gc.collect()
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        memory.release()
 
 
 def described(module: Any) -> Layer:
@@ -215,26 +209,6 @@ def described(module: Any) -> Layer:
     if getattr(inner, "_fused_reconstruct", None) is not None:  # set by the first call of reconstruct_hgemm
         kernel += ".reconstruct_hgemm"
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
-
-
-def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int | None) -> None:
-    """InputError if a local model's config names a format or a length that the engine would get wrong."""
-    if max_seq_len is not None and max_seq_len < request.max_tokens:
-        raise InputError(f"engine.max_seq_len: {max_seq_len} is too short for windows of {request.max_tokens} tokens")
-    folder = Path(request.model_dir).expanduser()
-    if not folder.is_dir():
-        return
-    config, method = checkpoint.config_of(folder), checkpoint.quantization(folder).get("quant_method")
-    others = [file for file in checkpoint.strays(folder) if file not in request.override_tensors]
-    if stray := [file for file in others if not file.name.startswith("consolidated")]:
-        raise InputError(f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder")
-    if method is not None and method not in methods:
-        raise InputError(f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(methods)}")
-    if max_seq_len is None and checkpoint.rope_type(config) in ("longrope", "su"):
-        raise InputError(
-            f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set it "
-            "to what you serve with"
-        )
 
 
 def check_overrides(request: LoadRequest) -> None:

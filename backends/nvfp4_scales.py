@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import InputError
-from backends.checkpoint import Tensor, config_of, read_headers, text_config, weight_files
+from backends.checkpoint import Tensor, config_of, quantization, read_headers, text_config, weight_files
 
 FUSED = (
     ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"),
@@ -46,7 +46,7 @@ class Layer:
 
 def layers_of(folder: Path) -> dict[str, Layer]:
     """Module path -> layer, of a checkpoint's NVFP4 layers; empty, and no header read, if it is not quantized."""
-    if not (text_config(config_of(folder)).get("quantization_config") or (folder / "hf_quant_config.json").is_file()):
+    if not quantization(folder):
         return {}
     tensors = read_headers(weight_files(folder))
     found = {}

@@ -11,14 +11,13 @@ Quantized checkpoints run as Transformers runs them, most of them decompressed t
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends import hub, storage
+from backends import hub, memory, storage
 from backends.base import (
     Capabilities,
     InputError,
@@ -228,11 +227,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
             self.streamer.close()
         self.streamer = None
         self.model = self.entered = None
-        gc.collect()
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        memory.release()
 
 
 def default_dtype(request: LoadRequest) -> str:
