@@ -1,7 +1,8 @@
 """Data sets -> text.  Upstream's twelve names, any other hub or local data set, and local text files.
 
-Rows of a data set: the non-blank ones, joined by a blank line.  A local text file is taken whole, every line end
-read as a newline.  The same corpus as rows and as a file tokenizes differently: say which one a number belongs to.
+Rows of a data set: the non-blank ones, joined by a blank line; for lm-eval's windows each row is a document.  A local
+text file is taken whole, every line end read as a newline.  The same corpus as rows and as a file tokenizes
+differently: say which one a number belongs to.
 """
 
 from __future__ import annotations
@@ -137,20 +138,38 @@ def row_limit(spec: DataSpec) -> int:
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
     """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
-    if spec.dataset == "text" and text_file(spec).suffix.lower() not in TABLES:
+    if is_plain(spec):
         return whole_file(text_file(spec))
+    return "\n\n".join(row for row in load_rows(spec, progress) if row.strip())
+
+
+def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
+    """The texts that are documents of their own: a file, or every row of a data set that holds text, if only blanks.
+
+    lm-eval counts an empty row as a word, and scores the tokens of a blank one.
+    """
+    return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
+
+
+def is_plain(spec: DataSpec) -> bool:
+    """Whether the text is a plain file and has no rows."""
+    return spec.dataset == "text" and text_file(spec).suffix.lower() not in TABLES
+
+
+def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
+    """The rows of a data set that hold text; InputError if all of them are blank."""
     rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
     texts = []
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
         for number, row in enumerate(rows, 1):
-            if isinstance(row, str) and row.strip():
+            if isinstance(row, str):
                 texts.append(row)
             phase.advance()
             if number == row_limit(spec):
                 break
-    if not texts:
+    if not any(text.strip() for text in texts):
         raise InputError(f"dataset {spec.dataset!r}: no text in its rows")
-    return "\n\n".join(texts)
+    return texts
 
 
 def whole_file(file: Path) -> str:

@@ -26,7 +26,7 @@ VERSION = 1
 """Method of recording; a change that moves numbers raises it."""
 MEANING = {
     "vocabulary": "was made with another tokenizer",
-    "windows": "was made of other windows: another text, eval_len, eval_stride, warm-up or number of rows",
+    "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of rows",
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",
@@ -81,6 +81,8 @@ def given(path: Path, data: EvalData, progress: Progress) -> Reference:
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
         check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": VERSION})
+    elif data.method != "exllamav3":
+        raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
     if store.n_rows < len(data.windows):
         raise InputError(
             f"{path}: has {store.n_rows} rows, row {store.n_rows} of {len(data.windows)} is missing; "

@@ -18,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from backends.base import InputError
 from backends.options import describe
+from eval import methods
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LATER = {"method": "exllamav3", "noise_floor": False}
+"""Keys that came after the first results, with their defaults: left out of digests, so that those stay as they were."""
 
 
 class Spec(BaseModel):
@@ -33,7 +36,8 @@ class Spec(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        keys = self.model_dump(mode="json").items()
+        text = json.dumps({key: value for key, value in keys if (key, value) not in LATER.items()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def locate(self, name: str) -> str:
@@ -66,7 +70,8 @@ class DataSpec(Spec):
     text_column: str | None = Field(None, description='column that holds the text, default "text"')
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
     max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
-    eval_stride: Length = Field(description="tokens between the starts of two windows")
+    method: methods.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
+    eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: Length = Field(description="tokens in a window")
     max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
@@ -81,11 +86,19 @@ class DataSpec(Spec):
             raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
         if self.warmup_tokens > self.eval_len - 2:
             raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
+        methods.check(
+            self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
+        )
         if self.dataset == "text" and self.path is None:
             raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
         if self.dataset != "text" and self.path is not None:
             raise ValueError('path: only with dataset "text"')
         return self
+
+    @property
+    def stride(self) -> int:
+        """Tokens between the starts of two windows, the method's own where the spec has none."""
+        return self.eval_stride or methods.default_stride(self.method, self.eval_len)
 
 
 class ModelSpec(Spec):
@@ -102,6 +115,7 @@ class ModelSpec(Spec):
         default_factory=dict, description="options of the engine; for vLLM any LLM() argument"
     )
     reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
+    noise_floor: bool = Field(False, description="shows what a lossless scheme would show: a row and a line of its own")
     out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")
     override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")
     override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")

@@ -166,6 +166,24 @@ def test_blank_rows_are_dropped(
     assert text(path=str(lines), max_text_rows=limit) == gold
 
 
+@pytest.mark.parametrize(("limit", "count"), [(None, 5), (4, 4), (5, 4), (6, 5)])
+def test_documents_are_rows_as_they_are(limit: int | None, count: int, serve: Any, tmp_path: Path) -> None:
+    """lm-eval drops no blank row; a row without text is none."""
+    gold = ["", "a", " \n", "b\n", " c"][:count]
+    rows = ["", "a", " \n", "b\n", None, " c"]
+    serve(datasets.Dataset.from_dict({"text": rows}))
+    assert corpus.load_documents(spec(dataset="wiki2", max_text_rows=limit), PROGRESS) == gold
+    file = str(parquet(tmp_path / "a.parquet", text=rows))
+    assert corpus.load_documents(spec(path=file, max_text_rows=limit), PROGRESS) == gold
+
+
+def test_a_plain_file_is_one_document_and_blank_rows_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n\nb\n")
+    assert corpus.load_documents(spec(tmp_path, path="a.txt"), PROGRESS) == ["a\n\nb\n"]
+    blank = spec(path=str(parquet(tmp_path / "a.parquet", text=["", " "])))
+    assert refusal_of(corpus.load_documents, blank, PROGRESS) == "dataset 'text': no text in its rows"
+
+
 @pytest.mark.parametrize(("first", "second", "gold"), [(2, 3, "r0\n\nr1"), (0, 1, "r0\n\nr1\n\nr2"), (None, 1, "r0")])
 def test_max_text_rows_goes_before_max_dataset_rows(
     first: int | None, second: int, gold: str, tmp_path: Path, serve: Callable[[Any], Recorder]

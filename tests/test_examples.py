@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 
 import backends
-from eval import specs
+from eval import methods, specs
 
 FOLDER = Path(specs.__file__).parent / "spec"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -29,6 +30,11 @@ def test_data_examples(file: Path) -> None:
     spec = specs.load_data_spec(file)
     assert spec.eval_len > 0
     jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
+
+
+def test_there_is_a_data_example_for_every_method() -> None:
+    found = {specs.load_data_spec(file).method for file in DATA_FILES}
+    assert found == set(get_args(methods.Method))
 
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from backends.base import InputError
-from eval import windows
+from backends.base import InputError, LoadRequest, Task
+from backends.transformers import TransformersBackend
+from eval import measure, windows
 from eval.progress import Progress
 from eval.specs import DataSpec, parse_data_spec
 from eval.store import Store
-from eval.windows import EvalData, Tokens
-from tests.conftest import Ran
+from eval.tokens import Tokens
+from eval.windows import EvalData, TextSize
+from tests.conftest import ATOL_LOGPROB, Ran, brute_force
 
 TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
+SIZES = np.array([1, 1, 2, 3, 0, 1, 1, 1, 1, 1], np.int32)
+LED = replace(TEN, lead=90, ends=np.array([6, 10]), sizes=SIZES, n_bytes=12, n_words=4)
 
 
 def spec(**keys: object) -> DataSpec:
@@ -28,25 +35,11 @@ def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> EvalData:
     return windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
 
 
-@pytest.mark.parametrize(
-    ("n_tokens", "eval_len", "stride", "max_rows", "gold"),
-    [
-        (10, 4, 2, None, [0, 2, 4]),  # 6 would end exactly at the last token: upstream leaves it out
-        (11, 4, 2, None, [0, 2, 4, 6]),
-        (10, 4, 3, None, [0, 3]),
-        (8, 4, 4, None, [0]),
-        (9, 4, 4, None, [0, 4]),
-        (4, 4, 1, None, []),
-        (5, 4, 1, None, [0]),
-        (10, 4, 2, 0, [0, 2, 4]),
-        (10, 4, 2, 2, [0, 2]),
-        (10, 4, 2, 99, [0, 2, 4]),
-        # WikiText-2 at 2048/512 for a tokenizer that makes 289,076 tokens of it: ceil((289,076 - 2,048) / 512) = 561
-        (289_076, 2048, 512, None, list(range(0, 561 * 512, 512))),
-    ],
-)
-def test_starts(n_tokens: int, eval_len: int, stride: int, max_rows: int | None, gold: list[int]) -> None:
-    assert list(windows.starts(n_tokens, eval_len, stride, max_rows)) == gold
+@pytest.mark.parametrize(("max_rows", "gold"), [(None, [0, 2, 4]), (0, [0, 2, 4]), (2, [0, 2]), (99, [0, 2, 4])])
+def test_max_rows(max_rows: int | None, gold: list[int]) -> None:
+    data = cut(TEN, spec(), max_rows)
+    assert data.starts == tuple(gold)
+    assert [int(window.token_ids[0]) for window in data.windows] == gold
 
 
 def test_every_position_but_the_first_is_scored() -> None:
@@ -70,6 +63,7 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     assert window.token_ids.tolist() == [70, 71, 72, 0, 1, 2, 3]
     assert (window.score_from, window.n_scored) == (5, 2)  # tokens 2 and 3
     assert (data.length, data.top_id) == (7, 72)
+    assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
 
 
 def test_too_little_text_says_how_much_there_was() -> None:
@@ -79,6 +73,8 @@ def test_too_little_text_says_how_much_there_was() -> None:
 
 def test_digest_follows_content() -> None:
     digest = cut(TEN, spec(), None).digest
+    hashed = hashlib.sha256(b"1" + np.array([0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7], np.int32).tobytes())
+    assert digest == hashed.hexdigest()  # as it was before there were methods: stores and scores stay valid
     assert cut(TEN, spec(dataset_display_name="other"), None).digest == digest
     assert cut(TEN, spec(), 2).digest != digest
     assert cut(TEN, spec(warmup_tokens=1), None).digest != digest
@@ -124,13 +120,152 @@ def test_subtitle() -> None:
     assert windows.subtitle(shown, data) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
 
 
-def test_cached_tokens_hold_no_pickle(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    windows.save_tokens(store, "k", TEN)
-    loaded = windows.load_tokens(store, "k")
-    assert loaded is not None
-    assert loaded.ids.tolist() == TEN.ids.tolist()
-    assert loaded.top_id == 9
+METHODS: dict[str, dict[str, object]] = {
+    "exllamav3": {"eval_stride": 2},
+    "llamacpp": {"eval_stride": None},
+    "lm_eval": {"eval_stride": None},
+    "once": {"eval_stride": None},
+}
+
+
+def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> EvalData:
+    return cut(text, spec(method=method, **{**METHODS[method], **keys}), max_rows)
+
+
+def described(data: EvalData) -> list[tuple[int, list[int], int]]:
+    return [
+        (start, window.token_ids.tolist(), window.score_from)
+        for start, window in zip(data.starts, data.windows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "gold"),
+    [
+        ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)]),
+        ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)]),
+        ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)]),
+        ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)]),
+    ],
+)
+def test_methods(method: str, gold: list[tuple[int, list[int], int]]) -> None:
+    """Ten tokens, lead 90, two documents of 6 and 4 tokens."""
+    data = of(method)
+    assert described(data) == gold
+    assert (data.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
+    for start, window in zip(data.starts, data.windows, strict=True):
+        for position in range(window.score_from, len(window.token_ids)):
+            assert LED.ids[start + position] == window.token_ids[position]
+    assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
+    assert len(of(method, max_rows=1).windows) == 1
+
+
+def test_length_is_that_of_the_longest_window() -> None:
+    short_first = replace(LED, ends=np.array([1, 10]))
+    data = of("lm_eval", short_first)
+    assert [len(window.token_ids) for window in data.windows] == [2, 5, 5, 5]
+    assert data.length == 5
+
+
+def test_once_takes_a_chat_prefix() -> None:
+    data = of("once", replace(LED, prefix=np.array([70, 71], np.int32)), 2, chat_template=True)
+    assert described(data) == [(-2, [70, 71, 0, 1, 2, 3], 3), (0, [70, 71, 2, 3, 4, 5], 4)]
+
+
+@pytest.mark.parametrize(
+    ("method", "n_bytes"),
+    [
+        ("exllamav3", (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),  # tokens 1 2 3, 3 4 5, 5 6 7
+        ("llamacpp", 3 + 1),  # tokens 3 and 7
+        ("lm_eval", 12),
+        ("once", 12 - 1),  # all but the first
+    ],
+)
+def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> None:
+    """Tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes: 12 bytes, 4 words."""
+    data = of(method)
+    assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
+    found = windows.describe_json(spec(), data)
+    assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
+
+
+def test_unknown_bytes_have_a_reason() -> None:
+    data = cut(TEN, spec(), None)
+    assert data.text_size is None
+    assert "no offsets" in data.text_note
+    found = windows.describe_json(spec(), data)
+    assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
+    data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
+    assert data.text_size is None
+    assert "stand for none" in data.text_note
+
+
+def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() -> None:
+    digests = [of(method).digest for method in METHODS]
+    digests += [of("llamacpp", replace(LED, lead=None)).digest, of("llamacpp", eval_len=5).digest]
+    digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest, of("once", eval_stride=3).digest]
+    assert len(set(digests)) == len(digests)
+    assert of("llamacpp").digest == of("llamacpp", eval_stride=4).digest
+    # The same tokens, cut into the same windows, at another place of the text, and scored from another position on.
+    window = of("once").windows[1]
+    assert windows.digest_of([window], [2], "once") != windows.digest_of([window], [2], "llamacpp")
+    assert len({windows.digest_of([window], [start], "once") for start in (2, 3)}) == 2
+    assert len({windows.digest_of([replace(window, score_from=at)], [2], "once") for at in (1, 2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "gold"),
+    [("llamacpp", "the text has 10 tokens, one window takes 11"), ("exllamav3", "one window takes 12")],
+)
+def test_text_that_is_too_short_for_a_method(method: str, gold: str) -> None:
+    with pytest.raises(InputError, match=gold):
+        of(method, eval_len=11)
+
+
+@pytest.mark.parametrize("method", ["lm_eval", "once"])
+def test_text_shorter_than_a_window_is_one(method: str) -> None:
+    data = of(method, replace(LED, ends=np.array([10])), eval_len=64)
+    assert [window.n_scored for window in data.windows] == [10 if method == "lm_eval" else 9]
+
+
+def test_subtitle_names_another_method() -> None:
+    assert windows.subtitle(spec(method="once"), of("once")) == "wikitext2, 4 × 4 tokens, method once"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", [{}, {"streaming": True}, {"streaming": True, "streaming_windows": 3}])
+def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: dict[str, object]) -> None:
+    """Documents of 1 to 40 tokens, each scored as float64 brute force scores it from the model by itself."""
+    from transformers import AutoModelForCausalLM
+
+    ends = np.cumsum([1, 40, 3, 17, 2])
+    ids = np.random.default_rng(3).integers(0, 256, int(ends[-1]), dtype=np.int32)
+    data = of("lm_eval", replace(LED, ids=ids, ends=ends, sizes=None, lead=256), eval_len=16)
+    assert len({len(window.token_ids) for window in data.windows}) > 2
+    backend = TransformersBackend(
+        LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
+    )
+    backend.load()
+    found = {scores.row: scores.logprob for scores in measure.token_scores(backend, data.windows, Task())}
+    backend.close()
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
+    for window in data.windows:
+        with torch.inference_mode():
+            logits = model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
+        np.testing.assert_allclose(found[window.row], brute_force(logits, window), atol=ATOL_LOGPROB)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_command_line_by_each_method(method: str, compare_q: object, write_specs: object, tmp_path: Path) -> None:
+    """1,000 toy tokens, windows of 100: a uniform model has PPL V whatever is scored."""
+    scored = {"exllamav3": 9 * 99, "llamacpp": 10 * 49, "lm_eval": 1000, "once": 999}[method]
+    stride = 100 if method == "exllamav3" else ...
+    data, models = write_specs(method=method, eval_stride=stride)  # type: ignore[operator]
+    ran: Ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")  # type: ignore[operator]
+    assert ran.status == 0, ran.err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["data"]["scored_tokens"], found["data"]["bytes"]) == (scored, scored)
+    assert found["models"][0]["ppl"] == pytest.approx(500)
 
 
 def test_rows_flag_replaces_max_rows(compare_q: object, write_specs: object, tmp_path: Path) -> None:
