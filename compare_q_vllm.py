@@ -26,7 +26,7 @@ if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
 
 try:
     from backends import checkpoint, hub
-    from backends.base import CompareQError, LoadRequest, ModelError
+    from backends.base import CompareQError, InputError, LoadRequest, ModelError
     from backends.capture import captured
     from backends.vllm_hooks import TAG
     from backends.vllm_score import VllmScoreBackend
@@ -44,6 +44,8 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     if the stored size is unknown: upstream's table has no place for "unknown".
     """
     name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
+    if options.get("noise") is not None:
+        raise InputError("engine.noise: the logits handed out here have none; leave it out")
     folder = hub.resolve(name, None)
     context = checkpoint.context_length(checkpoint.config_of(folder))
     request = LoadRequest(

@@ -98,7 +98,7 @@ class Streamer:
         import greenlet
 
         if self.group is None:
-            self.group = self.fitting(len(window.token_ids))
+            self.group = self.fitting(max(len(each.token_ids) for each in (window, *self.ahead)))
         begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
         chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
         self.left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
@@ -184,12 +184,17 @@ def stop_before(layer: int) -> None:
     greenlet.getcurrent().parent.switch(layer)
 
 
-def decoder_layers(model: Any) -> Sequence[Any]:
+def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
     """The text decoder's list of layers; ModelError if there is none of the length that the config names."""
+    count = model.config.get_text_config().num_hidden_layers
+    return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")
+
+
+def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
+    """The first list of ``count`` modules in a decoder; ModelError that begins with ``owner`` if there is none."""
     import torch
 
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.get_decoder().modules():
+    for module in decoder.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return list(module)
-    raise ModelError(f"engine.streaming: {type(model).__name__} has no list of {count} decoder layers")
+    raise ModelError(f"{owner} has no list of {count} decoder layers")

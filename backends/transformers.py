@@ -3,7 +3,7 @@
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
 the same in bf16; ``transformers_mm``: fp16, the text side of an image-text model.  Without a GPU the device is the
 CPU.  ``dtype`` in ``engine`` replaces the dtype.  ``streaming`` keeps one decoder layer on the device at a time
-(``backends/streaming.py``).
+(``backends/streaming.py``); ``noise`` makes the model the noise floor (``backends/noise.py``).
 
 Quantized checkpoints run as Transformers runs them, most of them decompressed to the dtype; ``quantization_config`` in
 ``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
@@ -15,7 +15,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from backends import hub, memory, storage
 from backends.base import (
@@ -33,8 +33,10 @@ from backends.capture import captured
 from backends.folder import FolderModel
 from backends.layers import group
 from backends.messages import one_line
+from backends.noise import OPTIONS, Noise, NoiseOptions, described, seed_of
 from backends.options import parse_options
 from backends.reference import Head
+from backends.streaming import Streamer, decoder_layers
 from backends.transformers_quantization import (
     PACKAGES,
     check_complete,
@@ -48,19 +50,15 @@ from backends.transformers_quantization import (
 if TYPE_CHECKING:
     import torch
 
-    from backends.streaming import Streamer
-
 BF16 = {"transformers_auto_bf16"}
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 IMAGE_TEXT = {"transformers_mm"}
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
-OURS = {"streaming", "streaming_windows", "quantization_config"}
+OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 
 
-class TransformersOptions(BaseModel):
+class TransformersOptions(NoiseOptions):
     """The ``engine`` object: arguments of ``from_pretrained`` that change what runs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     device_map: str | dict[str, int | str] | None = None
@@ -91,10 +89,12 @@ class TransformersBackend(FolderModel, LogitsBackend):
         self.model: Any = None
         self.entered: Any = None
         self.streamer: Streamer | None = None
+        self.noise: Noise | None = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
         options = parse_options(TransformersOptions, request.options)
+        seed_of(request.options)
         if importlib.util.find_spec("accelerate") is None:
             raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
         stored = {} if cls.is_remote(request) else stored_quantization(request)
@@ -136,9 +136,9 @@ class TransformersBackend(FolderModel, LogitsBackend):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
+        if (seed := seed_of(self.request.options)) is not None:
+            self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
-            from backends.streaming import Streamer
-
             device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
             self.streamer = Streamer(self.model, self._forward, device, self.options.streaming_windows)
 
@@ -161,7 +161,10 @@ class TransformersBackend(FolderModel, LogitsBackend):
         import torch
 
         with torch.inference_mode():
-            return self._forward(window) if self.streamer is None else self.streamer.logits(window)
+            logits = self._forward(window) if self.streamer is None else self.streamer.logits(window)
+        if self.noise is not None and (missed := self.noise.missed()):
+            raise ModelError(missed)
+        return logits
 
     def _forward(self, window: Window) -> torch.Tensor:
         import torch
@@ -219,6 +222,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
+            **described(seed_of(self.request.options)),
             "options": self.options.model_dump(exclude_none=True),
         }
 
@@ -226,7 +230,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         if self.streamer is not None:
             self.streamer.close()
         self.streamer = None
-        self.model = self.entered = None
+        self.model = self.entered = self.noise = None
         memory.release()
 
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +57,8 @@ class Route:
 class EngineRun:
     """Runs on one loaded engine: ``LLM`` object, where its output goes, what the last run was like.
 
-    ``runner`` is the generation of vLLM's model runner.
+    ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
+    (``backends/noise.py``) while windows are scored, but none in the probe, whose check and route are the model's own.
     """
 
     llm: Any
@@ -66,6 +66,7 @@ class EngineRun:
     vocab_size: int
     tp_size: int
     runner: str
+    noise_seed: int | None = None
     route: Route | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class EngineRun:
 
     def scored(self, windows: Sequence[Window], plan: Plan) -> Iterator[TokenScores]:
         """Scores of every window by a plan that fits the model."""
-        self.call("compare_q_begin", asdict(plan))
+        self.call("compare_q_begin", asdict(plan), self.noise_seed)
         finished = self.requests(windows, {})
         pending = {window.row: window for window in windows}
         for rows in finished:
@@ -189,7 +190,8 @@ class EngineRun:
     def probe(self, windows: Sequence[Window]) -> Route:
         """See the module's docstring."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
-        short = [Window(window.row, window.token_ids[:tokens], 1) for window in islice(windows, PROBE_WINDOWS)]
+        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
+        short = [Window(window.row, window.token_ids[:tokens], 1) for window in longest]
         return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
 
     def _no_route(self) -> Route:

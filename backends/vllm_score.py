@@ -12,6 +12,8 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 
 ``"emulate": true`` is ours: NVFP4 activations by vLLM's emulation where the GPU has no kernel for them and vLLM would
 leave them unquantized.  Weight-only layers run as their scheme says anywhere.  On CPU the emulation is all there is.
+
+``"noise": "bf16"`` makes the model the noise floor (``backends/noise.py``), eagerly: compiled graphs run no hooks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends import checkpoint, hub, nvfp4_scales, storage, vllm_install
+from backends import checkpoint, hub, noise, nvfp4_scales, storage, vllm_install
 from backends.base import (
     Capabilities,
     CompareQError,
@@ -51,6 +53,7 @@ KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
 OURS = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
 EXTENSION = "backends.vllm_plugin.ScoringExtension"
 EMULATE = "emulate"
+OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 BATCHED_TOKENS = 8192
 """At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
 
@@ -72,8 +75,9 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "load_format": "safetensors",
         "trust_remote_code": False,
     }
-    arguments = {**defaults, **request.options}
-    arguments.pop(EMULATE, None)
+    arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
+    if noise.seed_of(request.options) is not None:
+        arguments["enforce_eager"] = True
     if cpu:
         batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
         tokens = max(2 * batched, 4 * (request.max_tokens + 1))
@@ -146,7 +150,9 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         mode = request.options.get("logprobs_mode", "raw_logprobs")
         if mode not in ("raw_logprobs", "processed_logprobs"):
             raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
-        check_names(request.options, {*vllm_install.arguments(), EMULATE}, "the installed vLLM")
+        check_names(request.options, vllm_install.arguments() | OWN_OPTIONS, "the installed vLLM")
+        if noise.seed_of(request.options) is not None and not request.options.get("enforce_eager", True):
+            raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
         emulate = request.options.get(EMULATE, False)
         if not isinstance(emulate, bool):
             raise InputError(f"engine.{EMULATE}: must be true or false (got {emulate!r})")
@@ -204,6 +210,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             config.model_config.get_vocab_size(),
             config.parallel_config.tensor_parallel_size,
             runners[-1],
+            noise.seed_of(self.request.options),
         )
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
@@ -241,6 +248,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "scorer": self.run.described() if self.run else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
+            **noise.described(noise.seed_of(self.request.options)),
         }
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from backends import vllm_layers
 from backends.messages import one_line
+from backends.noise import Noise, vllm_decoder_layers
 from backends.vllm_hooks import Segment, attach
 from backends.vllm_logits import LogitsSource
 from backends.vllm_scorer import Plan, Scorer
@@ -102,6 +103,7 @@ class ScoringExtension:
     device: Any
     _compare_q_source: LogitsSource
     _compare_q_run: Run | None = None
+    _compare_q_noise: Noise | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
 
@@ -119,10 +121,14 @@ class ScoringExtension:
         found = vllm_layers.layers(self.model_runner.get_model(), config.quant_config, checkpoint, dtype)
         return json.dumps([asdict(layer) for layer in found])
 
-    def compare_q_begin(self, plan: dict[str, Any]) -> None:
-        """Start a run."""
+    def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
+        """Start a run, with noise on this rank's layers until its end if it has a seed for it."""
         from vllm.distributed import get_pp_group, get_tp_group
 
+        self._compare_q_quiet()  # a run that broke off
+        if noise_seed is not None:
+            layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
+            self._compare_q_noise = Noise(layers, noise_seed, pairs=True)
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
         # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
         scorer = Scorer(
@@ -144,7 +150,13 @@ class ScoringExtension:
         """Finish and forget the run; returns what it was like, as JSON."""
         run, self._compare_q_run = self._compare_q_run, None
         assert run is not None
+        run.error = run.error or self._compare_q_quiet()
         return json.dumps(run.end())
+
+    def _compare_q_quiet(self) -> str:
+        """End the noise; what it missed."""
+        noise, self._compare_q_noise = self._compare_q_noise, None
+        return "" if noise is None else noise.remove()
 
     def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
         import torch

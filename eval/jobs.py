@@ -63,6 +63,10 @@ def check(job: Job) -> None:
         raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
     if job.spec.is_reference and not capabilities.reference:
         raise InputError(f"reference: {request.load_fn!r} gives no logits to compare with; mark another model")
+    if job.spec.is_reference and job.spec.noise_floor:
+        raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
+    if request.options.get("noise") is not None and not job.spec.noise_floor:
+        raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
     if request.revision is not None and not job.is_remote:
         raise InputError("revision: only for a model on the hub")
     job.backend.check(request)

@@ -88,8 +88,62 @@ def test_pickled_weights_are_not_loaded(toy_model: Path, tmp_path: Path) -> None
         loaded(pickled)
 
 
+def test_noise_is_the_seeds(toy_model: Path) -> None:
+    """The same noise for the same seed; without its hooks the model is what it was."""
+    windows = toy_windows(2, 60)
+    plain, first, again, other = (
+        loaded(toy_model, "transformers_auto_bf16", **options)
+        for options in ({}, {"noise": "bf16"}, {"noise": "bf16", "noise_seed": 0}, {"noise": "bf16", "noise_seed": 1})
+    )
+    for window in windows:
+        logits = first.logits(window)
+        assert torch.equal(logits, again.logits(window))
+        assert not torch.equal(logits, other.logits(window))
+        assert not torch.equal(logits, plain.logits(window))
+    assert first.provenance()["noise"]["seed"] == 0
+    assert len(first.provenance()["notes"]) == 1
+    assert not {"noise", "notes"} & plain.provenance().keys()
+    assert "noise_seed" not in plain.provenance()["options"]
+    assert first.noise is not None
+    first.noise.remove()
+    assert torch.equal(first.logits(windows[0]), plain.logits(windows[0]))
+
+
+def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
+    """Layer by layer through three windows at a time, or window by window: each layer draws in the same order."""
+    windows = toy_windows(5, 40)
+    whole = loaded(toy_model, "transformers_auto_bf16", noise="bf16")
+    streamed = loaded(toy_model, "transformers_auto_bf16", noise="bf16", streaming=True, streaming_windows=3)
+    streamed.prepare(windows)
+    for window in windows:
+        assert torch.equal(streamed.logits(window), whole.logits(window))
+    streamed.close()
+
+
+def test_a_model_whose_layers_run_past_their_hooks_is_refused(toy_model: Path) -> None:
+    backend = loaded(toy_model, noise="bf16")
+    layer = backend.model.model.layers[1]
+    backend.model.model.layers[1] = torch.nn.Module()
+    backend.model.model.layers[1].forward = layer.forward
+    with pytest.raises(ModelError, match=r"^engine\.noise: layer 1 has run without it"):
+        backend.logits(toy_windows(1, 10)[0])
+
+
+def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
+    with pytest.raises(ModelError, match=r"^engine\.noise: LlamaForCausalLM has no list of 2 decoder layers$"):
+        loaded(toy_model, noise="bf16")
+
+
 @pytest.mark.parametrize(
-    ("options", "message"), [({"dtpe": "auto"}, "did you mean 'dtype'"), ({"dtype": "int4"}, "engine.dtype: ")]
+    ("options", "message"),
+    [
+        ({"dtpe": "auto"}, "did you mean 'dtype'"),
+        ({"dtype": "int4"}, "engine.dtype: "),
+        ({"noise_seed": 1}, "engine.noise_seed: needs"),
+    ],
 )
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):

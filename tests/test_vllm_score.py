@@ -353,6 +353,51 @@ def test_two_ranks_equal_one_and_gather_nothing(
     assert noisy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
 
 
+@pytest.fixture(scope="module")
+def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+    """The toy in float32 with noise, which is far above what the order of additions does."""
+    with engine(toy_model, logs / "floor.log", noise="bf16", noise_seed=3) as backend:
+        yield backend
+
+
+@pytest.mark.engine
+def test_noise_is_the_same_in_every_run(floor_engine: VllmScoreBackend, toy_store: Path) -> None:
+    """Each run draws from the beginning, and the hooks of the one before are gone."""
+    first, second = (scores_of(floor_engine, WINDOWS, against(toy_store)) for _ in range(2))
+    assert_same(second, first, atol=0.0)
+    assert 1e-6 < np.mean([scores.kld.mean() for scores in first.values()]) < 0.1
+    said = floor_engine.provenance()
+    assert (said["enforce_eager"], said["noise"]["seed"], len(said["notes"])) == (True, 3, 1)
+    assert said["scorer"]["largest"] < ATOL_BATCH
+    assert said["scorer"]["reference_head"] == "the model's own, bit for bit"
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
+def test_noise_is_that_of_transformers(
+    toy_model: Path, toy_engine: VllmScoreBackend, floor_engine: VllmScoreBackend
+) -> None:
+    """One window in one step: each layer of either engine draws the same numbers for the same elements."""
+    from backends.transformers import TransformersBackend
+
+    (window,) = toy_windows(1, 100)
+    options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}
+    backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 100, options))
+    backend.load()
+    gold = np.array(brute_force(backend.logits(window), window))
+    found, plain = (scores_of(each, [window])[0].logprob for each in (floor_engine, toy_engine))
+    np.testing.assert_allclose(found, gold, atol=ATOL_LOGPROB, rtol=0)
+    assert np.abs(plain - gold).mean() > 20 * ATOL_LOGPROB
+
+
+@pytest.mark.engine
+@TWO_DEVICES
+def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmScoreBackend, logs: Path) -> None:
+    gold = scores_of(floor_engine, WINDOWS)
+    with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
+        assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)
+
+
 @pytest.mark.engine
 @TWO_DEVICES
 def test_logits_that_are_edited_after_the_gather_are_gathered(
@@ -471,6 +516,8 @@ def test_defaults_and_options(toy_model: Path) -> None:
         "kv_cache_dtype": "fp8",
     }  # fmt: skip
     assert vllm_score.engine_arguments(request, config, cpu=True)["kv_cache_memory_bytes"] == 256 << 20
+    noisy = replace(request, options={**request.options, "noise": "bf16", "noise_seed": 1})
+    assert vllm_score.engine_arguments(noisy, config, cpu=False) == {**gpu, "enforce_eager": True}
 
 
 def test_kv_cache_bytes_by_hand() -> None:
@@ -488,6 +535,9 @@ def test_kv_cache_bytes_by_hand() -> None:
         ({"max_model_len": 100}, "engine.max_model_len: 100 is too short for windows of 100 tokens"),
         ({"max_num_batched_tokens": None}, "engine.max_num_batched_tokens: must be a positive number"),
         ({"max_model_len": "8k"}, "engine.max_model_len: must be a positive number"),
+        ({"noise": "bf17"}, "engine.noise: input should be 'bf16'"),
+        ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
+        ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: 'raw_logits' would return logits"),
     ],
 )
