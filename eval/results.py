@@ -7,7 +7,8 @@ from typing import Any
 
 from backends import layers
 from backends.base import LayerGroup, Storage
-from eval.estimates import Mean, Perplexity
+from eval.estimates import Estimates
+from eval.uncertainty import Mean, Perplexity
 
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
@@ -15,22 +16,17 @@ MARK = "\N{DAGGER}"
 
 @dataclass(frozen=True)
 class ModelResult:
-    """One row of the table.  ``error`` is set, and ``ppl`` None, if the model failed.
+    """One row of the table.  ``error`` is set, and ``estimates`` None, if the model failed.
 
-    ``kld`` (nats) and ``same_top`` (share) are None without a reference, for the reference itself, and where an engine
-    cannot tell, which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the
-    model's per-token scores in the store.
+    ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell,
+    which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's per-token
+    scores in the store.
     """
 
     label: str
     engine: str
     storage: Storage = field(default_factory=Storage)
-    ppl: Perplexity | None = None
-    kld: Mean | None = None
-    same_top: Mean | None = None
-    top1: Mean | None = None
-    entropy: Mean | None = None
-    ref_ppl: Perplexity | None = None
+    estimates: Estimates | None = None
     is_reference: bool = False
     rows: int = 0
     load_seconds: float | None = None
@@ -42,6 +38,26 @@ class ModelResult:
     scores_key: str = ""
     notes: tuple[str, ...] = ()
     error: str = ""
+
+    @property
+    def ppl(self) -> Perplexity | None:
+        """Perplexity; None for a failed model."""
+        return self.estimates.ppl if self.estimates else None
+
+    @property
+    def kld(self) -> Mean | None:
+        """Mean KL(reference || model), nats."""
+        return self.estimates.kld if self.estimates else None
+
+    @property
+    def same_top(self) -> Mean | None:
+        """Share of positions with the reference's most probable token."""
+        return self.estimates.same_top if self.estimates else None
+
+    @property
+    def is_noise_floor(self) -> bool:
+        """Whether its spec calls it the noise floor."""
+        return bool(self.spec.get("noise_floor"))
 
     @property
     def layers(self) -> tuple[LayerGroup, ...]:
@@ -71,6 +87,13 @@ class RunResult:
     subtitle: str
     models: tuple[ModelResult, ...]
     reference: dict[str, Any] | None = None
+
+    @property
+    def noise_floor(self) -> ModelResult | None:
+        """The row that its spec calls the noise floor; of several, that with the largest KLD."""
+        floors = ((model.kld, model) for model in self.models if model.is_noise_floor)
+        known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def failed(self) -> tuple[ModelResult, ...]:

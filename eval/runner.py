@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from backends import reference as reference_store
 from backends.base import CompareQError, InputError, ModelError, Storage, Task
 from backends.messages import one_line
@@ -29,7 +31,7 @@ from eval.windows import EvalData
 
 
 class Runner:
-    """One run's fixed parts: the store, the progress display, two switches, and its reference once that is known."""
+    """One run's fixed parts: store, progress display, two switches; its reference and windows once they are known."""
 
     def __init__(
         self,
@@ -47,11 +49,12 @@ class Runner:
         self.logits_file = logits_file
         self.reference: Reference | None = None
         self.lost_reference = False
+        self.data: EvalData | None = None
 
     def run(self, data_spec: DataSpec, specs: Sequence[ModelSpec], max_rows: int | None) -> RunResult:
         """Measure every model.  InputError with all problems, one a line, before anything loads."""
         raise_all(jobs.plan(specs, data_spec.eval_len)[1])  # quick, so it goes before tokenizing
-        data = windows.build(data_spec, max_rows, self.store, self.progress, clear=self.clear)
+        data = self.data = windows.build(data_spec, max_rows, self.store, self.progress, clear=self.clear)
         planned, problems = jobs.plan(specs, data.length)  # the chat prefix may have made the windows longer
         for job in planned:
             try:
@@ -147,7 +150,7 @@ class Runner:
                     stored = scores.load(self.store, key)
             if stored is None:
                 raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
-            found = estimates.summarize(stored.columns)
+            found = summarize(stored, data)
             if found.ppl.value is None:
                 raise ModelError(
                     f"no perplexity: {found.ppl.non_finite} of {len(stored.logprob)} positions are not finite"
@@ -155,12 +158,7 @@ class Runner:
             return replace(
                 described(job),
                 storage=overridden(job.backend(job.request).storage(), job.spec),
-                ppl=found.ppl,
-                kld=found.kld,
-                same_top=found.same_top,
-                top1=found.top1,
-                entropy=found.entropy,
-                ref_ppl=found.ref_ppl,
+                estimates=found,
                 rows=stored.rows,
                 load_seconds=stored.facts["load_seconds"],
                 score_seconds=stored.facts["score_seconds"],
@@ -266,6 +264,15 @@ def described(job: Job) -> ModelResult:
         job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
         spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
     )  # fmt: skip
+
+
+def summarize(stored: scores.StoredScores, data: EvalData) -> estimates.Estimates:
+    """A model's estimates: its scores, and which tokens of the text they are of."""
+    index = np.asarray(data.starts)[stored.row] + stored.position
+    size = data.text_size
+    return estimates.summarize(
+        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)
+    )
 
 
 def raise_all(problems: Sequence[str]) -> None:

@@ -44,13 +44,20 @@ SCORES = {
 class StoredScores:
     """A model's scores over all rows, and the facts of the run that made them.
 
-    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.
+    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.  ``row`` and
+    ``position``, int32 [N]: the window, and the place of the scored token in it.
     ``facts``: provenance, load_seconds, score_seconds, and reference (JSON types; None without one).
     """
 
     columns: dict[str, NDArray[Any]]
-    rows: int
+    row: NDArray[np.int32]
+    position: NDArray[np.int32]
     facts: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Number of windows."""
+        return len(np.unique(self.row))
 
     @property
     def logprob(self) -> NDArray[np.float32]:
@@ -110,14 +117,14 @@ def load(store: Store, key: str) -> StoredScores | None:
         kept = {name: facts[name] for name in ("provenance", "load_seconds", "score_seconds")}
         kept["reference"] = facts.get("reference")
         names = [name for name in parquet.read_schema(scores_file).names if name in SCORES]
-        table = parquet.read_table(scores_file, columns=["row", *names])
+        table = parquet.read_table(scores_file, columns=["row", "position", *names])
         for name in ("logprob", *names):
             if table[name].type != SCORES[name] or table[name].null_count:
                 raise ValueError(f"{name} is not {SCORES[name]} throughout")
-        rows = len(table["row"].unique())
+        row, position = table["row"].to_numpy(), table["position"].to_numpy()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
-    return StoredScores({name: table[name].to_numpy() for name in names}, rows, kept)
+    return StoredScores({name: table[name].to_numpy() for name in names}, row, position, kept)
 
 
 def copy(store: Store, key: str, target: Path) -> None:

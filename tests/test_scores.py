@@ -63,6 +63,8 @@ def test_what_was_given_comes_back(store: Store, names: list[str]) -> None:
         assert stored.columns[name].dtype == (np.bool_ if name in ("top1", "same_top") else np.float32)
     assert stored.logprob is stored.columns["logprob"]
     assert (stored.rows, stored.facts) == (2, {**FACTS, "reference": None})
+    for place, expected in ((stored.row, [0, 0, 3]), (stored.position, [1, 2, 2])):
+        assert (place.tolist(), place.dtype) == (expected, np.int32)
 
 
 def test_the_file_says_which_token_each_line_is_of(store: Store) -> None:
@@ -128,6 +130,7 @@ def test_damaged_scores_name_their_file(store: Store) -> None:
     for bad_table in (
         table.drop_columns("logprob"),
         table.drop_columns("row"),
+        table.drop_columns("position"),
         table.set_column(3, "logprob", pa.array([-1.0, None, -3.0], pa.float32())),
         table.set_column(10, "same_top", pa.array([1.0, 0.0, 1.0])),
     ):
