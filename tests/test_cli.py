@@ -17,14 +17,13 @@ import pytest
 
 import backends
 from backends import vllm_install
-from backends.base import Storage
 from backends.fake import FakeBackend
 from backends.transformers import TransformersBackend
-from eval import cli, plot
-from eval.estimates import Mean, Perplexity
-from eval.results import ModelResult, RunResult
+from eval import arguments, cli, drawing, report
+from eval.results import RunResult
 from eval.store import Store
 from tests.conftest import TOY_VOCAB, Ran
+from tests.made import BASE, FAILED, QUANT, REF, run_of
 
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
@@ -44,9 +43,16 @@ def assert_refused(ran: Ran, *parts: str) -> None:
 
 def shown_ppl(ran: Ran, label: str) -> float:
     """PPL in the printed table's row of a model whose stored size is n/a."""
-    found = re.search(rf"^ ?{label} +closed form +n/a +n/a +n/a +([\d,.]+) ", ran.out, re.MULTILINE)
+    found = re.search(rf"^ ?{label} +closed form +n/a +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
     assert found, ran.out
     return float(found[1].replace(",", ""))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """results.json of a finished run with a failed model."""
+    report.write_json(run_of(REF, QUANT, FAILED), tmp_path / "finished.json", ["compare_q.py", "-d", "x"])
+    return tmp_path / "finished.json"
 
 
 def toy(model: Path, **keys: Any) -> dict[str, Any]:
@@ -77,7 +83,7 @@ def test_results_json_says_what_ran(compare_q: Run, write_specs: Specs, tmp_path
     data, spec = write_specs([FAKE], dataset_display_name="letters")
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["format"] == 3
+    assert written["format"] == 4
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
     assert written["data"]["rows"] == 9
@@ -120,7 +126,7 @@ def test_non_finite_positions_are_shown(compare_q: Run, write_specs: Specs) -> N
     assert ran.status == 0
     assert "holes: 2 positions had no finite log-probability" in ran.out
     assert shown_ppl(ran, "holes") == pytest.approx(1000, rel=1e-5)
-    assert re.search(r" 1,000\.0001 +2 ", ran.out)
+    assert re.search(r" 1,000\.0001±\S+ +2 ", ran.out)
 
 
 def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -188,8 +194,8 @@ def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: P
     ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     first, second = (line.split() for line in ran.out.splitlines() if line.split()[:1] in (["uniform"], ["boosted"]))
-    assert first[6:9] == ["500.0000", "0.07862", "0.00"]
-    assert second[6:9] == ["25.8437", "ref", "ref"]
+    assert (first[6].partition("±")[0], first[8].partition("±")[0]) == ("500.0000", "0.07862")
+    assert (second[6].partition("±")[0], second[7:9]) == ("25.8437", ["ref", "ref"])
     assert "against boosted" in ran.out
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["reference"]["label"] == "boosted"
@@ -297,36 +303,15 @@ def test_kld_without_a_reference_is_refused_and_not_ignored(
     assert_refused(ran, '--kld: no model is the reference: mark one with "reference": true', "or give --logits_file")
 
 
-def measured(label: str, kld: float | None = None, **keys: Any) -> ModelResult:
-    """A hand-made result at 4 bits per weight."""
-    mean = None if kld is None else Mean(kld, kld, 1, 0)
-    return ModelResult(label, "fake", Storage(4.0, 16.0, 8e9), Perplexity(7.5, -2.0, 1, 0), mean, **keys)
-
-
-def drawn_with(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
-    """What the plot is told."""
-    told: dict[str, Any] = {}
-    monkeypatch.setattr(plot, "scatter", lambda points, **keys: told.update(keys, points=points))
-    monkeypatch.setattr(plot, "save", lambda figure, file: None)
-    cli.draw(cli.parser().parse_args(["-pf", str(tmp_path / "p.png"), *flags]), run)
-    return told
-
-
-def test_kld_replaces_perplexity_in_the_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = (measured("bf16", is_reference=True), measured("W4", 0.25))
-    run = RunResult({}, "letters", models, {"label": "bf16", "kind": "states"})
-    told = drawn_with(run, tmp_path, monkeypatch, "-kld")
-    assert told["title"] == "KL divergence of quantized models"
-    assert told["y_label"] == "KL divergence (nats, mean over tokens) against bf16"
-    assert [point.y for point in told["points"]] == [0.0, 0.25]
-    assert told["from_zero"] is True
-    plain = drawn_with(run, tmp_path, monkeypatch)
-    assert (plain["title"], plain["y_label"]) == ("Perplexity of quantized models", "Perplexity")
-    assert [point.y for point in plain["points"]] == [7.5, 7.5]
-    assert (plain["from_zero"], plain["to_scale"]) == (False, -math.inf)
-    assert drawn_with(run, tmp_path, monkeypatch, "-kld", "-t", "Mine")["title"] == "Mine"
-    long = replace(run, reference={"label": "x" * 50, "kind": "logits"})
-    assert drawn_with(long, tmp_path, monkeypatch, "-kld")["y_label"] == "KL divergence (nats, mean over tokens)"
+def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(drawing, "draw", lambda run, file, **keys: told.append((file, keys)))
+    plot = tmp_path / "p.svg"
+    assert compare_q("--from", finished, "-pf", plot).status == 0
+    assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark").status == 0
+    plain = {"vram": False, "kld": False, "max_x": math.inf, "max_y": math.inf, "title": None, "dark": False}
+    asked = {"vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
+    assert told == [(plot, plain), (plot, asked)]
 
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,10 +320,10 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
     for key in ("a", "b", "c"):
         store.path("scores", key, ".parquet").write_text(key)
     models = (
-        measured("W4 g32", scores_key="a"),
-        replace(measured("w4/g32", scores_key="b"), error="failed", ppl=None),
-        measured("W4_g32", scores_key="c"),
-        measured("no key"),
+        replace(BASE, label="W4 g32", scores_key="a"),
+        replace(FAILED, label="w4/g32", scores_key="b"),
+        replace(BASE, label="W4_g32", scores_key="c"),
+        replace(BASE, label="no key"),
     )
     cli.copy_scores(store, RunResult({}, "letters", models), tmp_path)
     found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
@@ -363,12 +348,13 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
 def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs()
     (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert_refused(compare_q("-d", data, "-m", spec, "--tokens-out", folder), f"--tokens-out: {folder}: cannot")
+    for flag in ("--tokens-out", "--plots"):
+        for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+            assert_refused(compare_q("-d", data, "-m", spec, flag, folder), f"{flag}: {folder}: cannot")
 
 
 def test_missing_flags(compare_q: Run) -> None:
-    assert_refused(compare_q("-d", "x.json"), "-d and -m: both are needed")
+    assert_refused(compare_q("-d", "x.json"), "-d and -m: both are needed (or --from")
 
 
 @pytest.mark.parametrize("value", ["ten", "-1", "1.5"])
@@ -475,7 +461,7 @@ def test_two_models_with_one_label(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "label: 2 models are called 'fake'")
 
 
-@pytest.mark.parametrize("flag", ["-o", "--csv", "-pf"])
+@pytest.mark.parametrize("flag", ["-o", "--csv", "-pf", "--markdown", "--html"])
 def test_unwritable_output(compare_q: Run, write_specs: Specs, tmp_path: Path, flag: str) -> None:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, flag, tmp_path / "no" / "such.png")
@@ -514,7 +500,7 @@ def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.Monke
 
 
 def test_every_flag_of_upstream_is_there() -> None:
-    flags = {flag for action in cli.parser()._actions for flag in action.option_strings}
+    flags = {flag for action in arguments.parser()._actions for flag in action.option_strings}
     upstream = {
         "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx",
         "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
@@ -522,7 +508,7 @@ def test_every_flag_of_upstream_is_there() -> None:
     }  # fmt: skip
     ours = {
         "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir", "--list-engines", "--check",
-        "--verbose",
+        "--verbose", "--from", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
     }  # fmt: skip
     assert upstream | ours <= flags
 
@@ -551,3 +537,96 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
 def test_a_revision_needs_the_hub(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
     data, spec = write_specs([toy(toy_model, revision="main")])
     assert_refused(compare_q("-d", data, "-m", spec), "toy: revision: only for a model on the hub")
+
+
+def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """Nothing is missing, though one of its models failed then: status 0."""
+    files = {flag: tmp_path / name for flag, name in
+             {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}.items()}  # fmt: skip
+    ran = compare_q(
+        "--from", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots"
+    )
+    assert ran.status == 0, ran.err
+    assert "broken: failed: told to fail" in ran.out
+    assert files["-o"].read_text() == finished.read_text()
+    assert files["--csv"].read_text().startswith("label,")
+    assert files["--markdown"].read_text().startswith("**letters**")
+    assert list((tmp_path / "plots").glob("*.png"))
+    again = compare_q("--from", files["--html"])
+    assert again.out == compare_q("--from", finished).out
+    for name in ("results", "CSV", "Markdown", "report", "plot"):
+        assert f"\n{name}: {tmp_path}" in ran.out
+
+
+def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """From the report the table is drawn again, with its inspection of tokens, without an engine."""
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "--html", tmp_path / "r.html", "-t", "Mine <b>")
+    assert ran.status == 0, ran.err
+    again = compare_q("--from", tmp_path / "r.html", "--html", tmp_path / "s.html", "-t", "Mine <b>")
+    assert again.status == 0, again.err
+    assert again.out.partition("report: ")[0] == ran.out.partition("report: ")[0]
+    assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
+    run, inspection = report.load(tmp_path / "r.html")
+    assert report.load(tmp_path / "s.html") == (run, inspection)
+    assert len(run.models) == 2
+    assert inspection["passages"]
+
+
+@pytest.mark.parametrize(
+    "flags", [["-d", "x"], ["-m", "x"], ["-r", "5"], ["-r", "0"], ["-mask", "x"], ["-cc"], ["-lf", "x"], ["--check"],
+              ["--tokens-out", "x"]],
+)  # fmt: skip
+def test_flags_that_run_something_do_not_go_with_a_finished_run(
+    compare_q: Run, finished: Path, flags: list[str]
+) -> None:
+    assert_refused(compare_q("--from", finished, *flags), "--from: shows a finished run;", flags[0])
+
+
+def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    assert_refused(compare_q("--from", tmp_path / "no.json"), "no.json: no such file")
+    finished.write_text(finished.read_text().replace('"format": 4', '"format": 3'))
+    assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
+    report.write_json(run_of(BASE, reference=None), finished, [])
+    assert_refused(compare_q("--from", finished, "-kld"), "has no reference, and so no KL divergence")
+
+
+def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    report.write_json(run_of(QUANT, FAILED, REF), finished, [])
+    files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
+    ran = compare_q("--from", finished, "--sort", "kld", *files)
+    labels = ("bf16", "W4A16", "broken")
+    assert [
+        line.split()[0] for line in ran.out.splitlines() if line.startswith(tuple(f" {x} " for x in labels))
+    ] == list(labels)
+    assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
+    assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
+    assert (tmp_path / "o.json").read_text() == finished.read_text()
+    assert "invalid choice: 'size'" in compare_q("--from", finished, "--sort", "size").err
+
+
+def test_statistics_and_pairs_are_printed(compare_q: Run, finished: Path) -> None:
+    ran = compare_q("--from", finished, "--statistics", "--pairs", "--pair", "W4A16", "bf16")
+    assert ran.status == 0, ran.err
+    assert "Mean PPL(Q)/PPL(base)         :   1.034500 ±   0.001030 (± 0.002070)" in ran.out
+    assert ran.out.index("bf16 against W4A16\n") < ran.out.index("W4A16 against bf16\n", ran.out.index("Differences"))
+    plain = compare_q("--from", finished).out
+    assert "Mean PPL" not in plain
+    assert "Differences:" not in plain
+
+
+def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
+    compare_q: Run, write_specs: Specs, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded"))
+    data, spec = write_specs([FAKE])
+    ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
+    assert_refused(ran, "--pair: no model is called 'fame'; there are: fake")
+    assert_refused(compare_q("--from", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
+
+
+def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
+    assert_refused(ran, "--html: ", "r.x: --output writes to it as well")

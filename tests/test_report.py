@@ -1,57 +1,22 @@
-"""Table, footnotes, JSON, CSV and points of hand-made results, with and without a reference."""
+"""results.json and back, report.html and back, and CSV, of hand-made results."""
 
 from __future__ import annotations
 
 import csv
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from rich.console import Console
 
-from backends.base import Storage
 from eval import report
-from eval.estimates import Mean, Perplexity
-from eval.plot import Point
+from eval.estimates import summarize
 from eval.results import ModelResult, RunResult
-
-SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
-REFERENCE = {"label": "bf16", "kind": "states", "key": "f" * 40}
-LAYERS = {"layers": "h.*", "count": 2, "weights": "float16", "activations": "float16", "kernel": "Linear", "asked": ""}
-BASE = ModelResult(
-    "base", "fake", SIZE, Perplexity(7.5, -20.0, 10, 0), rows=2, load_seconds=1.0, score_seconds=2.0,
-    provenance={"layers": [LAYERS]},
-)  # fmt: skip
-REF = replace(BASE, label="bf16", is_reference=True, top1=Mean(0.5, 5.0, 10, 0), entropy=Mean(1.25, 12.5, 10, 0))
-QUANT = replace(
-    BASE,
-    label="W4A16",
-    kld=Mean(0.01234567, 0.1234567, 10, 0),
-    same_top=Mean(0.98765, 9.8765, 10, 0),
-    top1=Mean(0.4, 4.0, 10, 0),
-    entropy=Mean(1.5, 15.0, 10, 0),
-)
-FAILED = ModelResult("broken", "fake", error="told to fail")
-
-
-def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> RunResult:
-    return RunResult({"rows": 2}, "letters", models, reference)
-
-
-def shown(run: RunResult, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    report.show(run, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return str(text)
-
-
-def row(run: RunResult, label: str) -> str:
-    """The table's row of a label without spaces, one space between its cells."""
-    (words,) = [line.split() for line in shown(run).splitlines() if line.split()[:1] == [label]]
-    return " ".join(words)
+from eval.uncertainty import Mean
+from tests.conftest import refusal
+from tests.made import BASE, FAILED, QUANT, REF, REFERENCE, run_of, with_against
 
 
 def written(run: RunResult, folder: Path) -> dict[str, Any]:
@@ -62,134 +27,56 @@ def written(run: RunResult, folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_rows_with_a_reference() -> None:
-    run = run_of(REF, QUANT, FAILED)
-    assert row(run, "bf16") == "bf16 Linear 4.50 16.00 1.00 7.5000 ref ref 2.0"
-    assert row(run, "W4A16") == "W4A16 Linear 4.50 16.00 1.00 7.5000 0.01235 98.77 2.0"
-    assert row(run, "broken") == "broken failed"
-    assert report.headers(run)[3:6] == ["PPL", "KLD", "same\ntop %"]
-    assert report.footnotes(run) == [
-        "2 windows, 10 scored tokens",
-        "KLD (nats, mean over tokens) and same top: against bf16",
-        "broken: failed: told to fail",
-    ]
+def plain(run: RunResult) -> RunResult:
+    """A run without what was read back of its origin."""
+    return RunResult(run.data, run.subtitle, run.models, run.reference)
 
 
-def test_rows_that_ran_otherwise_than_asked_are_marked(tmp_path: Path) -> None:
-    """Label and plot carry a mark, one footnote says what ran instead; the kernel is that of the quantized layers."""
-    layers = [
-        {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
-         "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"},
-        {"layers": "lm_head", "count": 9, "weights": "bfloat16", "activations": "bfloat16",
-         "kernel": "UnquantizedEmbeddingMethod", "asked": ""},
-    ]  # fmt: skip
-    marked = replace(QUANT, provenance={"layers": layers, "gpus": ["H200"], "driver": "1"})
-    plain = replace(QUANT, label="same", provenance={"layers": [{**layer, "asked": ""} for layer in layers]})
-    run = run_of(REF, marked, plain)
-    sentence = "the checkpoint asks for nvfp4 activations, but MarlinNvFp4 left them unquantized (bfloat16, 2 layers)"
-    assert row(run, "W4A16").startswith("W4A16 † MarlinNvFp4 4.50")
-    assert row(run, "same").startswith("same MarlinNvFp4 4.50")
-    assert report.footnotes(run)[0] == f"† W4A16: {sentence} on H200"
-    assert sum("†" in note for note in report.footnotes(run)) == 1
-    assert [point.label for point in report.points(run, vram=False)[0]] == ["bf16", "W4A16 †", "same"]
-    assert [(model["kernel"], model["deviations"]) for model in written(run, tmp_path)["models"]] == [
-        ("Linear", None), ("MarlinNvFp4", sentence), ("MarlinNvFp4", None),
-    ]  # fmt: skip
-
-
-def test_a_kernel_that_is_not_known_is_explained() -> None:
-    run = run_of(replace(BASE, provenance={}), reference=None)
-    assert row(run, "base").startswith("base n/a 4.50")
-    assert report.footnotes(run)[1:] == ["base: kernel n/a: this engine does not say what it runs"]
-
-
-def test_without_a_reference_there_is_no_kld_column() -> None:
-    run = run_of(replace(QUANT, kld=None, same_top=None), reference=None)
-    assert row(run, "W4A16") == "W4A16 Linear 4.50 16.00 1.00 7.5000 2.0"
-    assert "KLD" not in shown(run)
-    assert report.footnotes(run) == ["2 windows, 10 scored tokens"]
-
-
-def test_missing_kld_is_explained() -> None:
-    noted = replace(BASE, label="noted", notes=("KLD n/a: another vocabulary",))
-    silent = replace(BASE, label="silent")
-    run = run_of(REF, noted, silent)
-    assert row(run, "noted") == "noted Linear 4.50 16.00 1.00 7.5000 n/a n/a 2.0"
-    assert report.footnotes(run)[2:] == [
-        "noted: KLD n/a: another vocabulary",
-        "silent: KLD n/a: this engine measured none",
-    ]
-    assert report.footnotes(run_of(silent, reference=None)) == ["2 windows, 10 scored tokens"]
-
-
-def test_notes_are_printed_without_a_reference_too() -> None:
-    run = run_of(replace(BASE, notes=("one [thing]", "another")), reference=None)
-    assert shown(run).splitlines()[-2:] == ["base: one [thing]", "base: another"]
-
-
-@pytest.mark.parametrize("reference", [None, REFERENCE])
-def test_non_finite_positions_have_a_column_only_if_there_are_any(reference: dict[str, Any] | None) -> None:
-    holes = replace(QUANT, label="holes", ppl=Perplexity(7.5, -20.0, 8, 1234))
-    assert "non-" not in shown(run_of(QUANT, FAILED, reference=reference))
-    run = run_of(QUANT, holes, reference=reference)
-    assert row(run, "holes").endswith(" 1,234 2.0")
-    assert row(run, "W4A16").endswith(" 0 2.0")
-    assert "holes: 1234 positions had no finite log-probability; PPL leaves them out" in report.footnotes(run)
-
-
-def test_non_finite_kld_is_said(tmp_path: Path) -> None:
-    some, none = replace(QUANT, kld=Mean(0.5, 4.0, 8, 2)), replace(QUANT, label="none", kld=Mean(None, 0.0, 0, 10))
-    run = run_of(REF, some, none)
-    assert report.footnotes(run)[2:] == [
-        "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
-        "none: 10 positions had no finite KL divergence; KLD leaves them out",
-    ]
-    assert row(run, "none").split()[6] == "n/a"
-    _, first, second = written(run, tmp_path)["models"]
-    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
-    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0004, "0.00040"), (0.5, "0.50000"), (12.3456789, "12.34568"), (-1e-9, "0.00000"), (-2e-5, "-0.00002")],
-)
-def test_kld_is_written_with_five_decimals(value: float, text: str) -> None:
-    """An 8-bit format keeps two digits; what rounding takes below 0 is no minus sign, what is truly below 0 is."""
-    run = run_of(REF, replace(QUANT, kld=Mean(value, 10 * value, 10, 0)))
-    assert row(run, "W4A16").split()[6] == text
-
-
-@pytest.mark.parametrize("reference", [None, REFERENCE])
-def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> None:
-    """Large numbers in every column, non-finite positions too: only the label wraps."""
-    large = replace(
+def scored(seed: int) -> ModelResult:
+    """A model with estimates of 500 scores, some of them not finite."""
+    random = np.random.default_rng(seed)
+    columns = {
+        name: -random.exponential(size=500).astype(np.float32)
+        for name in ("logprob", "ref_logprob", "ref_top1_logprob")
+    }
+    columns |= {"kld": random.exponential(size=500).astype(np.float32), "same_top": random.random(500) < 0.9}
+    columns["logprob"][7] = -np.inf
+    columns["kld"][:3] = np.nan
+    estimates = summarize(columns, np.arange(500), np.arange(1, 501), (2000.0, 300.0))
+    return replace(
         QUANT,
-        label="vLLM Llama-3.1-70B-Instruct W4A16 g128",
-        storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
-        ppl=Perplexity(1234.5678, -1.0, 1_199_542, 12),
-        rows=586,
-        score_seconds=1234.5,
-        cached=True,
+        label=f"seed {seed}",
+        estimates=estimates,
+        scores_key="ab",
+        spec={"noise_floor": True, "engine": {"a": [1]}},
     )
-    text = shown(run_of(REF, large, reference=reference))
-    lines = text[: text.index("586 windows")].splitlines()
-    assert max(len(line) for line in lines) <= 80
-    assert "…" not in text
-    numbers = ["16.25", "16.00", "131.50", "1,234.5678", "12", "1,234.5*"]
-    numbers[4:4] = ["0.01235", "98.77"] if reference else []
-    assert any(line.split()[-len(numbers) :] == numbers for line in lines), text
 
 
 def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
     found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
-    assert (found["format"], found["reference"]) == (3, REFERENCE)
+    assert (found["format"], found["reference"], found["subtitle"]) == (4, REFERENCE, "letters")
     reference, quant, failed = found["models"]
     keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
     assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]
-    assert [quant[key] for key in keys] == [False, 0.01234567, 0.1234567, 10, 0, 0.98765, 0.4, 1.5, ["a", "b"]]
+    assert [quant[key] for key in keys] == [False, 0.01234567, 0.4938268, 40, 0, 0.98765, 0.5, 1.25, ["a", "b"]]
     assert [failed[key] for key in keys] == [False, *[None] * 7, []]
-    assert (quant["ppl"], quant["tokens"], quant["layer_bpw"], quant["vram_gb"]) == (7.5, 10, 4.5, 1.0)
+    assert (quant["ppl"], quant["tokens"], quant["layer_bpw"], quant["vram_gb"]) == (7.5, 40, 4.5, 1.0)
+    assert failed["estimates"] is None
+
+
+def test_flat_statistics(tmp_path: Path) -> None:
+    reference, quant, failed = written(run_of(REF, QUANT, FAILED), tmp_path)["models"]
+    expected = {
+        "ppl_stderr": 0.852, "ppl_stderr_independent": 0.0123, "ln_ppl_ratio": 0.0339, "ln_ppl_ratio_stderr": 0.002,
+        "kld_stderr": 0.000452, "kld_median": 0.5, "kld_p99": 0.99, "kld_max": 2.0, "same_top_stderr": 0.00521,
+        "bits_per_byte": 1.25, "byte_perplexity": 2.378, "word_perplexity": 55.5,
+    }  # fmt: skip
+    assert {key: quant[key] for key in expected} == expected
+    alone = {"ppl_stderr", "ppl_stderr_independent", "bits_per_byte", "byte_perplexity", "word_perplexity"}
+    assert {key for key in expected if reference[key] is not None} == alone
+    assert not any(failed[key] is not None for key in expected)
+    assert written(run_of(replace(BASE, spec={"noise_floor": True})), tmp_path)["models"][0]["noise_floor"] is True
+    assert reference["noise_floor"] is False
 
 
 def test_json_without_a_reference(tmp_path: Path) -> None:
@@ -198,33 +85,111 @@ def test_json_without_a_reference(tmp_path: Path) -> None:
     assert [found["models"][0][key] for key in ("reference", "kld", "same_top", "error")] == [False, None, None, None]
 
 
+def test_non_finite_kld(tmp_path: Path) -> None:
+    some, none = (with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10)))
+    _, first, second = written(run_of(REF, some, none), tmp_path)["models"]
+    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
+    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
+
+
 def test_a_failed_reference_has_no_kld(tmp_path: Path) -> None:
     run = run_of(replace(FAILED, is_reference=True), replace(BASE, notes=("KLD n/a: the reference failed",)))
-    assert row(run, "broken") == "broken failed"
     assert [model["kld"] for model in written(run, tmp_path)["models"]] == [None, None]
-    assert report.points(run, vram=False, kld=True) == ([], [
-        "broken: not in the plot: KLD unknown", "base: not in the plot: KLD unknown",
-    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", [None, REFERENCE])
+def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
+    """Every field of every model: floats to the last bit, tuples as tuples."""
+    failed = replace(FAILED, notes=("a", "b"), is_reference=True)
+    cached = replace(REF, cached=True, scores_key="k", storage=replace(REF.storage, bpw_head=None, note="unknown"))
+    run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
+    written(run, tmp_path)
+    found, inspection = report.load(tmp_path / "r.json")
+    assert inspection is None
+    assert plain(found) == run
+    assert [model.label for model in found.models] == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
+
+
+def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:
+    """A label cannot end the script that holds the data."""
+    run = run_of(REF, replace(QUANT, label='</script><script type="application/json" id="payload">'))
+    payload = json.dumps({"run": report.run_json(run, ["x"]), "inspection": {"passages": [1]}}).replace("</", "<\\/")
+    html = f'<!doctype html>\n<script type="application/json" id="payload">{payload}</script><script>1</script>'
+    (tmp_path / "r.html").write_text(html)
+    found, inspection = report.load(tmp_path / "r.html")
+    assert plain(found) == run
+    assert inspection == {"passages": [1]}
+
+
+def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is read back and written on another machine says where it ran, not where it was copied."""
+    first = written(run_of(REF, QUANT), tmp_path)
+    found, _ = report.load(tmp_path / "r.json")
+    monkeypatch.setattr(report.machine, "versions", lambda: {"python": "0"})
+    assert report.run_json(run_of(REF), ["other"])["versions"] == {"python": "0"}
+    assert json.loads(json.dumps(report.run_json(found, ["other"]))) == first
+
+
+def damaged(raw: dict[str, Any], *path: Any, value: Any = ...) -> dict[str, Any]:
+    """A copy without the key at a path, or with another value there."""
+    copy = json.loads(json.dumps(raw))
+    at = copy
+    for step in path[:-1]:
+        at = at[step]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return dict(copy)
+
+
+def test_other_and_damaged_results_are_refused() -> None:
+    raw = report.run_json(run_of(REF, QUANT), ["x"])
+    assert report.from_json(raw).subtitle == "letters"
+    assert refusal(report.from_json, []) == "not a results.json of compare_q"
+    assert refusal(report.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
+    assert "results of format 3, and this compare_q reads format 4" in refusal(report.from_json, {**raw, "format": 3})
+    assert refusal(report.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"
+    assert refusal(report.from_json, damaged(raw, "models", 1, "layer_bpw")) == "damaged results: layer_bpw: missing"
+    assert refusal(report.from_json, damaged(raw, "versions")) == "damaged results: versions: missing"
+    found = refusal(report.from_json, damaged(raw, "models", 1, "estimates", "ppl", "tokens"))
+    assert found == "damaged results: models.1.estimates.ppl.tokens: missing"
+    found = refusal(report.from_json, damaged(raw, "models", 0, "estimates", "ppl", "value", value="7.5"))
+    assert found == "damaged results: models.0.estimates.ppl.value: input should be a valid number (got '7.5')"
+    assert "damaged results: " in refusal(report.from_json, {**raw, "models": 5})
+    assert "damaged results: " in refusal(report.from_json, {**raw, "models": [5]})
+    nan = damaged(raw, "models", 0, "score_seconds", value=float("nan"))
+    assert "not JSON compliant" in refusal(report.from_json, nan)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "<html></html>", '<script type="application/json" id="payload">{}</script>']
+)
+def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    assert refusal(report.load, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refusal(report.load, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
+    assert "cannot be read" in refusal(report.load, tmp_path)
+    (tmp_path / "x").write_bytes(b"\xff\xfe{")
+    assert "cannot be read" in refusal(report.load, tmp_path / "x")
+    written(run_of(REF), tmp_path)
+    half = (tmp_path / "r.json").read_text()[:500]
+    (tmp_path / "half.json").write_text(half)
+    assert "half.json: neither a results.json nor a report.html" in refusal(report.load, tmp_path / "half.json")
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
-    report.write_csv(run_of(REF, replace(QUANT, notes=("a, b", "c")), FAILED), tmp_path / "r.csv")
+    report.write_csv(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c"))), tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as stream:
-        reference, quant, failed = csv.DictReader(stream)
+        failed, reference, quant = csv.DictReader(stream)
     assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
-    assert [quant[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1")] == [
-        "0.01234567", "0.1234567", "10", "0", "0.98765", "0.4",
+    errors = ("ppl_stderr", "ln_ppl_ratio_stderr")
+    assert [quant[key] for key in ("kld", "kld_stderr", "kld_p99", "same_top", *errors)] == [
+        "0.01234567", "0.000452", "0.99", "0.98765", "0.852", "0.002",
     ]  # fmt: skip
-    assert (quant["entropy"], quant["notes"]) == ("1.5", "a, b; c")
+    assert (quant["entropy"], quant["notes"], quant["noise_floor"]) == ("1.25", "a, b; c", "False")
     assert (failed["kld"], failed["error"]) == ("", "told to fail")
-    assert not {"spec", "provenance"} & quant.keys()
-
-
-def test_points_of_both_plots() -> None:
-    run = run_of(REF, QUANT, replace(QUANT, label="sizeless", storage=Storage()), FAILED)
-    ppl, left_out = report.points(run, vram=False)
-    assert ppl == [Point("bf16", 4.5, 7.5), Point("W4A16", 4.5, 7.5)]
-    assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: PPL unknown"]
-    kld, left_out = report.points(run, vram=True, kld=True)
-    assert kld == [Point("bf16", 1.0, 0.0, "reference"), Point("W4A16", 1.0, 0.01234567, "0.01235")]
-    assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: KLD unknown"]
+    assert not {"spec", "provenance", "estimates"} & quant.keys()

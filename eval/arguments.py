@@ -1,0 +1,123 @@
+"""The flags of the command line, and what can be said of them before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from backends.base import InputError
+from eval import look
+from eval.store import default_root
+from eval.tables import ORDERS
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag of upstream's compare_q, and ours."""
+    p = argparse.ArgumentParser(
+        prog="compare_q.py",
+        description="Compare quantized models by perplexity and KL divergence.",
+        allow_abbrev=False,
+    )
+    add_run(p)
+    add_output(p)
+    add_plot(p)
+    p.set_defaults(cache_dir=default_root())
+    return p
+
+
+def add_run(p: argparse.ArgumentParser) -> None:
+    """What runs."""
+    p.add_argument("-d", "--dataspec", type=Path, help="data specification (JSON)")
+    p.add_argument("-m", "--modelspec", nargs="+", help="model specifications (JSON), wildcards allowed")
+    p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
+    p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
+    p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
+    p.add_argument("-lf", "--logits_file", type=Path, help="reference store for KL divergence: read, or made there")
+    p.add_argument("--from", dest="source", type=Path, help="a finished run (results.json, report.html): runs nothing")
+    p.add_argument("--cache-dir", type=Path, help="where tokens and scores are kept (default: %(default)s)")
+    p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
+    p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
+    p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
+
+
+def add_output(p: argparse.ArgumentParser) -> None:
+    """What is printed and written."""
+    p.add_argument("-o", "--output", type=Path, help="write the results as JSON")
+    p.add_argument("--csv", type=Path, help="write the results as CSV")
+    p.add_argument("--markdown", type=Path, help="write the table as Markdown")
+    p.add_argument("--html", type=Path, help="write a report as one HTML file")
+    p.add_argument("--tokens-out", type=Path, help="folder for each model's per-token scores, as <label>.parquet")
+    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: that of the specs)")
+    p.add_argument("--statistics", action="store_true", help="llama.cpp's block of statistics for every model")
+    p.add_argument("--pairs", action="store_true", help="the difference of every row from the next one, with its error")
+    p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"), help="that of two labels")
+
+
+def add_plot(p: argparse.ArgumentParser) -> None:
+    """What is drawn."""
+    p.add_argument("-p", "--plot", action="store_true", help="scatter plot, to --plot_file or compare_q.png")
+    p.add_argument("-pf", "--plot_file", type=Path, help="file of the plot: .png, .svg or .pdf (implies -p)")
+    p.add_argument("--plots", type=Path, help="folder for every plot there is")
+    p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
+    p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
+    p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
+    p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
+    p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
+    p.add_argument("-kld", "--kld", action="store_true", help="plot KL divergence in place of perplexity")
+
+
+def rows(text: str) -> int:
+    """``-r``: a number of windows; 0 means all, as in the spec."""
+    if text == "all":
+        return 0
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rows nor 'all'")
+    return int(text)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The flags; InputError for those that cannot go together.  ``plot_file`` is set if ``-p`` is."""
+    args = parser().parse_args(words)
+    if args.plot and args.plot_file is None:
+        args.plot_file = Path("compare_q.png")
+    if args.source:
+        running = {
+            "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,
+            "-cc": args.clear_cache, "-lf": args.logits_file, "--check": args.check, "--tokens-out": args.tokens_out,
+        }  # fmt: skip
+        for flag, given in running.items():
+            if given:
+                raise InputError(f"--from: shows a finished run; {flag} is for one that is still to run")
+    elif not args.list_engines and (args.dataspec is None or not args.modelspec):
+        raise InputError("-d and -m: both are needed (or --from, or --list-engines); see --help")
+    return args
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """InputError, before anything runs, for an output that could not be written afterwards."""
+    files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
+             "--plot_file": args.plot_file}  # fmt: skip
+    given = {flag: file for flag, file in files.items() if file is not None}
+    taken: dict[Path, str] = {}
+    for flag, file in given.items():
+        if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
+        if taken.setdefault(file.resolve(), flag) != flag:
+            raise InputError(f"{flag}: {file}: {taken[file.resolve()]} writes to it as well")
+    for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
+        if folder:
+            check_folder(flag, folder)
+    if args.plot_file and args.plot_file.suffix.lower() not in look.SUFFIXES:
+        raise InputError(f"--plot_file: {args.plot_file}: must end in {', '.join(look.SUFFIXES)}")
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Makes an output folder; InputError if nothing can be written in it."""
+    with suppress(OSError):  # what is wrong shows in the next line
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK) or not folder.is_dir():
+        raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")

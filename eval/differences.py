@@ -1,0 +1,80 @@
+"""Differences between two models of a run, with their errors: what the errors of single rows are far too large to say.
+
+Both models were scored on the same tokens, so an easy stretch of the text is easy for both, and leaves the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eval import estimates
+from eval.estimates import Stretches
+from eval.results import ModelResult
+from eval.uncertainty import interval
+
+SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
+"""What can be compared."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One model's mean minus another's; ``stderr`` and the 95 % ``limits`` are None where they cannot be told."""
+
+    value: float
+    stderr: float | None
+    limits: tuple[float, float] | None
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether 0 is outside the interval."""
+        return self.limits is not None and not self.limits[0] <= 0 <= self.limits[1]
+
+
+def groups(stretches: Stretches) -> int:
+    """Stretches of text that errors come from."""
+    return sum(count > 0 for count in stretches.tokens)
+
+
+def between(a: Stretches, b: Stretches, name: str) -> Difference | None:
+    """Mean of ``name`` (of ``SCORES``) of a minus that of b; None if they cannot be compared."""
+    found = estimates.difference(a, b, name)
+    if found is None or found.value is None:
+        return None
+    limits = None if found.stderr is None else interval(found.value, found.stderr, groups(a))
+    return Difference(found.value, found.stderr, limits)
+
+
+def compared(a: ModelResult, b: ModelResult, name: str) -> Difference | str:
+    """The difference of two models, or why it is not known."""
+    for model in (a, b):
+        if model.estimates is None:
+            return f"{model.label} failed"
+        if name == "kld" and model.is_reference:
+            return f"{model.label} is the reference, from which KLD is measured"
+        if getattr(model.estimates.stretches, name) is None:
+            return f"{model.label} has no {SCORES[name]}"
+        if name not in model.estimates.stretches.whole:
+            return f"{model.label} has positions without a finite {SCORES[name]}"
+    found = between(a.estimates.stretches, b.estimates.stretches, name) if a.estimates and b.estimates else None
+    return "they were scored on different windows" if found is None else found
+
+
+def best(models: Sequence[ModelResult], name: str) -> frozenset[str]:
+    """Labels of the models with the best ``name`` (of ``SCORES``), and of those whose difference from it is not seen.
+
+    The reference and noise floors are no candidates, nor are models that left scores out; one alone is not the best.
+    """
+    candidates = {
+        model.label: model.estimates.stretches
+        for model in models
+        if model.estimates and name in model.estimates.stretches.whole
+        and not (model.is_reference or model.is_noise_floor)
+    }  # fmt: skip
+    if len(candidates) < 2:
+        return frozenset()
+    sign = -1 if name == "same_top" else 1
+    means = {label: sign * sum(getattr(found, name)) / sum(found.tokens) for label, found in candidates.items()}
+    first = candidates[min(means, key=lambda label: means[label])]
+    differences = {label: between(found, first, name) for label, found in candidates.items()}
+    return frozenset(label for label, off in differences.items() if off is None or not off.is_seen)

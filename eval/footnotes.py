@@ -1,0 +1,103 @@
+"""What a table needs said below it: marks, windows, errors, the reference, and each model's own notes."""
+
+from __future__ import annotations
+
+from eval.differences import best, groups
+from eval.digits import KLD_DIGITS, PPL_DIGITS, cell
+from eval.results import MARK, ModelResult, RunResult
+from eval.tables import BEST, FLOOR
+
+
+def footnotes(run: RunResult) -> list[str]:
+    """Every footnote of a table, one line each."""
+    notes = [
+        f"{MARK} {model.label}: {clause} on {machine_name(model)}"
+        for model in run.models for clause in model.deviations
+    ]  # fmt: skip
+    notes += [*windows(run), *error_notes(run)]
+    if run.reference is not None:
+        notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
+        notes += text_rates(run)
+    if any(best(run.models, name) for name in ("nll", "kld", "same_top")):
+        notes.append(f"{BEST} the best of its column, and what cannot be told from it (95 %, paired differences)")
+    if any(model.is_noise_floor for model in run.models):
+        notes.append(f"{FLOOR} noise floor: the reference's weights with other roundings{floor_kld(run)}")
+    if any(model.cached for model in run.models):
+        notes.append("* from the cache; seconds are those of the run that measured it")
+    return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def machine_name(model: ModelResult) -> str:
+    """The GPU or CPU that a model ran on."""
+    gpus = model.provenance.get("gpus")
+    return str(gpus[0] if gpus else model.provenance.get("cpu", "an unknown machine"))
+
+
+def windows(run: RunResult) -> list[str]:
+    """How many windows and tokens were scored, and by which method they were cut."""
+    method = run.data.get("method")
+    cut = f"method {method}: " if method else ""
+    scored = {(model.rows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
+    return [f"{cut}{rows:,} windows, {tokens:,} scored tokens" for rows, tokens in sorted(scored)]
+
+
+def error_notes(run: RunResult) -> list[str]:
+    """What the errors are; nothing without a model."""
+    measured = [model.estimates for model in run.models if model.estimates]
+    if not measured:
+        return []
+    count = max(groups(found.stretches) for found in measured)
+    if count < 2:
+        reason = "the text is too short to tell any" if count else "they were not measured with these results"
+        return [f"errors n/a: {reason}"]
+    about = (
+        f"± one standard error, over {count} stretches of the text; that of PPL is about the text and common to all "
+        "rows: differences between rows are far more certain (--pairs)"
+    )
+    return [about, *sorted({found.caution for found in measured if found.caution})]
+
+
+def reference_ppl(run: RunResult) -> str:
+    """The perplexity of a reference that has no row, so that a store of another text shows at once."""
+    beside = [m.estimates.against.ref_ppl.value for m in run.models if m.estimates and m.estimates.against]
+    found = [value for value in beside if value is not None]
+    if not found or any(model.is_reference for model in run.models):
+        return ""
+    return f", whose own PPL on these tokens is {cell(found[0], PPL_DIGITS)}"
+
+
+def text_rates(run: RunResult) -> list[str]:
+    """What the reference's row says in units that no tokenizer changes."""
+    rows = [(m.label, m.estimates.rates) for m in run.models if m.is_reference and m.estimates]
+    return [
+        f"{label}: {cell(rates.bits_per_byte.value, 4)} bits per byte, byte perplexity "
+        f"{cell(rates.byte_perplexity.value, 4)}, word perplexity {cell(rates.word_perplexity.value, 4)}"
+        for label, rates in rows if rates
+    ]  # fmt: skip
+
+
+def floor_kld(run: RunResult) -> str:
+    """What the noise floor's KLD means, if it has one."""
+    floor = run.noise_floor
+    if floor is None or floor.kld is None:
+        return ""
+    return f"; a KLD near or below its {cell(floor.kld.value, KLD_DIGITS)} says nothing about a quantization"
+
+
+def model_notes(model: ModelResult, run: RunResult) -> list[str]:
+    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and what the run noted."""
+    notes = []
+    if model.error:
+        notes.append(f"failed: {model.error}")
+    elif model.storage.note:
+        notes.append(f"size n/a: {model.storage.note}")
+    if not (model.error or model.layers):
+        notes.append("kernel n/a: this engine does not say what it runs")
+    if model.ppl is not None and model.ppl.non_finite:
+        notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
+    if model.kld is not None and model.kld.non_finite:
+        notes.append(f"{model.kld.non_finite} positions had no finite KL divergence; KLD leaves them out")
+    unexplained = not (model.error or model.is_reference or model.kld or model.notes)
+    if run.reference is not None and unexplained:
+        notes.append("KLD n/a: this engine measured none")
+    return [*notes, *model.notes]

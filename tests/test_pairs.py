@@ -1,0 +1,75 @@
+"""What is said of two models, to the letter; the numbers are those of tests/test_differences.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eval import pairs
+from tests.conftest import refusal
+from tests.made import FAILED, QUANT, REF, run_of, with_sums
+from tests.test_differences import SAME, WORSE
+
+A = replace(QUANT, label="a")
+B = with_sums(replace(QUANT, label="b"), nll=WORSE.nll, kld=(2.0, 2.0, 2.0, 3.0))
+C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
+
+
+def test_the_better_one_is_named() -> None:
+    """exp(-0.5) = 0.60653: 39.347 % less, +- 6.0653 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.025."""
+    assert pairs.text([(A, B)]) == [
+        pairs.HEADING,
+        "",
+        "a against b",
+        "  PPL: a is better: 0.50 ± 0.10 nats",
+        "       ln(PPL ratio) -0.50, 95 %: -0.82 to -0.18; PPL -39.3 ± 6.1 %",
+        "  KLD: a is better: 0.125 ± 0.025 nats",
+        "       difference -0.125, 95 %: -0.205 to -0.045",
+    ]
+    assert pairs.text([(B, A)])[3:5] == [
+        "  PPL: a is better: 0.50 ± 0.10 nats",
+        "       ln(PPL ratio) +0.50, 95 %: +0.18 to +0.82; PPL +65 ± 16 %",
+    ]
+
+
+def test_no_difference_and_no_error() -> None:
+    """exp(-0.2) = 0.81873, times 0.23094 = 0.189; and a model against itself."""
+    assert pairs.text([(A, C)])[3:] == [
+        "  PPL: no difference to be seen: -0.20 ± 0.23 nats",
+        "       ln(PPL ratio) -0.20, 95 %: -0.93 to +0.53; PPL -18 ± 19 %",
+        "  KLD: no difference to be seen: 0.00000 ± 0 nats",
+        "       difference +0.00000, 95 %: +0.00000 to +0.00000",
+    ]
+    short = [
+        with_sums(replace(QUANT, label=x), tokens=(10,), nll=(y,), whole=("nll",)) for x, y in (("a", 5.0), ("b", 9.0))
+    ]
+    assert pairs.text([(short[0], short[1])])[3:5] == [
+        "  PPL: the text is too short to tell: -0.40000 ± n/a nats",
+        "       ln(PPL ratio) -0.40000; PPL -32.96800 ± n/a %",
+    ]
+
+
+def test_what_is_not_known_has_its_reason() -> None:
+    assert pairs.text([(REF, A)])[3:][-1] == "  KLD: n/a: bf16 is the reference, from which KLD is measured"
+    holes = with_sums(B, whole=())
+    assert pairs.text([(A, holes)])[3:] == [
+        "  PPL: n/a: b has positions without a finite log-probability",
+        "  KLD: n/a: b has positions without a finite KL divergence",
+    ]
+
+
+def test_neighbours_are_the_measured_rows_in_order() -> None:
+    assert [(a.label, b.label) for a, b in pairs.neighbours(run_of(C, FAILED, A, B))] == [("c", "a"), ("a", "b")]
+    assert pairs.neighbours(run_of(A, FAILED)) == []
+
+
+def test_pairs_by_label() -> None:
+    assert [(a.label, b.label) for a, b in pairs.named(run_of(A, B, C), [["c", "a"]])] == [("c", "a")]
+    assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
+    pairs.check_labels([["a", "b"]], ["a", "b"])
+
+
+@pytest.mark.parametrize("line", pairs.text([(A, B), (B, C)]))
+def test_eighty_columns_hold_every_line(line: str) -> None:
+    assert len(line) <= 80
