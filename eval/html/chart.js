@@ -1,0 +1,234 @@
+// Scales, axes, markers, the tooltip, and the controls that sections share.
+function scale(kind, low, high, from, to) {
+  const turn = kind === "log" ? Math.log : (value) => value;
+  const a = turn(low),
+    span = turn(high) - a || 1;
+  return (value) => from + ((turn(value) - a) / span) * (to - from);
+}
+
+function niceTicks(low, high, wanted) {
+  const rough = (high - low) / Math.max(wanted, 1),
+    power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high * (1 + 1e-12) + step * 1e-9; k++) found.push(k * step);
+  return found;
+}
+
+// Decades, with 2 and 5 where there are few of them; within less than a decade as on a linear axis.
+function ticks(kind, low, high, wanted) {
+  if (kind !== "log") return niceTicks(low, high, wanted);
+  const decades = Math.log10(high / low);
+  if (decades < 0.9) return niceTicks(low, high, wanted);
+  const factors = decades < 1.5 && wanted > 5 ? [1, 1.5, 2, 3, 5, 7] : 3 * decades < wanted + 4 ? [1, 2, 5] : [1];
+  const step = Math.max(1, Math.ceil(decades / wanted)),
+    found = [];
+  for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
+    if (e % step === 0) found.push(...factors.map((factor) => factor * 10 ** e));
+  return found.filter((each) => each >= low * 0.9999 && each <= high * 1.0001);
+}
+
+function tickText(value, all) {
+  const size = Math.max(...all.map(Math.abs));
+  if (value && (Math.abs(value) < 1e-4 || size >= 1e6)) {
+    const power = Math.floor(Math.log10(Math.abs(value)) + 1e-9),
+      lead = Math.round(value / 10 ** power);
+    const raised = String(power).replace(/./g, (letter) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[letter] || "⁻");
+    return lead === 1 ? `10${raised}` : `${lead}·10${raised}`;
+  }
+  return String(+value.toPrecision(6)).replace("-", "−");
+}
+
+// A drawing as wide as its place, with grid, axes and their names. x and y: {kind, low, high, name}.
+function frame(width, height, x, y, described) {
+  const box = { left: 62, right: width - 14, top: 12, bottom: height - 46 };
+  const toX = scale(x.kind, x.low, x.high, box.left, box.right),
+    toY = scale(y.kind, y.low, y.high, box.bottom, box.top);
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": described });
+  const across = ticks(x.kind, x.low, x.high, width / 90),
+    up = ticks(y.kind, y.low, y.high, height / 55);
+  let last = -Infinity;
+  for (const each of across) {
+    const at = toX(each),
+      text = tickText(each, across);
+    root.append(svg("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom }));
+    if (at - last < 7 * text.length + 6) continue;
+    root.append(svg("text", { class: "tick", x: at, y: box.bottom + 18, "text-anchor": "middle" }, text));
+    last = at;
+  }
+  for (const each of up) {
+    const at = toY(each);
+    root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }));
+    root.append(svg("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, tickText(each, up)));
+  }
+  root.append(svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
+  root.append(
+    svg("text", { class: "name", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, x.name),
+  );
+  const middle = (box.top + box.bottom) / 2;
+  root.append(
+    svg(
+      "text",
+      { class: "name", x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` },
+      y.name,
+    ),
+  );
+  return { root, box, toX, toY };
+}
+
+// Matplotlib's markers, which eval/plot.py names by a letter.
+function shape(kind, x, y, r) {
+  const ring = (corners, turn, size) =>
+    Array.from({ length: corners }, (_, i) => {
+      const angle = turn + (2 * Math.PI * i) / corners;
+      return `${x + size * Math.sin(angle)},${y - size * Math.cos(angle)}`;
+    });
+  const path = (points) => `M${points.join("L")}Z`,
+    turned = (degrees) => (Math.PI * degrees) / 180;
+  const arm = r / 2.6,
+    cross = [
+      [-arm, -r],
+      [arm, -r],
+      [arm, -arm],
+      [r, -arm],
+      [r, arm],
+      [arm, arm],
+      [arm, r],
+      [-arm, r],
+      [-arm, arm],
+      [-r, arm],
+      [-r, -arm],
+      [-arm, -arm],
+    ];
+  const tilt = (points, by) =>
+    points.map(([a, b]) => [a * Math.cos(by) - b * Math.sin(by), a * Math.sin(by) + b * Math.cos(by)]);
+  const shapes = {
+    s: () => path(ring(4, turned(45), r * 1.25)),
+    "^": () => path(ring(3, 0, r * 1.25)),
+    D: () => path(ring(4, 0, r * 1.25)),
+    v: () => path(ring(3, turned(180), r * 1.25)),
+    "<": () => path(ring(3, turned(270), r * 1.25)),
+    ">": () => path(ring(3, turned(90), r * 1.25)),
+    p: () => path(ring(5, 0, r * 1.15)),
+    P: () => path(cross.map(([a, b]) => `${x + a},${y + b}`)),
+    X: () => path(tilt(cross, turned(45)).map(([a, b]) => `${x + a},${y + b}`)),
+  };
+  return (shapes[kind] || (() => `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0Z`))();
+}
+function swatch(group, dash) {
+  const colour = colourOf(group),
+    parts = [];
+  if (dash !== undefined)
+    parts.push(
+      svg("line", { x1: 0, x2: 26, y1: 7, y2: 7, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash }),
+    );
+  const x = dash === undefined ? 7 : 13;
+  parts.push(svg("path", { d: shape(PAYLOAD.styles[group][1], x, 7, 5), fill: colour, class: "mark" }));
+  return svg("svg", { width: dash === undefined ? 14 : 26, height: 14, "aria-hidden": "true", class: "swatch" }, parts);
+}
+
+// The tooltip: rows of [name, text] under a heading, beside a place (a function, as the page may scroll), in the window.
+const tip = byId("tip");
+let tipPlace = null;
+function hideTip() {
+  tip.hidden = true;
+}
+function showTip(heading, rows, place) {
+  const facts = rows.map(([name, text]) =>
+    name ? [h("dt", {}, name), h("dd", {}, text)] : [h("dd", { class: "wide" }, text)],
+  );
+  tip.replaceChildren(h("strong", {}, heading), h("dl", {}, facts));
+  tip.hidden = false;
+  tipPlace = place;
+  moveTip();
+}
+function moveTip() {
+  if (tip.hidden) return;
+  const place = tipPlace(),
+    box = tip.getBoundingClientRect(),
+    room = document.documentElement;
+  const left = place.right + 12 + box.width > room.clientWidth ? place.left - box.width - 12 : place.right + 12;
+  const x = Math.min(Math.max(left, 6), Math.max(room.clientWidth - box.width - 6, 6));
+  const below = left < 6 ? place.bottom + 10 : place.top - 10;
+  const y = Math.min(Math.max(below, 6), Math.max(room.clientHeight - box.height - 6, 6));
+  tip.style.setProperty("left", `${x}px`);
+  tip.style.setProperty("top", `${y}px`);
+}
+// Shows a tooltip while the pointer is over an element or the focus in it.
+function explain(node, heading, rows) {
+  const show = () => showTip(heading, typeof rows === "function" ? rows() : rows, () => node.getBoundingClientRect());
+  node.addEventListener("pointerenter", show);
+  node.addEventListener("focus", show);
+  node.addEventListener("pointerleave", hideTip);
+  node.addEventListener("blur", hideTip);
+  return node;
+}
+
+// One of several, as radio buttons; the drawing is called again after a choice.
+function choice(legend, options, chosen, pick) {
+  const name = `choice-${legend.replace(/\W+/g, "-")}`;
+  const button = ([value, text]) =>
+    h(
+      "label",
+      {},
+      h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => pick(value) }),
+      h("span", {}, text),
+    );
+  return h("fieldset", { class: "choice" }, h("legend", {}, legend), h("div", {}, options.map(button)));
+}
+function groupButtons(where) {
+  const button = (group) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "group",
+        "aria-pressed": String(!state.hidden.has(group)),
+        "data-group": group,
+        "data-key": `${where}-group-${GROUPS.indexOf(group)}`,
+        onclick: () => toggleGroup(group),
+      },
+      swatch(group),
+      group,
+    );
+  return h("div", { class: "groups", role: "group", "aria-label": "Groups shown" }, GROUPS.map(button));
+}
+function modelSelect(name, id, models, pick) {
+  const option = (each) => h("option", { value: each.id, selected: each.id === id }, each.label);
+  return h(
+    "label",
+    { class: "pick" },
+    name,
+    " ",
+    h(
+      "select",
+      { "data-key": `pick-${name}`, onchange: (event) => pick(Number(event.target.value)) },
+      models.map(option),
+    ),
+  );
+}
+
+// One tab stop for many cells: arrows move within the element, by ``columns`` up and down.
+function roving(parent, cells, columns) {
+  cells.forEach((cell, i) => cell.setAttribute("tabindex", i ? "-1" : "0"));
+  parent.addEventListener("keydown", (event) => {
+    const at = cells.indexOf(event.target),
+      steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
+    const to = cells[at + (steps[event.key] ?? 0)];
+    if (at < 0 || !steps[event.key] || !to) return;
+    event.preventDefault();
+    cells[at].setAttribute("tabindex", "-1");
+    to.setAttribute("tabindex", "0");
+    to.focus();
+  });
+}
+// Draws again whenever the width of its place changes.
+function drawn(place, draw) {
+  let width = 0;
+  const again = () => {
+    width = place.clientWidth;
+    if (width) place.replaceChildren(...[draw(width)].flat());
+  };
+  new ResizeObserver(() => place.clientWidth !== width && again()).observe(place);
+  return again;
+}

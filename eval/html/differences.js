@@ -1,0 +1,190 @@
+// Any two models with paired errors, and all pairs.
+const PAIRED = [
+  ["nll", "PPL"],
+  ["kld", "KLD"],
+  ["same_top", "same top"],
+];
+const pairing = { a: null, b: null, kind: COMPARED.length > 1 ? "kld" : "nll" };
+const better = (name, value) => (name === "same_top" ? value > 0 : value < 0);
+
+function verdict(a, b, name, found) {
+  if (!known(found.stderr)) return NA;
+  if (!distinct(found)) return "not told apart";
+  return `${better(name, found.value) ? a.label : b.label} is better`;
+}
+function pairRows(a, b) {
+  const rows = [],
+    add = (name, text, low, high, say, found) =>
+      rows.push(
+        h(
+          "tr",
+          {
+            "data-difference": name,
+            "data-value": found.value,
+            "data-stderr": found.stderr,
+            "data-low": found.low,
+            "data-high": found.high,
+          },
+          h("th", { scope: "row" }, text[0]),
+          h("td", { class: "number" }, text[1]),
+          h("td", { class: "number" }, low === null ? NA : `${low} to ${high}`),
+          h("td", {}, say),
+        ),
+      );
+  const nll = difference(a, b, "nll"),
+    like = (found, value, scale = 1) => fixed(value * scale, decimals((found.stderr || found.value || 1) * scale, 2));
+  const interval = (found, scale) =>
+    known(found.low) ? [like(found, found.low, scale), like(found, found.high, scale)] : [null, null];
+  if (nll) {
+    const ratio = Math.exp(nll.value),
+      error = { value: ratio, stderr: known(nll.stderr) ? ratio * nll.stderr : null };
+    add("nll", ["ln(PPL A / PPL B)", plusMinus(nll)], ...interval(nll), verdict(a, b, "nll", nll), nll);
+    add(
+      "ratio",
+      ["PPL A / PPL B", plusMinus(error)],
+      ...(known(nll.low) ? [like(error, Math.exp(nll.low)), like(error, Math.exp(nll.high))] : [null, null]),
+      "",
+      { ...error, low: null, high: null },
+    );
+  }
+  for (const [name, title, scale] of [
+    ["kld", "KLD A − KLD B", 1],
+    ["same_top", "same top A − B, % points", 100],
+  ]) {
+    const found = difference(a, b, name);
+    if (found)
+      add(name, [title, plusMinus(found, scale)], ...interval(found, scale), verdict(a, b, name, found), found);
+  }
+  return rows;
+}
+function pairTable() {
+  const a = MODELS[pairing.a],
+    b = MODELS[pairing.b],
+    rows = pairRows(a, b),
+    models = MEASURED;
+  const heads = ["", "difference", "95 % interval", ""].map((text) =>
+    h("th", { scope: "col", class: text ? "number" : null }, text),
+  );
+  return [
+    h(
+      "div",
+      { class: "controls" },
+      modelSelect("A", pairing.a, models, (id) => ((pairing.a = id), changed())),
+      modelSelect("B", pairing.b, models, (id) => ((pairing.b = id), changed())),
+    ),
+    a === b
+      ? h("p", { class: "hint" }, "Pick two different models.")
+      : rows.length
+        ? h(
+            "div",
+            { class: "scroll" },
+            h("table", { id: "pair" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)),
+          )
+        : h("p", { class: "hint" }, "These two cannot be compared: they were not scored on the same finite tokens."),
+  ];
+}
+
+function matrixCell(a, b, kind, largest) {
+  const found = a === b ? null : difference(a, b, kind),
+    told = distinct(found);
+  const side = !found || !found.value ? "none" : better(kind, found.value) ? "better" : "worse";
+  const strength = told
+    ? 0.35 + 0.65 * Math.min(Math.log1p(100 * Math.abs(found.value)) / Math.log1p(100 * largest), 1)
+    : 0.1;
+  const text = !told ? "" : side === "better" ? "+" : "−";
+  const cell = h(
+    "td",
+    {
+      class: `cell ${side}${told ? " told" : ""}${strength > 0.65 ? " strong" : ""}`,
+      "data-a": a.id,
+      "data-b": b.id,
+      "data-value": found && found.value,
+      "data-stderr": found && found.stderr,
+      style: { "--strength": found ? strength : 0 },
+    },
+    a === b ? "" : found ? text : "·",
+  );
+  if (a === b) return cell;
+  cell.addEventListener("click", () => (Object.assign(pairing, { a: a.id, b: b.id }), changed()));
+  cell.addEventListener("keydown", (event) => event.key === "Enter" && cell.click());
+  cell.setAttribute("data-key", `pair-${a.id}-${b.id}`);
+  const title = PAIRED.find(([name]) => name === kind)[1],
+    what = kind === "nll" ? "ln of the PPL ratio" : `${title} difference`;
+  return explain(cell, `${a.label} against ${b.label}`, () =>
+    found
+      ? [
+          [what, plusMinus(found, kind === "same_top" ? 100 : 1)],
+          ["", verdict(a, b, kind, found)],
+        ]
+      : [["", "not comparable"]],
+  );
+}
+function matrix() {
+  const kind = pairing.kind,
+    value = { nll: (m) => m.ppl.value, kld: (m) => m.kld.value, same_top: (m) => -m.same.value }[kind];
+  const models = MEASURED.filter(visible)
+    .filter((m) => m.stretches.whole.includes(kind))
+    .sort((a, b) => value(a) - value(b));
+  if (models.length < 2) return h("p", { class: "hint" }, "Fewer than two shown models can be compared by this.");
+  let largest = 0;
+  for (const a of models)
+    for (const b of models) largest = Math.max(largest, Math.abs((difference(a, b, kind) || { value: 0 }).value));
+  const cells = models.map((a) => models.map((b) => matrixCell(a, b, kind, largest || 1)));
+  const row = (a, i) => h("tr", {}, h("th", { scope: "row" }, h("span", {}, a.label), h("b", {}, i + 1)), cells[i]);
+  const table = h(
+    "table",
+    { class: "matrix" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("td", {}),
+        models.map((_, i) => h("th", { scope: "col" }, i + 1)),
+      ),
+    ),
+    h("tbody", {}, models.map(row)),
+  );
+  roving(table, cells.flat(), models.length);
+  return h("div", { class: "scroll" }, table);
+}
+
+function differencesSection() {
+  const section = byId("differences"),
+    pair = h("div", {}),
+    controls = h("div", { class: "controls" }),
+    all = h("div", {});
+  section.hidden = MEASURED.length < 2;
+  if (section.hidden) return;
+  const ranked = state.chosen.length > 1 ? state.chosen : MEASURED.map((each) => each.id);
+  Object.assign(pairing, { a: ranked[0], b: ranked[1] });
+  section.append(
+    h(
+      "p",
+      { class: "hint" },
+      "Both models scored the same tokens: what makes a stretch of text hard is hard for both and cancels. ± is one standard error of the difference; intervals hold the difference for 95 % of such texts.",
+    ),
+    pair,
+    h("h3", {}, "All pairs"),
+    controls,
+    all,
+    h(
+      "p",
+      { class: "hint" },
+      "A row's model against a column's: ",
+      h("span", { class: "key better" }, "+ better"),
+      " ",
+      h("span", { class: "key worse" }, "− worse"),
+      ", stronger for larger differences; faint and unmarked: the 95 % interval holds 0. Best first. A click shows a pair above.",
+    ),
+  );
+  const kinds = PAIRED.filter(([name]) => MEASURED.filter((m) => m.stretches.whole.includes(name)).length > 1);
+  onChange(() => {
+    pair.replaceChildren(...pairTable());
+    controls.replaceChildren(
+      kinds.length > 1 ? choice("compare by", kinds, pairing.kind, (value) => ((pairing.kind = value), changed())) : "",
+    );
+    all.replaceChildren(matrix());
+  });
+}

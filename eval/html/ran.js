@@ -1,0 +1,121 @@
+// What ran: kernels, versions, options and notes of each model, the machine, the command line; and the start of it all.
+function pairs(record) {
+  const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
+  const rows = Object.entries(record || {}).filter(([, value]) => value !== null && value !== "");
+  return h(
+    "dl",
+    { class: "facts" },
+    rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]),
+  );
+}
+function layerTable(groups) {
+  const names = ["layers", "count", "weights", "activations", "kernel", "asked"];
+  const heads = ["layers", "count", "weights", "activations", "kernel", "checkpoint asks for"].map((text) =>
+    h("th", { scope: "col" }, text),
+  );
+  const row = (group) =>
+    h(
+      "tr",
+      {},
+      names.map((name) => h("td", { class: name === "count" ? "number" : null }, String(group[name] ?? ""))),
+    );
+  return h(
+    "div",
+    { class: "scroll" },
+    h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, groups.map(row))),
+  );
+}
+function list(title, texts) {
+  return texts && texts.length
+    ? [
+        h("h4", {}, title),
+        h(
+          "ul",
+          { class: "notes" },
+          texts.map((text) => h("li", {}, String(text))),
+        ),
+      ]
+    : [];
+}
+function details(each) {
+  const { layers, warnings, notes, options, ...rest } = each.raw.provenance || {},
+    raw = each.raw;
+  return [
+    raw.error ? h("p", {}, `failed: ${raw.error}`) : null,
+    raw.deviations ? h("p", {}, `† ${raw.deviations}`) : null,
+    raw.storage_note ? h("p", {}, `size: ${raw.storage_note}`) : null,
+    list("Notes", [...new Set([...(raw.notes || []), ...(notes || [])])]),
+    layers && layers.length
+      ? [h("h4", {}, "Layers"), layerTable(layers)]
+      : each.failed
+        ? null
+        : h("p", {}, "kernel n/a: this engine does not say what it runs"),
+    Object.keys(rest).length ? [h("h4", {}, "Engine and machine"), pairs(rest)] : null,
+    options ? [h("h4", {}, "Options as they ran"), pairs(options)] : null,
+    h("h4", {}, "Spec"),
+    h("pre", {}, JSON.stringify(raw.spec, null, 1)),
+    list("Warnings of the engine", warnings),
+  ];
+}
+function ranSection() {
+  const models = h("div", {}),
+    open = new Set();
+  const entry = (each) => {
+    const node = h(
+      "details",
+      { "data-model": each.id, open: open.has(each.id) },
+      h(
+        "summary",
+        {},
+        swatch(each.group),
+        h("b", {}, each.label),
+        h("span", {}, each.failed ? "failed" : `${each.raw.engine} · ${each.kernel || "kernel n/a"}`),
+      ),
+    );
+    const fill = () => node.childElementCount > 1 || dress(node, {}, details(each));
+    if (open.has(each.id)) fill();
+    node.addEventListener("toggle", () => (open[node.open ? "add" : "delete"](each.id), node.open && fill()));
+    return node;
+  };
+  byId("ran").append(
+    models,
+    h("h3", {}, "This run"),
+    h("pre", { class: "command" }, (RUN.command || []).join(" ")),
+    pairs({ created: RUN.created, commit: RUN.commit }),
+    h("h4", {}, "Versions"),
+    pairs(RUN.versions),
+    h("h4", {}, "Hardware"),
+    pairs(RUN.hardware),
+    h("h4", {}, "Data"),
+    pairs(RUN.data),
+    RUN.reference
+      ? [h("h4", {}, "Reference"), pairs(RUN.reference)].reduce((all, one) => (all.append(one), all), h("div", {}))
+      : "",
+  );
+  onChange(() => models.replaceChildren(...MODELS.filter(visible).map(entry)));
+}
+
+function theme() {
+  const button = byId("theme"),
+    root = document.documentElement,
+    dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const say = () => (button.textContent = isDark() ? "Light" : "Dark");
+  button.addEventListener("click", () => ((root.dataset.theme = isDark() ? "light" : "dark"), say()));
+  dark.addEventListener("change", say);
+  say();
+}
+
+theme();
+header();
+tableSection();
+scatterSection();
+spreadSection();
+positionSection();
+differencesSection();
+confidenceSection();
+tokensSection();
+ranSection();
+bar();
+document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
+document.addEventListener("scroll", moveTip, { capture: true, passive: true });

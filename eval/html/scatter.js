@@ -1,0 +1,252 @@
+// PPL, PPL ratio or KLD over bits per weight or VRAM.
+const MEASURES = {
+  kld: { name: "KLD", axis: "KL divergence / nats", of: (m) => m.kld, zero: true, least: 1 },
+  ppl: { name: "PPL", axis: "perplexity", of: (m) => m.ppl, least: -Infinity },
+  ratio: { name: "PPL ratio", axis: "perplexity / reference's", of: (m) => m.ratio, least: -Infinity },
+};
+const SIZES = {
+  bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
+  vram: { name: "VRAM", axis: "stored weights / GiB (without embedding, with head)" },
+};
+const look = {
+  y: COMPARED.length ? "kld" : "ppl",
+  x: "bpw",
+  yScale: COMPARED.length ? "log" : "linear",
+  xScale: "linear",
+  labels: "yes",
+};
+
+function limits(values, kind, zero) {
+  const low = Math.min(...values),
+    high = Math.max(...values);
+  if (kind === "log") {
+    const pad = Math.max((high / low) ** 0.06, 1.02);
+    return { kind, low: low / pad, high: high * pad };
+  }
+  const pad = (high - low) * 0.07 || Math.abs(high) * 0.05 || 1;
+  return { kind, low: zero && low >= 0 ? 0 : low - pad, high: high + pad };
+}
+
+// Axes over the shown models; a value that they leave out (0 on a logarithm, an outlier) is drawn at the edge.
+function scatterAxes(points) {
+  const measure = MEASURES[look.y],
+    values = points.map((p) => p.y);
+  const top = look.yScale === "log" ? Infinity : ceiling(values, measure.least);
+  const usable = points.filter((p) => p.y <= top && (look.yScale !== "log" || p.y > 0));
+  const ends = usable
+    .flatMap((p) => [p.y, p.y - (p.error || 0), p.y + (p.error || 0)])
+    .filter((v) => look.yScale !== "log" || v > 0);
+  const sizes = points.map((p) => p.x),
+    xKind = look.xScale === "log" && Math.min(...sizes) > 0 ? "log" : "linear";
+  const y = limits(ends.length ? ends : [0.1, 1], look.yScale, measure.zero);
+  if (look.yScale === "log" && values.some((v) => v <= 0)) y.low /= (y.high / y.low) ** 0.08; // room for those at the edge
+  return [
+    { ...limits(sizes, xKind, false), name: SIZES[look.x].axis },
+    { ...y, name: measure.axis },
+  ];
+}
+
+function scatterPoints(models) {
+  const measure = MEASURES[look.y];
+  return models
+    .map((m) => ({ m, x: m[look.x], y: measure.of(m).value, error: measure.of(m).stderr }))
+    .filter((p) => known(p.x) && known(p.y));
+}
+
+// The reference and the noise floor: lines, and the boxes of their names, where they cover no point.
+function levels(axes, y, points) {
+  const of = MEASURES[look.y].of,
+    found = [];
+  const reference =
+    look.y === "ppl" && !REFERENCE && COMPARED.length
+      ? COMPARED[0].against.ref_ppl.value
+      : REFERENCE && of(REFERENCE).value;
+  if (RUN.reference && known(reference)) found.push([reference, `reference: ${RUN.reference.label}`, "level"]);
+  if (FLOOR && known(of(FLOOR).value)) found.push([of(FLOOR).value, `noise floor: ${FLOOR.raw.label}`, "level floor"]);
+  const lines = [],
+    names = [],
+    hit = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+  const spots = points.map((p) => [p.cx - 9, p.cy - 9, p.cx + 9, p.cy + 9]);
+  for (const [value, text, kind] of found) {
+    if (value < y.low || value > y.high) continue;
+    const at = axes.toY(value),
+      width = textWidth(text),
+      box = ([x, top]) => [x, top, x + width, top + 14];
+    lines.push(svg("line", { class: kind, x1: axes.box.left, x2: axes.box.right, y1: at, y2: at }));
+    const places = [axes.box.right - width, axes.box.left + 6]
+      .flatMap((x) => [
+        [x, at - 16],
+        [x, at + 3],
+      ])
+      .map(box);
+    const free = places.find(
+      (each) =>
+        each[1] > axes.box.top && each[3] < axes.box.bottom && ![...spots, ...names].some((other) => hit(each, other)),
+    );
+    if (!free) continue;
+    names.push(free);
+    lines.push(svg("text", { class: "level-name", x: free[0], y: free[3] - 3 }, text));
+  }
+  return [lines, names];
+}
+
+function scatterPoint(p, axes, points) {
+  const { m } = p,
+    colour = colourOf(m.group),
+    inside = !p.off;
+  const r = 5.5 + 2.2 * Math.min(p.covering, 4),
+    parts = [];
+  if (known(p.error) && inside) {
+    const [low, high] = [p.y - p.error, p.y + p.error].map((v) =>
+      Math.min(
+        Math.max(look.yScale === "log" && v <= 0 ? axes.box.bottom : axes.toY(v), axes.box.top),
+        axes.box.bottom,
+      ),
+    );
+    parts.push(
+      svg("path", {
+        class: "bar",
+        stroke: colour,
+        d: `M${p.cx},${low}V${high}M${p.cx - 3},${low}h6M${p.cx - 3},${high}h6`,
+      }),
+    );
+  }
+  if (state.chosen.includes(m.id)) parts.push(svg("circle", { class: "ring", cx: p.cx, cy: p.cy, r: r + 4.5 }));
+  parts.push(
+    svg("path", {
+      d: shape(PAYLOAD.styles[m.group][1], p.cx, p.cy, r),
+      class: inside ? "mark" : "mark hollow",
+      fill: colour,
+      style: inside ? {} : { stroke: colour },
+    }),
+  );
+  if (!inside) {
+    const end = p.cy + (p.off < 0 ? 16 : -16),
+      step = p.off < 0 ? -4 : 4;
+    parts.push(
+      svg("path", {
+        class: "beyond",
+        stroke: colour,
+        d: `M${p.cx},${end + 2 * step}V${end}m-4,${step}l4,${-step}l4,${step}`,
+      }),
+    );
+  }
+  const also = points.filter((other) => other !== p && Math.hypot(other.cx - p.cx, other.cy - p.cy) < 4);
+  const rows = () => [
+    ...facts(m),
+    ...(inside ? [] : [["", "drawn at the edge: its value is off the scale"]]),
+    ...also.map((other) => ["also here", other.m.label]),
+  ];
+  const node = svg(
+    "g",
+    {
+      class: "point",
+      tabindex: "0",
+      role: "button",
+      "data-key": `point-${m.id}`,
+      "data-model": m.id,
+      "data-off": p.off || null,
+      "aria-pressed": String(state.chosen.includes(m.id)),
+      "aria-label": `${m.label}: ${SIZES[look.x].name} ${fixed(p.x, 2)}, ${MEASURES[look.y].name} ${plusMinus({ value: p.y, stderr: p.error })}`,
+      onclick: () => toggleModel(m.id),
+      onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggleModel(m.id)),
+    },
+    svg("circle", { class: "target", cx: p.cx, cy: p.cy, r: 11 }),
+    parts,
+  );
+  return explain(node, m.label, rows);
+}
+
+function series(points) {
+  return GROUPS.map((group) => points.filter((p) => p.m.group === group && !p.off).sort((a, b) => a.x - b.x)).filter(
+    (members) => members.length > 1,
+  );
+}
+function scatterDrawing(width) {
+  const models = MEASURED.filter(visible),
+    points = scatterPoints(models);
+  if (!points.length) return [h("p", { class: "hint" }, "No shown model has both values.")];
+  const [x, y] = scatterAxes(points),
+    axes = frame(width, Math.round(Math.min(Math.max(width * 0.56, 330), 600)), x, y, `${y.name} over ${x.name}`);
+  for (const p of points) {
+    p.off = p.y > y.high ? 1 : p.y < y.low || (y.kind === "log" && p.y <= 0) ? -1 : 0;
+    p.cx = axes.toX(p.x);
+    p.cy = p.off > 0 ? axes.box.top + 18 : p.off < 0 ? axes.box.bottom - 18 : axes.toY(p.y);
+  }
+  const [lines, taken] = levels(axes, y, points);
+  for (const p of points)
+    p.covering = points
+      .slice(points.indexOf(p) + 1)
+      .filter((other) => Math.hypot(other.cx - p.cx, other.cy - p.cy) < 3.5).length;
+  axes.root.append(
+    ...lines,
+    ...series(points).map((members) =>
+      svg("path", {
+        class: "series",
+        stroke: colourOf(members[0].m.group),
+        d: `M${members.map((p) => `${p.cx},${p.cy}`).join("L")}`,
+      }),
+    ),
+  );
+  if (look.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken));
+  axes.root.append(...points.map((p) => scatterPoint(p, axes, points)));
+  const out = models.filter((m) => !points.some((p) => p.m === m)).map((m) => m.label);
+  return [
+    axes.root,
+    out.length
+      ? h("p", { class: "hint" }, `Not drawn, as size or ${MEASURES[look.y].name} is not known: ${out.join(", ")}.`)
+      : null,
+  ].filter(Boolean);
+}
+
+function scatterSection() {
+  const controls = h("div", { class: "controls" }),
+    buttons = h("div", {}),
+    place = h("div", { class: "chart" });
+  const again = drawn(place, scatterDrawing),
+    pick = (key) => (value) => {
+      look[key] = value;
+      if (key === "y") look.yScale = value === "kld" ? "log" : "linear";
+      changed();
+    };
+  const measures = Object.entries(MEASURES)
+    .filter(([key]) => key === "ppl" || COMPARED.length)
+    .map(([key, each]) => [key, each.name]);
+  const both = [
+    ["linear", "linear"],
+    ["log", "log"],
+  ];
+  const caption = h("p", { class: "hint" });
+  byId("scatter").append(controls, buttons, place, caption);
+  onChange(() => {
+    const y = choice("y", measures, look.y, pick("y")),
+      x = choice(
+        "x",
+        Object.entries(SIZES).map(([key, each]) => [key, each.name]),
+        look.x,
+        pick("x"),
+      );
+    controls.replaceChildren(
+      y,
+      choice("y scale", both, look.yScale, pick("yScale")),
+      x,
+      choice("x scale", both, look.xScale, pick("xScale")),
+      choice(
+        "labels",
+        [
+          ["yes", "on"],
+          ["no", "off"],
+        ],
+        look.labels,
+        pick("labels"),
+      ),
+    );
+    buttons.replaceChildren(groupButtons("scatter"));
+    const bars =
+      look.y === "ppl"
+        ? "Bars: ± one standard error of the text, by which all models would move together."
+        : "Bars: ± one standard error.";
+    caption.textContent = `${bars} Hollow, with an arrow: off the scale. A click, or Enter, selects a model. Labels stand where there is room.`;
+    again();
+  });
+}

@@ -1,0 +1,51 @@
+// Paired differences of two models' means, from their sums by stretch: eval/uncertainty.py, clustered().
+function clustered(total, tokens) {
+  const kept = tokens.map((each, i) => i).filter((i) => tokens[i] > 0);
+  const n = kept.reduce((sum, i) => sum + tokens[i], 0),
+    mean = kept.reduce((sum, i) => sum + total[i], 0) / n;
+  if (kept.length < 2) return null;
+  const squares = kept.reduce((sum, i) => sum + (total[i] - mean * tokens[i]) ** 2, 0);
+  return Math.sqrt((kept.length / (kept.length - 1)) * squares) / n;
+}
+
+// Mean of "nll", "kld" or "same_top" of a minus that of b: value, stderr, and the 95 % interval; null if they have none.
+function difference(a, b, name) {
+  const one = a.stretches,
+    other = b.stretches;
+  if (!one || !other || !one.whole.includes(name) || !other.whole.includes(name)) return null;
+  if (one.tokens.length !== other.tokens.length || one.tokens.some((n, i) => n !== other.tokens[i])) return null;
+  const off = one[name].map((each, i) => each - other[name][i]);
+  const n = one.tokens.reduce((sum, each) => sum + each, 0);
+  const value = off.reduce((sum, each) => sum + each, 0) / n,
+    stderr = clustered(off, one.tokens);
+  const groups = one.tokens.filter((each) => each > 0).length;
+  const reach = known(stderr) ? PAYLOAD.t975[groups - 2] * stderr : null;
+  return { value, stderr, low: known(reach) ? value - reach : null, high: known(reach) ? value + reach : null };
+}
+
+// Whether a difference is told apart from 0: its 95 % interval does not hold it (eval/differences.py).
+const distinct = (found) => found !== null && known(found.low) && (found.low > 0 || found.high < 0);
+
+// The models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/differences.py, best().
+function best(models, name) {
+  const candidates = models.filter(
+    (m) => m.stretches && m.stretches.whole.includes(name) && !m.isReference && !m.noiseFloor,
+  );
+  const mean = (m) =>
+    ((name === "same_top" ? -1 : 1) * m.stretches[name].reduce((sum, each) => sum + each, 0)) /
+    m.stretches.tokens.reduce((sum, n) => sum + n, 0);
+  const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
+  return candidates.length < 2 ? [] : candidates.filter((m) => m === first || !distinct(difference(m, first, name)));
+}
+
+// The largest value to draw to scale: eval/plot.py, _ceiling().
+function ceiling(values, least) {
+  const ranked = [...values].sort((a, b) => a - b),
+    half = Math.floor((ranked.length - 1) / 2);
+  for (let i = half, j = Math.floor((ranked.length + 1) / 2); j < ranked.length; i++, j++) {
+    const spread = ranked[i] - ranked[0];
+    if (spread > 0 && 10 * spread < ranked[j] - ranked[0] && ranked[j] > Math.max(1.5 * ranked[i], least))
+      return ranked[i];
+  }
+  return ranked[ranked.length - 1];
+}

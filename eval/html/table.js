@@ -1,0 +1,282 @@
+// Header, bar of selected models, and the table.
+function facts(each) {
+  const p = each.percentiles,
+    spread = known(p["50"]) ? ` (median ${short(p["50"])}, p99 ${short(p["99"])}, max ${short(p.max)})` : "";
+  const rows = [
+    ["engine", each.raw.engine],
+    ["kernel", each.kernel || NA],
+  ];
+  for (const column of COLUMNS.filter((one) => one.value && !["p99", "seconds"].includes(one.key))) {
+    const error = column.error && column.error(each),
+      text = numberText(column, each);
+    rows.push([
+      column.name,
+      text + (known(error) && text !== "ref" ? ` ± ${short(error)}` : "") + (column.key === "kld" ? spread : ""),
+    ]);
+  }
+  if (each.noiseFloor) rows.push(["", "a noise floor"]);
+  if (each.raw.deviations) rows.push(["†", each.raw.deviations]);
+  for (const note of each.raw.notes || []) rows.push(["", note]);
+  return rows;
+}
+
+function header() {
+  const data = RUN.data || {},
+    spec = data.spec || {},
+    rows = [];
+  byId("subtitle").textContent = RUN.subtitle;
+  const add = (name, value) =>
+    value !== null &&
+    value !== undefined &&
+    value !== "" &&
+    rows.push(h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+  add("Data", spec.path || spec.dataset);
+  add("Method", data.method);
+  if (known(data.rows)) add("Windows", `${fixed(data.rows, 0)} of ${fixed(data.window_length, 0)} tokens`);
+  if (known(data.scored_tokens)) add("Scored tokens", fixed(data.scored_tokens, 0));
+  add("Reference", RUN.reference && RUN.reference.label);
+  add("Noise floor", FLOOR && FLOOR.label);
+  add("Date", (RUN.created || "").slice(0, 10));
+  byId("about").append(...rows);
+  byId("meaning").textContent = MEASURED.some((each) => known(each.ppl.stderr))
+    ? "± is one standard error, from disjoint stretches of the text. That of PPL says how far it would move on another text of this " +
+      "kind, and all models would move together: differences between them are far more certain, and below with their own, paired errors."
+    : "";
+}
+
+const COLUMNS = [
+  { key: "label", name: "model", text: (m) => m.label },
+  { key: "kernel", name: "kernel", text: (m) => (m.failed ? null : m.kernel) },
+  { key: "bpw", name: "layer bpw", title: "stored bits per weight of the layers", value: (m) => m.bpw, digits: 2 },
+  {
+    key: "head",
+    name: "head bpw",
+    title: "stored bits per weight of the output head",
+    value: (m) => m.head,
+    digits: 2,
+  },
+  { key: "vram", name: "VRAM GiB", title: "stored layers and head", value: (m) => m.vram, digits: 2 },
+  {
+    key: "ppl",
+    name: "PPL",
+    title: "perplexity",
+    value: (m) => m.ppl.value,
+    error: (m) => m.ppl.stderr,
+    digits: 4,
+    best: "nll",
+  },
+  {
+    key: "ratio",
+    name: "PPL vs ref %",
+    title: "by how much perplexity is above the reference's, with the paired error",
+    value: (m) => (known(m.ratio.value) ? 100 * (m.ratio.value - 1) : null),
+    error: (m) => (known(m.ratio.stderr) ? 100 * m.ratio.stderr : null),
+    digits: 2,
+    sign: true,
+    compared: true,
+  },
+  {
+    key: "kld",
+    name: "KLD",
+    title: "mean KL divergence from the reference, nats",
+    value: (m) => m.kld.value,
+    error: (m) => m.kld.stderr,
+    digits: 5,
+    best: "kld",
+    compared: true,
+  },
+  {
+    key: "p99",
+    name: "KLD p99",
+    title: "99 % of the tokens have less",
+    value: (m) => (m.isReference ? 0 : m.percentiles["99"]),
+    digits: 4,
+    compared: true,
+  },
+  {
+    key: "same",
+    name: "same top %",
+    title: "share of tokens with the reference's most probable token",
+    value: (m) => (known(m.same.value) ? 100 * m.same.value : null),
+    error: (m) => (known(m.same.stderr) ? 100 * m.same.stderr : null),
+    digits: 2,
+    best: "same_top",
+    compared: true,
+  },
+  {
+    key: "bits",
+    name: "bits / byte",
+    title: "bits per byte of the text",
+    value: (m) => m.bits.value,
+    error: (m) => m.bits.stderr,
+    digits: 4,
+    needs: (m) => known(m.bits.value),
+  },
+  {
+    key: "holes",
+    name: "non-finite",
+    title: "tokens without a finite log-probability, left out of PPL",
+    value: (m) => m.raw.non_finite,
+    digits: 0,
+    needs: (m) => m.raw.non_finite > 0,
+  },
+  { key: "seconds", name: "seconds", title: "time of scoring", value: (m) => m.raw.score_seconds, digits: 1 },
+].filter((column) => (!column.compared || RUN.reference) && (!column.needs || MEASURED.some(column.needs)));
+const sorting = { key: null, down: false };
+
+function sorted(models) {
+  const column = COLUMNS.find((each) => each.key === sorting.key);
+  if (!column) return models;
+  const value = (each) => (column.text ? column.text(each) : each.failed ? null : column.value(each)) ?? null;
+  const order = (a, b) => (column.text ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+  return [...models].sort((a, b) => {
+    const one = value(a),
+      other = value(b);
+    if (one === null || other === null) return (one === null) - (other === null);
+    return sorting.down ? order(other, one) : order(one, other);
+  });
+}
+
+function heading(column) {
+  const at = sorting.key === column.key;
+  const sort = () => {
+    sorting.down = at && !sorting.down;
+    sorting.key = column.key;
+    changed();
+  };
+  const arrow = at ? h("span", { class: "arrow", "aria-hidden": "true" }, sorting.down ? "▼" : "▲") : null;
+  const cell = h(
+    "th",
+    {
+      scope: "col",
+      class: column.text ? null : "number",
+      title: column.title,
+      "aria-sort": at ? (sorting.down ? "descending" : "ascending") : "none",
+      "data-column": column.key,
+    },
+    h("button", { type: "button", "data-key": `sort-${column.key}`, onclick: sort }, column.name, arrow),
+  );
+  return column.error ? [cell, h("td", { class: "error" })] : cell;
+}
+
+const numberText = (column, each) =>
+  column.compared && each.isReference ? "ref" : fixed(column.value(each), column.digits, column.sign);
+function numberCells(column, each, best) {
+  const value = column.value(each),
+    same = { "data-cell": column.key, class: "number" };
+  if (each.failed) return [h("td", { ...same, colspan: column.error ? 2 : 1 }, column.key === "ppl" ? "failed" : "")];
+  const marked = best && best.includes(each);
+  const cells = [
+    h(
+      "td",
+      { ...same, title: marked ? "the best of its column, or not told apart from it" : null },
+      marked ? h("span", { class: "best" }, "★") : null,
+      numberText(column, each),
+    ),
+  ];
+  const error = column.error && column.error(each);
+  if (column.error) cells.push(h("td", { class: "error" }, known(error) && known(value) ? `± ${short(error)}` : ""));
+  return cells;
+}
+
+function tableRow(each, marks) {
+  const chosen = state.chosen.includes(each.id);
+  const box = h("input", {
+    type: "checkbox",
+    checked: chosen,
+    disabled: each.failed,
+    "data-key": `row-${each.id}`,
+    "aria-label": `select ${each.label}`,
+    onchange: () => toggleModel(each.id),
+    onclick: (event) => event.stopPropagation(),
+  });
+  const label = h(
+    "th",
+    { scope: "row", title: each.raw.error || null },
+    h("span", { class: "label" }, box, swatch(each.group), h("span", {}, each.label)),
+  );
+  const cells = COLUMNS.slice(1).map((column) =>
+    column.text
+      ? h(
+          "td",
+          { "data-cell": column.key, class: "name", title: each.kernel },
+          each.failed ? "" : column.text(each) || NA,
+        )
+      : numberCells(column, each, marks[column.key]),
+  );
+  const kind = [chosen && "chosen", each.isReference && "reference", each.failed && "failed"].filter(Boolean).join(" ");
+  return h("tr", { class: kind || null, "data-model": each.id, onclick: () => toggleModel(each.id) }, label, cells);
+}
+
+function tableSection() {
+  const buttons = h("div", {}),
+    scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of models" });
+  byId("table").append(
+    h("p", { class: "hint" }, "A column's name sorts by it; a row selects its model for the sections below."),
+    buttons,
+    scroll,
+    h(
+      "ul",
+      { class: "notes" },
+      PAYLOAD.footnotes.map((note) => h("li", {}, note)),
+    ),
+  );
+  onChange(() => {
+    const models = sorted(MODELS.filter(visible)),
+      marks = {};
+    for (const column of COLUMNS) marks[column.key] = column.best ? best(models, column.best) : null;
+    buttons.replaceChildren(groupButtons("table"));
+    const left = scroll.scrollLeft;
+    scroll.replaceChildren(
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, COLUMNS.map(heading))),
+        h(
+          "tbody",
+          {},
+          models.map((each) => tableRow(each, marks)),
+        ),
+      ),
+    );
+    scroll.scrollLeft = left;
+  });
+}
+
+function bar() {
+  const links = [...document.querySelectorAll("main > section")].filter((each) => !each.hidden);
+  byId("links").append(
+    ...links.map((each) =>
+      h("li", {}, h("a", { href: `#${each.id}` }, each.dataset.short || each.querySelector("h2").textContent)),
+    ),
+  );
+  onChange(() => {
+    const chip = (each) =>
+      h(
+        "span",
+        { class: each.id === state.current ? "chip current" : "chip" },
+        h(
+          "button",
+          {
+            type: "button",
+            "data-key": `chip-${each.id}`,
+            title: "show in the sections of one model",
+            onclick: () => makeCurrent(each.id),
+          },
+          swatch(each.group, dashOf(each)),
+          each.label,
+        ),
+        h(
+          "button",
+          {
+            type: "button",
+            class: "drop",
+            "aria-label": `unselect ${each.label}`,
+            onclick: () => toggleModel(each.id),
+          },
+          "×",
+        ),
+      );
+    byId("chips").replaceChildren(...chosenModels().map(chip));
+  });
+}
