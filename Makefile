@@ -18,7 +18,7 @@ endif
 
 .PHONY: demo demo-all test check format schema lock clean
 
-demo: $(READY)  ## the main job on a built-in default: table, demo/results/results.json, demo/results/plot.png
+demo: $(READY)  ## the main job on a built-in default: table, and report.html, results.json, plot.png in demo/results
 	$(BIN)/python -m demo
 
 demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp

@@ -26,7 +26,8 @@ def command(*, everything: bool) -> list[str]:
         "eval/compare_q.py",
         *("-d", f"{SPECS}/demo_text.json"),
         *("-m", *(f"{SPECS}/{name}" for name in models)),
-        *("-p", "-pf", "demo/results/plot.png", "-o", "demo/results/results.json"),
+        *("-p", "-pf", "demo/results/plot.png", "--html", "demo/results/report.html"),
+        *("-o", "demo/results/results.json"),
         *("-t", "SmolLM2-135M, round-to-nearest"),
     ]
 

@@ -4,8 +4,8 @@
 
 The base is SmolLM2-135M padded to a hidden size of 768 (``demo/pad.py``), which every kernel takes.  Checkpoints, GGUF
 and EXL3 are made side by side; what is there already is kept, what fails is one line and no row.  Then compare_q
-measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV and both plots in
-``OUT/results``.  Nothing is downloaded.
+measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV, plots and the HTML
+report in ``OUT/results``.  Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Row:
     load_fn: str
     model: str
     engine: dict[str, Any] = field(default_factory=dict)
+    noise_floor: bool = False
 
 
 def rows() -> list[Row]:
@@ -63,6 +64,8 @@ def rows() -> list[Row]:
         Row("bf16 Transformers", "transformers_auto_bf16", "bf16"),
         Row("bf16 ExLlamaV3", "exllamav3", "bf16"),
         Row("bf16 llama.cpp", "llamacpp", "BF16.gguf"),
+        Row("bf16 vLLM, noise", "vllm_score", "bf16", {**VLLM, "noise": "bf16"}, noise_floor=True),
+        Row("bf16 Transformers, noise", "transformers_auto_bf16", "bf16", {"noise": "bf16"}, noise_floor=True),
         Row("W4A16 g128", "vllm_score", "w4a16-g128", VLLM),
         Row("W4A16 g32", "vllm_score", "w4a16-g32", VLLM),
         Row("W8A16 g128", "vllm_score", "w8a16-g128", VLLM),
@@ -193,7 +196,10 @@ def usable_rows(out: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for row in rows():
         model = str(out / "models" / row.model)
-        entry = {"load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine}
+        entry: dict[str, Any] = {
+            "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
+        }  # fmt: skip
+        entry |= {"noise_floor": True} if row.noise_floor else {}
         _, problems = jobs.plan([specs.parse_model_spec(entry, out / "models.json")], WINDOW)
         for problem in problems:
             print(f"left out: {problem}", flush=True)
@@ -244,7 +250,7 @@ def measure_engines(out: Path, entries: Sequence[dict[str, Any]], limit: str) ->
 
 
 def measure(out: Path, text: Path, limit: str) -> int:
-    """Every row that can run here -> table, JSON, CSV and both plots, put together from the cache; exit status."""
+    """Every row that can run here -> table, JSON, CSV, plots and report, put together from the cache; exit status."""
     data = {"tokenizer_dir": str(out / "models" / "bf16"), "dataset": "text", "path": str(text.resolve())}
     windows = {"eval_len": WINDOW, "eval_stride": STRIDE, "max_rows": 0}
     (out / "data.json").write_text(json.dumps({**data, **windows}, indent=1) + "\n", encoding="utf-8")
@@ -253,10 +259,12 @@ def measure(out: Path, text: Path, limit: str) -> int:
     results.mkdir(exist_ok=True)
     if not measured:
         return 2
-    files = ("-o", results / "results.json", "--csv", results / "results.csv", "-pf", results / "ppl.png")
-    status, table = compare(out, measured, "-r", limit, *files)
+    files = [
+        *("-o", results / "results.json", "--csv", results / "results.csv", "--markdown", results / "table.md"),
+        *("--html", results / "report.html", "--plots", results / "plots"),
+    ]
+    status, table = compare(out, measured, "-r", limit, "--statistics", "--pairs", *files)
     (results / "table.txt").write_text(table, encoding="utf-8")
-    compare(out, measured, "-r", limit, "-kld", "-my", 1, "-pf", results / "kld.png")
     return status
 
 
