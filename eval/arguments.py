@@ -67,6 +67,7 @@ def add_plot(p: argparse.ArgumentParser) -> None:
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
     p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
+    p.add_argument("--log_y", action=argparse.BooleanOptionalAction, help="logarithmic y axis (default: for KLD)")
     p.add_argument("-kld", "--kld", action="store_true", help="plot KL divergence in place of perplexity")
 
 

@@ -121,7 +121,7 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
     if args.plot_file:
         drawing.draw(
             run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=args.title,
-            dark=args.dark,
+            dark=args.dark, log_y=args.log_y,
         )  # fmt: skip
     if args.plots:
         from eval import pictures

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo import h200
-from eval import plot
+from eval import look
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def toy_base(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels() -> None:
     """Each once; and no more groups than the plot has colours."""
     labels = [row.label for row in h200.rows()]
-    assert len(set(labels)) == len(labels) == 27
-    assert len({plot.split_label(label)[0] for label in labels}) <= len(plot.COLOURS)
+    assert len(set(labels)) == len(labels) == 29
+    assert len({look.split_label(label)[0] for label in labels}) <= len(look.COLOURS)
 
 
 @pytest.mark.usefixtures("toy_base")

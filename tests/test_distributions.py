@@ -32,8 +32,8 @@ def test_percentiles_of_nothing() -> None:
 
 
 def test_percentiles_interpolate_in_float64() -> None:
-    """Between 1 and the float32 after it, 2 ** -23: float32 has no middle."""
-    assert percentiles(np.array([1, 1 + 2**-23], np.float32))["50"] == 1 + 2**-24
+    """Between 2 ** -30 and 1, whose difference is 1 in float32."""
+    assert percentiles(np.array([2**-30, 1], np.float32))["50"] == 0.5 + 2**-31
 
 
 def test_histogram() -> None:

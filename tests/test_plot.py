@@ -1,12 +1,10 @@
 """The plot: every label readable, every group distinct, the same picture each time."""
 
 import functools
-import itertools
-import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -16,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.transforms import Bbox
 
-from eval import plot
-from eval.plot import Point
+from eval import labels, look, plot
+from eval.plot import Level, Point
+from tests.drawn import apart, closest, extents, named, within
 
 ROWS = (
     ("bf16", 16.0, 7.324),
@@ -71,44 +70,16 @@ def figure_of(case: str, *, dark: bool = False) -> Figure:
     return draw(CASES[case], dark=dark)
 
 
-def draw(points: list[Point], *, dark: bool = False) -> Figure:
-    return plot.scatter(points, x_label="Bits per weight", y_label="PPL", title="Model", subtitle="data", dark=dark)
-
-
-def named(figure: Figure, kind: str) -> list[Any]:
-    """The texts ("label") or markers ("point"), in order of (x, y, label)."""
-    return list(figure.findobj(lambda artist: (artist.get_gid() or "").startswith(f"{kind}-")))
+def draw(points: list[Point], **keys: Any) -> Figure:
+    return plot.scatter(points, x_label="Bits per weight", y_label="PPL", title="Model", subtitle="data", **keys)
 
 
 def legend_of(figure: Figure) -> Any:
     return figure.axes[0].get_legend()
 
 
-def apart(box: Bbox, other: Bbox) -> float:
-    """Pixels between the boxes, below 0 if they overlap."""
-    return float(max(box.x0 - other.x1, other.x0 - box.x1, box.y0 - other.y1, other.y0 - box.y1))
-
-
 def in_order(points: list[Point]) -> list[Point]:
     return sorted(points, key=lambda p: (p.x, p.y, p.label))
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("EXL3 4.0", ("EXL3", "4.0")),
-        ("GGUF Q4_K_M imat", ("GGUF", "Q4_K_M imat")),
-        ("bf16", ("bf16", "bf16")),
-        ("EXL3 4.0 [h8]", ("EXL3", "4.0")),
-        ("  EXL3   4.0 [head 8 bits]  ", ("EXL3", "4.0")),
-        ("bf16 [vLLM]", ("bf16", "bf16")),
-        ("EXL3 [h8] 4.0", ("EXL3", "[h8] 4.0")),
-        ("[only this]", ("[only", "this]")),
-        ("", ("?", "?")),
-    ],
-)
-def test_split_label(label: str, expected: tuple[str, str]) -> None:
-    assert plot.split_label(label) == expected
 
 
 def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
@@ -128,12 +99,12 @@ def test_no_points_is_an_error() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_labels_overlap_nothing(case: str) -> None:
     figure = figure_of(case)
-    labels, marks = plot.label_boxes(figure), plot.label_boxes(figure, "point")
-    assert len(labels) == len(marks) == len(CASES[case])
-    assert min((apart(a, b) for a, b in itertools.combinations(labels, 2)), default=math.inf) > 1
-    assert min(apart(a, b) for a in labels for b in marks) > 1
+    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    assert len(texts) == len(marks) == len(CASES[case])
+    assert closest(texts) > 1
+    assert closest(texts, marks) > 1
     axes, legend = figure.axes[0].get_window_extent(), legend_of(figure).get_window_extent()
-    assert all(axes.x0 <= a.x0 < a.x1 <= axes.x1 and axes.y0 <= a.y0 < a.y1 <= axes.y1 for a in labels)
+    assert all(within(text, axes) for text in texts)
     assert apart(axes, legend) > 1
     assert legend.x1 <= figure.bbox.x1
     assert legend.y0 >= 0
@@ -145,16 +116,16 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
     figure = draw(CASES[case])
     figure.set_dpi(72)
     figure.draw_without_rendering()  # texts remember the resolution they were last drawn at
-    labels, marks = plot.label_boxes(figure), plot.label_boxes(figure, "point")
-    assert min(apart(a, b) for a, b in itertools.combinations(labels, 2)) > 0
-    assert min(apart(a, b) for a in labels for b in marks) > 0
+    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    assert closest(texts) > 0
+    assert closest(texts, marks) > 0
 
 
 def test_labels_give_name_and_value_and_stay_near() -> None:
     figure = figure_of("table")
-    expected = [f"{plot.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
+    expected = [f"{look.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
     assert [text.get_text() for text in named(figure, "label")] == expected
-    boxes = zip(plot.label_boxes(figure), plot.label_boxes(figure, "point"), strict=True)
+    boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
     assert max(apart(label, mark) for label, mark in boxes) < 100
 
 
@@ -163,7 +134,7 @@ def test_a_leader_joins_each_label_that_moved_away_to_its_point() -> None:
     pixels = figure.axes[0].transData.transform
     leaders = [pixels(line.get_xydata()) for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     moved = 0
-    for label, mark in zip(plot.label_boxes(figure), plot.label_boxes(figure, "point"), strict=True):
+    for label, mark in zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True):
         if apart(label, mark) > 30:
             moved += 1
             middle = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
@@ -176,44 +147,24 @@ def test_a_leader_joins_each_label_that_moved_away_to_its_point() -> None:
 def test_labels_without_room_are_left_out_and_counted() -> None:
     rng = random.Random(1)
     figure = draw([Point(f"G{i} " + "word " * 200, rng.random(), rng.random()) for i in range(15)])
-    labels, marks = plot.label_boxes(figure), plot.label_boxes(figure, "point")
-    assert 3 < len(labels) < 15
-    assert all(apart(a, b) > 0 for a, b in itertools.combinations(labels, 2))
-    assert all(apart(a, b) > 0 for a in labels for b in marks)
-    assert f"no room for {15 - len(labels)} of 15 labels" in {text.get_text() for text in figure.axes[0].texts}
+    texts, marks = labels.boxes_of(figure), labels.boxes_of(figure, "point")
+    assert 3 < len(texts) < 15
+    assert closest(texts) > 0
+    assert closest(texts, marks) > 0
+    assert f"no room for {15 - len(texts)} of 15 labels" in {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_groups_of_the_table_have_their_own_colours() -> None:
     figure = figure_of("table")
     looks: dict[str, set[tuple[object, object]]] = {}
     for point, mark in zip(in_order(TABLE), named(figure, "point"), strict=True):
-        look = (mark.get_markerfacecolor(), mark.get_marker())
-        looks.setdefault(plot.split_label(point.label)[0], set()).add(look)
+        seen = (mark.get_markerfacecolor(), mark.get_marker())
+        looks.setdefault(look.split_label(point.label)[0], set()).add(seen)
     assert all(len(found) == 1 for found in looks.values())
     colours, markers = zip(*(found.pop() for found in looks.values()), strict=True)
     assert len(set(colours)) == len(set(markers)) == len(looks) == 7
     legend = legend_of(figure)
     assert {text.get_text() for text in legend.get_texts()} == set(looks)
-
-
-def test_many_groups_never_share_colour_and_marker() -> None:
-    names = [f"group{i}" for i in range(80)]
-    styles = plot.group_styles([*names, *names], "#000000")
-    assert list(styles) == sorted(names)
-    assert len(set(styles.values())) == 80
-    assert len({styles[name][0] for name in sorted(names)[:8]}) == 8
-    with pytest.raises(ValueError, match="81 groups"):
-        plot.group_styles([*names, "one more"], "#000000")
-
-
-def test_known_groups_look_the_same_in_every_company() -> None:
-    alone = {name: plot.group_styles([name], "#000000")[name] for name in ("EXL3", "GGUF", "AWQ", "vLLM", "bf16")}
-    assert len(set(alone.values())) == 5
-    together = plot.group_styles(["aaa", "bf16", "vLLM", "AWQ", "GGUF", "EXL3", "zzz"], "#000000")
-    assert {name: together[name] for name in alone} == alone
-    assert len({colour for colour, _ in together.values()}) == 7
-    lookalikes = plot.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
-    assert len({colour for colour, _ in lookalikes.values()}) == 4
 
 
 def test_dotted_line_through_groups_in_x_order() -> None:
@@ -252,14 +203,19 @@ def draw_kld(points: list[Point], **keys: Any) -> Figure:
 
 
 @pytest.mark.parametrize("points", [KLDS, KLDS[:1], KLDS[1:], [Point("a", 4, 0.3), Point("b", 5, 0.31)]])
-def test_a_kld_axis_starts_at_zero(points: list[Point]) -> None:
-    low, high = draw_kld(points).axes[0].get_ylim()
-    assert low == 0
+def test_a_kld_axis_has_zero_and_room_for_a_marker_below_it(points: list[Point]) -> None:
+    figure = draw_kld(points)
+    axes, (low, high) = figure.axes[0], figure.axes[0].get_ylim()
+    assert -0.05 < low / high < -0.04
     assert high > max(point.y for point in points)
+    assert min(tick for tick in axes.get_yticks() if tick >= low) == 0
+    ticks = extents(axes.get_xticklabels())
+    assert min(apart(mark, tick) for mark in labels.boxes_of(figure, "point") for tick in ticks) > 1
 
 
 def test_a_value_below_zero_is_still_on_the_axis() -> None:
-    assert draw_kld([*KLDS, Point("EXL3 8.0", 8, -1e-6)]).axes[0].get_ylim()[0] == -1e-6
+    low, high = draw_kld([*KLDS, Point("EXL3 8.0", 8, -0.1)]).axes[0].get_ylim()
+    assert low == pytest.approx(-0.1 - plot.FLOOR * high)
 
 
 def test_what_is_shown_for_y_can_be_given() -> None:
@@ -297,50 +253,9 @@ def test_odd_labels_are_shown_as_written() -> None:
     assert not first.get_parse_math()
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_save_is_deterministic(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
-    for case, path, seconds in ("table", first, "1000000000"), ("shuffled table", second, "2000000000"):
-        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
-        plot.save(figure_of(case), path)
-    assert first.read_bytes() == second.read_bytes()
-    assert sorted(tmp_path.iterdir()) == [first, second]
-
-
-def test_saved_files_are_readable(tmp_path: Path) -> None:
-    for name in ("a.png", "a.svg", "A.PDF"):
-        plot.save(figure_of("table"), tmp_path / name)
-    assert imread(tmp_path / "a.png").shape == (1440, 2080, 4)
-    svg = ElementTree.parse(tmp_path / "a.svg").getroot()
-    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
-    assert {f"label-{i}" for i in range(20)} <= {element.get("id") for element in svg.iter()}
-    assert (tmp_path / "A.PDF").read_bytes().startswith(b"%PDF-")
-
-
-@pytest.mark.parametrize("name", ["plot.jpg", "plot", "plot.png.txt"])
-def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.png, \.svg, \.pdf"):
-        plot.save(figure_of("one"), tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(part: Path, **_: object) -> None:
-        part.write_bytes(b"half")
-        raise OSError("disk full")
-
-    figure, path = figure_of("one"), tmp_path / "plot.png"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(figure, "savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
-        plot.save(figure, path)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_themes(tmp_path: Path) -> None:
     for dark in (False, True):
-        plot.save(figure_of("one", dark=dark), tmp_path / "plot.png")
+        look.save(figure_of("one", dark=dark), tmp_path / "plot.png")
         image = imread(tmp_path / "plot.png")[:, :, :3]
         spots = image[0, 0], image[700, 600]  # outside and inside the axes
         assert all(spot.max() < 0.2 if dark else spot.min() > 0.8 for spot in spots)
@@ -349,10 +264,124 @@ def test_themes(tmp_path: Path) -> None:
 
 
 def test_nothing_global_changes(tmp_path: Path) -> None:
-    plot.save(draw(TABLE, dark=True), tmp_path / "before.svg")
+    look.save(draw(TABLE, dark=True), tmp_path / "before.svg")
     with mpl.rc_context({"font.family": "monospace", "xtick.major.size": 20, "savefig.facecolor": "red"}):
         before = dict(mpl.rcParams)
-        plot.save(draw(TABLE, dark=True), tmp_path / "after.svg")
+        look.save(draw(TABLE, dark=True), tmp_path / "after.svg")
         assert dict(mpl.rcParams) == before
     assert (tmp_path / "before.svg").read_bytes() == (tmp_path / "after.svg").read_bytes()
     assert plt.get_fignums() == []
+
+
+BARS = [Point("EXL3 2.0", 2, 30.0, error=5.0), Point("EXL3 4.0", 4, 22.0, error=2.0), Point("GGUF Q8_0", 8, 21.0),
+        Point("W8A8", 9, 21.0, error=1e-3), Point("GGUF Q2_K", 3, 500.0, error=50.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_error_bars_are_one_error_long_and_behind_their_points(log_y: bool) -> None:
+    """None for what has no error, has one that its marker hides, or is off the scale."""
+    points = BARS[:4] if log_y else BARS
+    figure = draw(points, log_y=log_y)
+    bars = {float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in named(figure, "bar")}
+    assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0)}
+    low, high = figure.axes[0].get_ylim()
+    assert low < 20
+    assert 35 < high < 60
+    mark = named(figure, "point")[0]
+    assert named(figure, "bar")[0].get_zorder() < mark.get_zorder()
+    assert named(figure, "bar")[0].get_color() == mark.get_color()
+
+
+def test_a_bar_that_its_marker_hides_appears_once_it_is_longer() -> None:
+    figure = draw(BARS)
+    box, pixels = labels.boxes_of(figure, "point")[3], figure.axes[0].transData.inverted().transform
+    half = float(np.ptp(pixels([(0, box.y0), (0, box.y1)])[:, 1])) / 2
+    for factor, drawn in (0.9, 2), (1.1, 3):
+        points = [replace(p, error=factor * half) if p.label == "GGUF Q8_0" else p for p in BARS]
+        assert len(named(draw(points), "bar")) == drawn
+
+
+def test_a_bar_down_to_zero_ends_at_the_edge_of_a_logarithmic_axis() -> None:
+    figure = draw([Point("a", 1, 0.1, error=0.2), Point("b", 2, 1.0)], log_y=True)
+    assert tuple(named(figure, "bar")[0].get_ydata()) == (figure.axes[0].get_ylim()[0], pytest.approx(0.3))
+
+
+LEVELS = [Level(7.3, "reference 7.30"), Level(7.9, "noise floor 7.90", dotted=True)]
+
+
+@pytest.mark.parametrize("case", ["table", "cloud", "clump"])
+@pytest.mark.parametrize("log_y", [False, True])
+def test_lines_lie_right_across_at_their_height_and_their_names_touch_nothing(case: str, log_y: bool) -> None:
+    figure = draw(CASES[case], levels=LEVELS, log_y=log_y)
+    axes, lines = figure.axes[0], named(figure, "level")
+    assert [tuple(line.get_ydata()) for line in lines] == [(7.3, 7.3), (7.9, 7.9)]
+    assert all(tuple(line.get_xdata()) == axes.get_xlim() for line in lines)
+    names, texts = named(figure, "level-name"), labels.boxes_of(figure)
+    assert [name.get_text() for name in names] == ["reference 7.30", "noise floor 7.90"]
+    boxes = extents(names)
+    assert closest(boxes) > 1
+    assert closest(boxes, texts) > 1
+    assert closest(boxes, labels.boxes_of(figure, "point")) > 1
+    assert closest(texts) > 1
+    for level, box in zip(LEVELS, boxes, strict=True):
+        height = axes.transData.transform((5, level.y))[1]
+        assert within(box, axes.bbox)
+        assert 0 < max(box.y0 - height, height - box.y1) < 20
+    dashed, dotted = (line._unscaled_dash_pattern[1] for line in lines)
+    assert dashed[0] > 3 * dotted[0]
+
+
+def test_a_line_beyond_the_axis_is_not_drawn() -> None:
+    """The outliers of the table are far above, and a line among them belongs there too."""
+    figure = draw(CASES["outlier"], levels=[Level(5000.0, "high")])
+    assert not named(figure, "level") + named(figure, "level-name")
+    assert figure.axes[0].get_ylim()[1] < 10
+    assert named(draw(CASES["outlier"], levels=[Level(6.0, "low")]), "level")
+
+
+def test_labels_keep_clear_of_lines_and_bars_where_they_can() -> None:
+    figure = draw([Point("EXL3 4.0", 4.0, 7.4, error=0.3), Point("b", 8, 7.0)], levels=[Level(7.4, "here")])
+    label = labels.boxes_of(figure)[0]
+    assert closest([label], labels.boxes_of(figure, "level")) >= 0
+    assert closest([label], labels.boxes_of(figure, "bar")) >= 0
+
+
+def test_a_logarithmic_axis_shows_all_to_scale_and_zero_at_a_tick_of_its_own() -> None:
+    points = [*KLDS, Point("GGUF IQ1_S", 2, 9.0, "9.00000"), Point("EXL3 8.0", 8, -1e-6, "0.00000")]
+    figure = draw_kld(points, log_y=True)
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    assert not any("off the scale" in text.get_text() for text in named(figure, "label"))
+    marks = {text.get_text(): mark for text, mark in zip(named(figure, "label"), named(figure, "point"), strict=True)}
+    zero = [marks["bf16\nreference"], marks["8.0\n0.00000"]]
+    assert all(mark.get_markerfacecolor() == "#ffffff" for mark in zero)
+    ticks = dict(zip([t.get_text() for t in axes.get_yticklabels()], axes.get_yticks(), strict=True))
+    assert {float(mark.get_ydata()[0]) for mark in zero} == {ticks["0"]}
+    assert ticks["0"] < 0.0003
+    assert min(tick for name, tick in ticks.items() if name != "0") > 2 * ticks["0"]
+    shown = [mark for mark in named(figure, "point") if mark not in zero]
+    assert sorted(mark.get_ydata()[0] for mark in shown) == [0.0004, 0.02, 0.3, 9.0]
+    gap = min(box.y0 for box in extents(shown)) - max(box.y1 for box in extents(zero))
+    assert gap > 0.08 * axes.bbox.height
+    below = extents(axes.get_xticklabels())
+    assert min(apart(mark, tick) for mark in extents(zero) for tick in below) > 1
+
+
+def test_without_zero_a_logarithmic_axis_has_no_such_tick() -> None:
+    figure = draw_kld(KLDS[1:], log_y=True)
+    assert "0" not in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert min(mark.get_ydata()[0] for mark in named(figure, "point")) == 0.0004
+
+
+def test_nothing_above_zero_cannot_be_logarithmic() -> None:
+    with pytest.raises(ValueError, match="nothing above 0"):
+        draw_kld(KLDS[:1], log_y=True)
+
+
+def test_the_legend_is_sorted_and_each_name_has_the_look_of_its_group() -> None:
+    figure = draw([Point(name, 1, y) for y, name in enumerate(["gguf 1", "EXL3 2", "bf16", "AWQ 4"])])
+    legend = legend_of(figure)
+    assert [text.get_text() for text in legend.get_texts()] == ["AWQ", "bf16", "EXL3", "gguf"]
+    looks = [(handle.get_color(), handle.get_marker()) for handle in legend.get_lines()]
+    marks = named(figure, "point")
+    assert looks == [(marks[i].get_color(), marks[i].get_marker()) for i in (3, 2, 1, 0)]

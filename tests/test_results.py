@@ -62,6 +62,7 @@ def test_the_noise_floor_is_the_row_whose_spec_says_so() -> None:
     assert run(other, small, large, floor("failed", None)).noise_floor is large
     assert run(large, small).noise_floor is large
     assert run(floor("failed", None)).noise_floor is None
+    assert run(floor("no KLD is finite", np.nan)).noise_floor is None
     alone = ModelResult("reference", "fake", spec={"noise_floor": True}, estimates=summarize(
         {"logprob": np.full(2, -1, np.float32)}, np.arange(2), np.arange(2)))  # fmt: skip
     assert run(alone).noise_floor is None

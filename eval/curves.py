@@ -1,0 +1,88 @@
+"""Means over the position in the window: a line a model, named at its right end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from numpy.typing import NDArray
+
+from eval import labels, look
+from eval.look import split_label
+
+HEIGHT = 9.0
+"""Inches."""
+LARGEST, PITCH = 9.5, 0.62
+"""Points of the names, at most; and of the height that a name has, what its font takes."""
+X_LABEL = "Position in the window (tokens before it)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: has no score.
+
+    A ``bold`` one (the reference) is drawn thicker.
+    """
+
+    label: str
+    edges: tuple[int, ...]
+    values: tuple[float | None, ...]
+    bold: bool = False
+
+
+def over_position(
+    lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False
+) -> Figure:
+    """The finished plot; on a logarithmic y axis what is not above 0 leaves a gap."""
+    if not lines:
+        raise ValueError("no model has scores by position")
+    with look.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+        axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
+        axes.margins(x=0.02, y=0.05)
+        styles = look.group_styles([split_label(line.label)[0] for line in lines], theme.ink)
+        texts, ends = [], []
+        for i, line in enumerate(lines):
+            colour = styles[split_label(line.label)[0]][0]
+            x, y = _path(line, log_y)
+            axes.plot(x, y, color=colour, lw=3.0 if line.bold else 1.4, alpha=0.9, gid=f"line-{i}")
+            known = np.flatnonzero(np.isfinite(y))
+            if len(known):
+                ends.append((x[known[-1]], y[known[-1]]))
+                texts.append(axes.text(1.04, 0.5, line.label, transform=axes.transAxes, va="center"))
+                texts[-1].set(color=look.ink_of(colour, theme), gid=f"label-{i}")
+        if not ends:
+            raise ValueError("no model has a value to draw by position")
+        axes.autoscale_view()
+        look.log_ticks(axes.xaxis)
+        if log_y:
+            look.log_ticks(axes.yaxis)
+        _name(figure, axes, texts, ends)
+    return figure
+
+
+def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(x, y) of a line's bins, x in the middle of each by its logarithm; y nan where there is nothing to draw."""
+    first, last = np.array(line.edges[:-1]), np.array(line.edges[1:]) - 1
+    y = [np.nan if value is None or (log_y and value <= 0) else value for value in line.values]
+    return np.sqrt(first * last), np.array(y, dtype=np.float64)
+
+
+def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tuple[float, float]]) -> None:
+    """Moves each name to the height of its line's end, or as near as the others leave room, and joins them."""
+    size = min(LARGEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts))
+    for text in texts:
+        text.set_fontsize(size)
+    look.freeze(figure)
+    spots = axes.transData.transform(ends)
+    gap = max(text.get_window_extent().height for text in texts) + 1
+    places = labels.spread_out(spots[:, 1], gap, axes.bbox.y0, axes.bbox.y1)
+    for text, spot, y in zip(texts, spots, places, strict=True):
+        text.set_y((y - axes.bbox.y0) / axes.bbox.height)
+        path = axes.transAxes.inverted().transform([spot, (axes.bbox.x1, spot[1]), (axes.bbox.x1, y)])
+        path[1:, 0] = 1.005, 1.035
+        leader = {"color": text.get_color(), "lw": 0.7, "alpha": 0.7, "clip_on": False, "zorder": 1.5}
+        axes.plot(*path.T, transform=axes.transAxes, **leader)
