@@ -103,12 +103,12 @@ def check_outputs(args: argparse.Namespace) -> None:
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
-    taken: dict[Path, str] = {}
+    taken: dict[Path, str] = {args.source.resolve(): "--from"} if args.source else {}
     for flag, file in given.items():
         if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
         if taken.setdefault(file.resolve(), flag) != flag:
-            raise InputError(f"{flag}: {file}: {taken[file.resolve()]} writes to it as well")
+            raise InputError(f"{flag}: {file}: is that of {taken[file.resolve()]} as well; name another")
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)

@@ -91,9 +91,9 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
 
         return None if runner.data is None else inspector.inspect(run, runner.data, store)
 
-    deliver(args, run, inspect)
     if args.tokens_out:
         copy_scores(store, run, args.tokens_out)
+    deliver(args, run, inspect)
     return 1 if run.failed else 0
 
 
@@ -160,7 +160,7 @@ def copy_scores(store: Store, run: RunResult, folder: Path) -> None:
 
 def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: what would run and what is missing on disk; starts no engine and downloads nothing."""
-    planned, problems = jobs.plan(model_specs, data_spec.eval_len)
+    planned, problems = jobs.plan(model_specs, data_spec.longest)
     try:
         corpus.identity(data_spec)
         tokenizer = data_spec.locate(data_spec.tokenizer_dir)

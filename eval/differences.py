@@ -63,18 +63,20 @@ def compared(a: ModelResult, b: ModelResult, name: str) -> Difference | str:
 def best(models: Sequence[ModelResult], name: str) -> frozenset[str]:
     """Labels of the models with the best ``name`` (of ``SCORES``), and of those whose difference from it is not seen.
 
-    The reference and noise floors are no candidates, nor are models that left scores out; one alone is not the best.
+    The reference and noise floors are no candidates, and one alone is not the best.  None where that cannot be told:
+    the text is too short for errors, or the best that was measured left scores out.
     """
     candidates = {
         model.label: model.estimates.stretches
         for model in models
-        if model.estimates and name in model.estimates.stretches.whole
+        if model.estimates and getattr(model.estimates.stretches, name) is not None
         and not (model.is_reference or model.is_noise_floor)
     }  # fmt: skip
-    if len(candidates) < 2:
+    if len(candidates) < 2 or any(groups(found) < 2 for found in candidates.values()):
         return frozenset()
     sign = -1 if name == "same_top" else 1
     means = {label: sign * sum(getattr(found, name)) / sum(found.tokens) for label, found in candidates.items()}
     first = candidates[min(means, key=lambda label: means[label])]
+    # Nothing can be paired with a first that left scores out: then no row is marked.
     differences = {label: between(found, first, name) for label, found in candidates.items()}
-    return frozenset(label for label, off in differences.items() if off is None or not off.is_seen)
+    return frozenset(label for label, off in differences.items() if off is not None and not off.is_seen)

@@ -6,13 +6,17 @@ import math
 
 PPL_DIGITS, KLD_DIGITS = 4, 5
 """Decimals of PPL and of KLD, whose values of 0.0004 (an 8-bit format) would be left one digit by four."""
+LARGEST = 1e7
+"""Values from it on are written as 1.2346e+07."""
 SMALLEST = 1e-4
 """Errors below it are written as 4.5e-6: a column of errors of KLD has room for 0.00045."""
 
 
 def cell(value: float | None, digits: int) -> str:
     """A number with thousands separators, or n/a; never "-0.0", as rounding can take a KLD just below 0."""
-    return "n/a" if value is None else f"{value:z,.{digits}f}"
+    if value is None:
+        return "n/a"
+    return f"{value:z,.{digits}f}" if abs(value) < LARGEST else f"{value:.4e}"
 
 
 def error(stderr: float | None) -> str:

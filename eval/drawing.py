@@ -137,16 +137,8 @@ def levels(run: RunResult, *, kld: bool) -> list[Level]:
         if floor is None or floor.kld is None or not floor.kld.value:
             return []
         return [Level(floor.kld.value, f"noise floor ({short(floor.label)}) {floor.kld.value:.2g}", dotted=True)]
-    found = reference_ppl(run)
+    found = run.reference_ppl
     return [] if found is None else [Level(found, f"reference {found:.2f}")]
-
-
-def reference_ppl(run: RunResult) -> float | None:
-    """The reference's perplexity: of its row, or else as most of its tokens were scored beside a model."""
-    rows = [model.ppl for model in run.models if model.is_reference and model.ppl]
-    beside = [model.estimates.against.ref_ppl for model in run.models if model.estimates and model.estimates.against]
-    known = [ppl for ppl in rows or beside if ppl.value is not None]
-    return max(known, key=lambda ppl: ppl.tokens).value if known else None
 
 
 def kld_axis(run: RunResult) -> str:

@@ -238,7 +238,9 @@ def sums(columns: Mapping[str, NDArray[Any]], stretch: NDArray[Any], length: int
     for name, each in values.items():
         finite = np.isfinite(each)
         found[name] = tuple(np.bincount(stretch, np.where(finite, each, 0)).tolist())
-        if finite.all() and (name != "same_top" or "nll" in whole):  # argmax of nan is some token
+        if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
+            continue  # argmax of nan is some token
+        if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
     return Stretches(tuple(np.bincount(stretch).tolist()), **found, whole=tuple(whole), length=length)
 

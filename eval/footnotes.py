@@ -21,9 +21,9 @@ def footnotes(run: RunResult) -> list[str]:
     if any(best(run.models, name) for name in ("nll", "kld", "same_top")):
         notes.append(f"{BEST} the best of its column, and what cannot be told from it (95 %, paired differences)")
     if any(model.is_noise_floor for model in run.models):
-        notes.append(f"{FLOOR} noise floor: the reference's weights with other roundings{floor_kld(run)}")
-    if any(model.cached for model in run.models):
-        notes.append("* from the cache; seconds are those of the run that measured it")
+        notes.append(f"{FLOOR} marked as the noise floor, the reference's weights with other roundings{floor_kld(run)}")
+    if cached := sum(model.cached for model in run.models):
+        notes.append(f"{cached} of {len(run.models)} rows come from the cache; their seconds (*) are of an earlier run")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
 
 
@@ -59,11 +59,9 @@ def error_notes(run: RunResult) -> list[str]:
 
 def reference_ppl(run: RunResult) -> str:
     """The perplexity of a reference that has no row, so that a store of another text shows at once."""
-    beside = [m.estimates.against.ref_ppl.value for m in run.models if m.estimates and m.estimates.against]
-    found = [value for value in beside if value is not None]
-    if not found or any(model.is_reference for model in run.models):
+    if run.reference_ppl is None or any(model.is_reference for model in run.models):
         return ""
-    return f", whose own PPL on these tokens is {cell(found[0], PPL_DIGITS)}"
+    return f", whose own PPL on these tokens is {cell(run.reference_ppl, PPL_DIGITS)}"
 
 
 def text_rates(run: RunResult) -> list[str]:
@@ -93,6 +91,8 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
         notes.append(f"size n/a: {model.storage.note}")
     if not (model.error or model.layers):
         notes.append("kernel n/a: this engine does not say what it runs")
+    if model.ppl is not None and model.ppl.value is None:
+        notes.append("PPL n/a: it is too large for a number")
     if model.ppl is not None and model.ppl.non_finite:
         notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
     if model.kld is not None and model.kld.non_finite:

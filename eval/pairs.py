@@ -11,7 +11,10 @@ from eval.differences import Difference, compared
 from eval.digits import decimals, with_error
 from eval.results import ModelResult, RunResult
 
-HEADING = "Differences: first minus second, paired; ± one standard error; 95 % intervals"
+HEADING = (
+    "Differences: first minus second, paired; ± one standard error; 95 % intervals",
+    "Each is for one comparison: of 20 pairs that do not differ, one will seem to",
+)
 Pair = tuple[ModelResult, ModelResult]
 
 
@@ -35,7 +38,8 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
 
 def text(pairs: Sequence[Pair]) -> list[str]:
     """The lines of all pairs, ``HEADING`` first."""
-    lines = [HEADING]
+    cautions = {found.caution for pair in pairs for model in pair if (found := model.estimates) and found.caution}
+    lines = [*HEADING, *(f"Caution: {each}" for each in sorted(cautions))]
     for pair in pairs:
         lines += ["", f"{pair[0].label} against {pair[1].label}", *measure(pair, "PPL", "nll")]
         lines += measure(pair, "KLD", "kld")

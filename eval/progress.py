@@ -91,7 +91,8 @@ class Progress:
             yield phase
         else:
             columns = (
-                SpinnerColumn(), TextColumn("{task.description}"), Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
+                SpinnerColumn(), TextColumn("{task.description}", markup=False),
+                Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
             )  # fmt: skip
             with RichProgress(*columns, console=self.console, transient=True) as phase.rich:
                 phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)

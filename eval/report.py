@@ -15,13 +15,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from backends import layers
-from backends.base import InputError
+from backends.base import InputError, LayerGroup
 from backends.messages import one_line
 from backends.options import describe
 from eval import machine
 from eval.files import replacing
 from eval.results import ModelResult, RunResult
-from eval.uncertainty import Value
+from eval.uncertainty import MOST_STRETCHES, Value
 
 FORMAT = 4
 """Version of the layout of results.json."""
@@ -141,6 +141,7 @@ def from_json(raw: Any) -> StoredRun:
     try:
         run = {key: raw[key] for key in ("data", "subtitle", "reference")}
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
+        check_models(run["models"])
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
         return TypeAdapter(StoredRun).validate_json(json.dumps(run, allow_nan=False), strict=True)
     except ValidationError as error:
@@ -150,6 +151,17 @@ def from_json(raw: Any) -> StoredRun:
     except (TypeError, ValueError) as error:  # a list in place of an object; NaN
         reason = one_line(error)
     raise InputError(f"damaged results: {reason}") from None
+
+
+def check_models(models: Sequence[dict[str, Any]]) -> None:
+    """ValueError for what no run writes, and what shows it would trip over."""
+    labels = [model["label"] for model in models]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError("no models" if not labels else "models with one label")
+    for model in models:
+        TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
+        if len((model["estimates"] or {"stretches": {"tokens": ()}})["stretches"]["tokens"]) > MOST_STRETCHES:
+            raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
 
 
 def model_fields(raw: dict[str, Any]) -> dict[str, Any]:

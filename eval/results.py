@@ -89,6 +89,14 @@ class RunResult:
     reference: dict[str, Any] | None = None
 
     @property
+    def reference_ppl(self) -> float | None:
+        """The reference's perplexity: of its row, or else as most of its tokens were scored beside a model."""
+        rows = [model.ppl for model in self.models if model.is_reference and model.ppl]
+        beside = [found.against.ref_ppl for model in self.models if (found := model.estimates) and found.against]
+        known = [ppl for ppl in rows or beside if ppl.value is not None]
+        return max(known, key=lambda ppl: ppl.tokens).value if known else None
+
+    @property
     def noise_floor(self) -> ModelResult | None:
         """The row that its spec calls the noise floor; of several, that with the largest KLD."""
         floors = ((model.kld, model) for model in self.models if model.is_noise_floor)

@@ -53,7 +53,7 @@ class Runner:
 
     def run(self, data_spec: DataSpec, specs: Sequence[ModelSpec], max_rows: int | None) -> RunResult:
         """Measure every model.  InputError with all problems, one a line, before anything loads."""
-        raise_all(jobs.plan(specs, data_spec.eval_len)[1])  # quick, so it goes before tokenizing
+        raise_all(jobs.plan(specs, data_spec.longest)[1])  # quick, so it goes before tokenizing
         data = self.data = windows.build(data_spec, max_rows, self.store, self.progress, clear=self.clear)
         planned, problems = jobs.plan(specs, data.length)  # the chat prefix may have made the windows longer
         for job in planned:
@@ -151,10 +151,8 @@ class Runner:
             if stored is None:
                 raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
             found = summarize(stored, data)
-            if found.ppl.value is None:
-                raise ModelError(
-                    f"no perplexity: {found.ppl.non_finite} of {len(stored.logprob)} positions are not finite"
-                )
+            if not found.ppl.tokens:
+                raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
             return replace(
                 described(job),
                 storage=overridden(job.backend(job.request).storage(), job.spec),

@@ -96,6 +96,11 @@ class DataSpec(Spec):
         return self
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest window: lm-eval does not count the last one, which it only predicts."""
+        return self.eval_len + (self.method == "lm_eval")
+
+    @property
     def stride(self) -> int:
         """Tokens between the starts of two windows, the method's own where the spec has none."""
         return self.eval_stride or methods.default_stride(self.method, self.eval_len)

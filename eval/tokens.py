@@ -87,7 +87,7 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
     """Tokenize each text at once, and the chat prefix if the spec wants one."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     lead = lead_of(tokenizer, spec.method)
-    sample = texts[0][:SAMPLE]
+    sample = max(texts, key=len)[:SAMPLE]
     began = time.perf_counter()
     tokenizer(sample)
     expected = (time.perf_counter() - began) * sum(map(len, texts)) / max(len(sample), 1)

@@ -106,8 +106,10 @@ def clustered(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
     groups, n = len(tokens), tokens.sum()
     if groups < 2:
         return None
-    off = total - total.sum() / n * tokens
-    return math.sqrt(groups / (groups - 1) * float(off @ off)) / float(n)
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = total - total.sum() / n * tokens
+        squares = float(off @ off)
+    return math.sqrt(groups / (groups - 1) * squares) / float(n) if math.isfinite(squares) else None
 
 
 def interval(value: float, stderr: float, groups: int) -> tuple[float, float]:
@@ -125,7 +127,9 @@ def mean(values: NDArray[Any], finite: NDArray[np.bool_] | None = None, stretch:
     total, tokens = float(kept.sum()), len(kept)
     if not tokens:
         return Mean(None, total, 0, len(used))
-    independent = math.sqrt(float(kept.var()) / (tokens - 1)) if tokens > 1 else None
+    with np.errstate(over="ignore"):
+        variance = float(kept.var())
+    independent = math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
     error = None
     if stretch is not None:
         error = clustered(np.bincount(stretch[used], kept), np.bincount(stretch[used]))

@@ -136,7 +136,9 @@ def subtitle(spec: DataSpec, data: EvalData) -> str:
     """What a plot says below its title, e.g. ``wikitext2, 141 x 2048 tokens``."""
     rows = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
-    parts = [f"{corpus.display_name(spec)}, {rows} × {length} tokens"]
+    mixed = len({len(window.token_ids) for window in data.windows}) > 1
+    size = f"{rows} windows of up to {length} tokens" if mixed else f"{rows} × {length} tokens"
+    parts = [f"{corpus.display_name(spec)}, {size}"]
     if spec.warmup_tokens:
         parts.append(f"{spec.warmup_tokens} tokens warm-up")
     if spec.chat_template:

@@ -45,3 +45,8 @@ def test_sign_and_unit() -> None:
 )  # fmt: skip
 def test_what_rounding_takes_below_zero_is_no_minus_sign(value: float | None, text: str) -> None:
     assert digits.cell(value, digits.KLD_DIGITS) == text
+
+
+def test_values_that_no_column_holds_are_written_with_an_exponent() -> None:
+    assert digits.cell(9_999_999.5, 1) == "9,999,999.5"
+    assert digits.cell(1.23456e129, 4) == "1.2346e+129"

@@ -198,13 +198,6 @@ def test_lines_are_the_reference_and_the_noise_floor() -> None:
     assert drawing.levels(run_of(BASE, reference=None), kld=False) == []
 
 
-def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() -> None:
-    fewer = with_against(QUANT, ref_ppl=Perplexity(6.0, -70.0, 39, 1))
-    assert drawing.reference_ppl(run_of(fewer, QUANT)) == 7.25
-    assert drawing.reference_ppl(run_of(fewer, QUANT, REF)) == 7.5
-    assert drawing.reference_ppl(run_of(with_against(QUANT, ref_ppl=Perplexity(None, -1e9, 40, 0)))) is None
-
-
 def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
     figure = drawing.scatter(real_table.run(), max_x=5, max_y=25)
     shown = {text.get_text().split("\n")[0] for text in named(figure, "label")}

@@ -454,3 +454,14 @@ def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
 
     check(asdict(four))
     assert estimates.summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0)) == four
+
+
+def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
+    """Its most probable token is whatever argmax made of a nan, and the table leaves such an entry out."""
+    half = np.log(np.full(4, 0.5, np.float32))
+    columns = {"logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.zeros(4, np.float32),
+               "same_top": np.ones(4, np.bool_)}  # fmt: skip
+    index = np.arange(4)
+    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld", "same_top")
+    columns["ref_logprob"] = np.array([-1, np.nan, -1, -1], np.float32)
+    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld")

@@ -51,7 +51,7 @@ def test_the_mark_of_the_best_is_explained() -> None:
 
 
 def test_the_noise_floor_is_explained() -> None:
-    note = "≈ noise floor: the reference's weights with other roundings"
+    note = "≈ marked as the noise floor, the reference's weights with other roundings"
     floor = replace(QUANT, spec={"noise_floor": True})
     known = f"{note}; a KLD near or below its 0.01235 says nothing about a quantization"
     assert known in footnotes(run_of(REF, floor))
@@ -84,5 +84,5 @@ def test_what_is_missing_is_explained() -> None:
 
 
 def test_stored_results() -> None:
-    note = "* from the cache; seconds are those of the run that measured it"
+    note = "1 of 1 rows come from the cache; their seconds (*) are of an earlier run"
     assert footnotes(run_of(replace(BASE, cached=True), reference=None))[-1] == note

@@ -19,7 +19,7 @@ C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
 def test_the_better_one_is_named() -> None:
     """exp(-0.5) = 0.60653: 39.347 % less, +- 6.0653 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.025."""
     assert pairs.text([(A, B)]) == [
-        pairs.HEADING,
+        *pairs.HEADING,
         "",
         "a against b",
         "  PPL: a is better: 0.50 ± 0.10 nats",
@@ -27,7 +27,7 @@ def test_the_better_one_is_named() -> None:
         "  KLD: a is better: 0.125 ± 0.025 nats",
         "       difference -0.125, 95 %: -0.205 to -0.045",
     ]
-    assert pairs.text([(B, A)])[3:5] == [
+    assert pairs.text([(B, A)])[4:6] == [
         "  PPL: a is better: 0.50 ± 0.10 nats",
         "       ln(PPL ratio) +0.50, 95 %: +0.18 to +0.82; PPL +65 ± 16 %",
     ]
@@ -35,7 +35,7 @@ def test_the_better_one_is_named() -> None:
 
 def test_no_difference_and_no_error() -> None:
     """exp(-0.2) = 0.81873, times 0.23094 = 0.189; and a model against itself."""
-    assert pairs.text([(A, C)])[3:] == [
+    assert pairs.text([(A, C)])[4:] == [
         "  PPL: no difference to be seen: -0.20 ± 0.23 nats",
         "       ln(PPL ratio) -0.20, 95 %: -0.93 to +0.53; PPL -18 ± 19 %",
         "  KLD: no difference to be seen: 0.00000 ± 0 nats",
@@ -44,16 +44,16 @@ def test_no_difference_and_no_error() -> None:
     short = [
         with_sums(replace(QUANT, label=x), tokens=(10,), nll=(y,), whole=("nll",)) for x, y in (("a", 5.0), ("b", 9.0))
     ]
-    assert pairs.text([(short[0], short[1])])[3:5] == [
+    assert pairs.text([(short[0], short[1])])[4:6] == [
         "  PPL: the text is too short to tell: -0.40000 ± n/a nats",
         "       ln(PPL ratio) -0.40000; PPL -32.96800 ± n/a %",
     ]
 
 
 def test_what_is_not_known_has_its_reason() -> None:
-    assert pairs.text([(REF, A)])[3:][-1] == "  KLD: n/a: bf16 is the reference, from which KLD is measured"
+    assert pairs.text([(REF, A)])[4:][-1] == "  KLD: n/a: bf16 is the reference, from which KLD is measured"
     holes = with_sums(B, whole=())
-    assert pairs.text([(A, holes)])[3:] == [
+    assert pairs.text([(A, holes)])[4:] == [
         "  PPL: n/a: b has positions without a finite log-probability",
         "  KLD: n/a: b has positions without a finite KL divergence",
     ]
@@ -73,3 +73,9 @@ def test_pairs_by_label() -> None:
 @pytest.mark.parametrize("line", pairs.text([(A, B), (B, C)]))
 def test_eighty_columns_hold_every_line(line: str) -> None:
     assert len(line) <= 80
+
+
+def test_a_short_text_is_said_with_the_pairs() -> None:
+    assert A.estimates is not None
+    short = replace(A, estimates=replace(A.estimates, stretches=replace(A.estimates.stretches, length=5000)))
+    assert pairs.text([(short, B)])[2].startswith("Caution: the text has 5,000 tokens")

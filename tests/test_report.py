@@ -193,3 +193,14 @@ def test_csv_is_flat(tmp_path: Path) -> None:
     assert (quant["entropy"], quant["notes"], quant["noise_floor"]) == ("1.25", "a, b; c", "False")
     assert (failed["kld"], failed["error"]) == ("", "told to fail")
     assert not {"spec", "provenance", "estimates"} & quant.keys()
+
+
+def test_what_no_run_writes_is_refused() -> None:
+    raw = json.loads(json.dumps(report.run_json(run_of(REF, QUANT), [])))
+    assert refusal(report.from_json, damaged(raw, "models", value=[])) == "damaged results: no models"
+    twice = damaged(raw, "models", 1, "label", value=REF.label)
+    assert refusal(report.from_json, twice) == "damaged results: models with one label"
+    later = damaged(raw, "models", 1, "provenance", "layers", value=[{"weights": "nf5"}])
+    assert refusal(report.from_json, later).startswith("damaged results: ")
+    many = damaged(raw, "models", 1, "estimates", "stretches", "tokens", value=[1] * 31)
+    assert refusal(report.from_json, many) == f"damaged results: {QUANT.label}: more than 30 stretches"

@@ -6,6 +6,8 @@ import numpy as np
 
 from eval.estimates import Estimates, summarize
 from eval.results import MARK, ModelResult, RunResult
+from eval.uncertainty import Perplexity
+from tests.made import QUANT, REF, run_of, with_against
 
 
 def scored(kld: float) -> Estimates:
@@ -87,3 +89,10 @@ def test_a_deviation_marks_the_label() -> None:
     assert len(row.deviations) == 1
     assert row.marked_label == f"a {MARK}"
     assert ModelResult("a", "fake").marked_label == "a"
+
+
+def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() -> None:
+    fewer = with_against(QUANT, ref_ppl=Perplexity(6.0, -70.0, 39, 1))
+    assert run_of(fewer, QUANT).reference_ppl == 7.25
+    assert run_of(fewer, QUANT, REF).reference_ppl == 7.5
+    assert run_of(with_against(QUANT, ref_ppl=Perplexity(None, -1e9, 40, 0))).reference_ppl is None

@@ -239,3 +239,9 @@ def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
 def test_intervals_of_short_texts_do_not() -> None:
     """Why there is a caution: 16,000 tokens are three articles."""
     assert coverage.coverage("loss", 16_000, 1000)["2048/512"]["clustered"] < 91
+
+
+def test_an_error_that_overflows_is_not_known() -> None:
+    """1e200 squared is beyond float64; the mean is not."""
+    found = mean(np.array([1e200, -1e200, 1e200, 1e200]), None, np.array([0, 1, 2, 2]))
+    assert (found.value, found.stderr, found.stderr_independent) == (5e199, None, None)

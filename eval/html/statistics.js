@@ -28,14 +28,16 @@ const distinct = (found) => found !== null && known(found.low) && (found.low > 0
 
 // The models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/differences.py, best().
 function best(models, name) {
-  const candidates = models.filter(
-    (m) => m.stretches && m.stretches.whole.includes(name) && !m.isReference && !m.noiseFloor,
-  );
+  const candidates = models.filter((m) => m.stretches && m.stretches[name] && !m.isReference && !m.noiseFloor);
+  const groups = (m) => m.stretches.tokens.filter((n) => n > 0).length;
+  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2)) return [];
   const mean = (m) =>
     ((name === "same_top" ? -1 : 1) * m.stretches[name].reduce((sum, each) => sum + each, 0)) /
     m.stretches.tokens.reduce((sum, n) => sum + n, 0);
   const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
-  return candidates.length < 2 ? [] : candidates.filter((m) => m === first || !distinct(difference(m, first, name)));
+  if (!first.stretches.whole.includes(name)) return [];
+  const off = (m) => difference(m, first, name);
+  return candidates.filter((m) => off(m) !== null && !distinct(off(m)));
 }
 
 // The largest value to draw to scale: eval/plot.py, _ceiling().
