@@ -103,7 +103,7 @@ def test_second_run_comes_from_the_cache(
     again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
     assert again.status == 0, again.err
     assert json.loads((tmp_path / "r.json").read_text())["models"][0]["from_cache"] is True
-    assert "* from the cache" in again.out
+    assert "1 of 1 rows come from the cache" in again.out
     monkeypatch.undo()
 
 
@@ -160,7 +160,7 @@ def test_no_finite_score_is_a_failure(compare_q: Run, write_specs: Specs) -> Non
     )
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
-    assert ran.err.splitlines()[-1] == "error: nan: no perplexity: 1 of 1 positions are not finite"
+    assert ran.err.splitlines()[-1] == "error: nan: no perplexity: none of 1 positions is finite"
 
 
 def test_damaged_cache(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
@@ -308,9 +308,11 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     monkeypatch.setattr(drawing, "draw", lambda run, file, **keys: told.append((file, keys)))
     plot = tmp_path / "p.svg"
     assert compare_q("--from", finished, "-pf", plot).status == 0
-    assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark").status == 0
+    assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark",
+                     "--no-log_y").status == 0  # fmt: skip
     plain = {"vram": False, "kld": False, "max_x": math.inf, "max_y": math.inf, "title": None, "dark": False}
     asked = {"vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
+    plain, asked = {**plain, "log_y": None}, {**asked, "log_y": False}
     assert told == [(plot, plain), (plot, asked)]
 
 
@@ -629,4 +631,24 @@ def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
 def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
-    assert_refused(ran, "--html: ", "r.x: --output writes to it as well")
+    assert_refused(ran, "--html: ", "r.x: is that of --output as well; name another")
+
+
+def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:
+    before = finished.read_bytes()
+    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is that of --from as well")
+    assert finished.read_bytes() == before
+
+
+def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
+    compare_q: Run, write_specs: Specs, toy_model: Path
+) -> None:
+    """Its windows hold one token more than lm-eval feeds."""
+    context = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
+    model = {"load_fn": "transformers_auto", "label": "toy", "model_dir": str(toy_model)}
+    data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context)
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 2
+    assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
+    data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
+    assert compare_q("-d", data, "-m", spec, "--check").status == 0
