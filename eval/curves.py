@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from eval import labels, look
 from eval.look import split_label
 
-HEIGHT = 9.0
-"""Inches."""
-LARGEST, PITCH = 9.5, 0.62
-"""Points of the names, at most; and of the height that a name has, what its font takes."""
+HEIGHT, MARGIN = 9.0, 0.2
+"""Inches; of the figure, and around what is in it."""
+LARGEST, SMALLEST, PITCH = 9.5, 5.0, 0.62
+"""Points of the names, at most and at least; and of the height that a name has, what its font takes."""
 X_LABEL = "Position in the window (tokens before it)"
 
 
@@ -25,7 +25,7 @@ X_LABEL = "Position in the window (tokens before it)"
 class Line:
     """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: has no score.
 
-    A ``bold`` one (the reference) is drawn thicker.
+    A ``bold`` one is the reference: thicker, above all others, and its name says so.
     """
 
     label: str
@@ -37,22 +37,30 @@ class Line:
 def over_position(
     lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False
 ) -> Figure:
-    """The finished plot; on a logarithmic y axis what is not above 0 leaves a gap."""
+    """The finished plot; on a logarithmic y axis what is not above 0 leaves a gap.
+
+    Names without room are left out, and a note says how many: those that end nearest to others that have theirs.
+    """
     if not lines:
         raise ValueError("no model has scores by position")
     with look.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
-        styles = look.group_styles([split_label(line.label)[0] for line in lines], theme.ink)
-        texts, ends = [], []
+        styles = look.group_styles([split_label(line.label)[0] for line in lines], theme.ink, distinct=False)
+        texts: list[Text] = []
+        ends: list[tuple[float, float]] = []
+        first = 0
         for i, line in enumerate(lines):
             colour = styles[split_label(line.label)[0]][0]
             x, y = _path(line, log_y)
-            axes.plot(x, y, color=colour, lw=3.0 if line.bold else 1.4, alpha=0.9, gid=f"line-{i}")
+            width, order = (3.0, 2.5) if line.bold else (1.4, 2.0)
+            axes.plot(x, y, color=colour, lw=width, alpha=0.9, zorder=order, gid=f"line-{i}")
             known = np.flatnonzero(np.isfinite(y))
             if len(known):
+                first = len(ends) if line.bold else first
                 ends.append((x[known[-1]], y[known[-1]]))
-                texts.append(axes.text(1.04, 0.5, line.label, transform=axes.transAxes, va="center"))
+                name = look.short(line.label) + (" (reference)" if line.bold else "")
+                texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
                 texts[-1].set(color=look.ink_of(colour, theme), gid=f"label-{i}")
         if not ends:
             raise ValueError("no model has a value to draw by position")
@@ -60,7 +68,7 @@ def over_position(
         look.log_ticks(axes.xaxis)
         if log_y:
             look.log_ticks(axes.yaxis)
-        _name(figure, axes, texts, ends)
+        _name(figure, axes, texts, ends, first)
     return figure
 
 
@@ -71,18 +79,38 @@ def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.floa
     return np.sqrt(first * last), np.array(y, dtype=np.float64)
 
 
-def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tuple[float, float]]) -> None:
-    """Moves each name to the height of its line's end, or as near as the others leave room, and joins them."""
-    size = min(LARGEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts))
+def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tuple[float, float]], first: int) -> None:
+    """Moves each name to the height of its line's end, or as near as the others leave room, and joins them.
+
+    If there is not room for all, the ``first`` has its name, then the line that ends farthest from those that have.
+    """
+    size = min(LARGEST, max(SMALLEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts)))
     for text in texts:
         text.set_fontsize(size)
     look.freeze(figure)
     spots = axes.transData.transform(ends)
     gap = max(text.get_window_extent().height for text in texts) + 1
-    places = labels.spread_out(spots[:, 1], gap, axes.bbox.y0, axes.bbox.y1)
-    for text, spot, y in zip(texts, spots, places, strict=True):
-        text.set_y((y - axes.bbox.y0) / axes.bbox.height)
-        path = axes.transAxes.inverted().transform([spot, (axes.bbox.x1, spot[1]), (axes.bbox.x1, y)])
+    kept = _farthest(spots[:, 1], first, int(axes.bbox.height / gap) + 1)
+    places = dict(zip(kept, labels.spread_out(spots[kept, 1], gap, axes.bbox.y0, axes.bbox.y1), strict=True))
+    for i, (text, spot) in enumerate(zip(texts, spots, strict=True)):
+        if i not in places:
+            text.remove()
+            continue
+        text.set_y((places[i] - axes.bbox.y0) / axes.bbox.height)
+        path = axes.transAxes.inverted().transform([spot, (axes.bbox.x1, spot[1]), (axes.bbox.x1, places[i])])
         path[1:, 0] = 1.005, 1.035
         leader = {"color": text.get_color(), "lw": 0.7, "alpha": 0.7, "clip_on": False, "zorder": 1.5}
         axes.plot(*path.T, transform=axes.transAxes, **leader)
+    if len(kept) < len(texts):
+        note = f"no room for {len(texts) - len(kept)} of {len(texts)} names"
+        figure.text(1 - MARGIN / look.WIDTH, MARGIN / HEIGHT, note, ha="right", va="bottom", size=LARGEST, gid="note-0")
+
+
+def _farthest(heights: NDArray[np.float64], first: int, room: int) -> list[int]:
+    """Places of at most ``room`` of these heights [N], in order: ``first``, then those farthest from all taken."""
+    taken, away = [first], np.abs(heights - heights[first])
+    while len(taken) < min(room, len(heights)):
+        away[taken] = -1.0
+        taken.append(int(np.argmax(away)))
+        away = np.minimum(away, np.abs(heights - heights[taken[-1]]))
+    return sorted(taken)

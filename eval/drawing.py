@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Collection
 from pathlib import Path
 
@@ -24,8 +23,6 @@ MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """What the plot says of marked labels."""
 AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
-NAME_LETTERS = 40
-"""Letters of a label in the name of a line."""
 
 
 def draw(
@@ -136,7 +133,7 @@ def levels(run: RunResult, *, kld: bool) -> list[Level]:
         floor = run.noise_floor
         if floor is None or floor.kld is None or not floor.kld.value:
             return []
-        return [Level(floor.kld.value, f"noise floor ({short(floor.label)}) {floor.kld.value:.2g}", dotted=True)]
+        return [Level(floor.kld.value, f"noise floor ({look.short(floor.label)}) {floor.kld.value:.2g}", dotted=True)]
     found = run.reference_ppl
     return [] if found is None else [Level(found, f"reference {found:.2f}")]
 
@@ -146,8 +143,3 @@ def kld_axis(run: RunResult) -> str:
     axis = "KL divergence (nats, mean over tokens)"
     named = f"{axis} against {run.reference['label']}" if run.reference else axis
     return named if len(named) <= AXIS_LETTERS else axis
-
-
-def short(label: str) -> str:
-    """A label for the name of a line."""
-    return textwrap.shorten(label, NAME_LETTERS, placeholder="...")

@@ -5,7 +5,9 @@ KLD is on a logarithmic axis: it runs over seven powers of ten within one text.
 
 from __future__ import annotations
 
+import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
 from eval import look
@@ -24,6 +27,12 @@ X_LABEL = "KL divergence of single tokens (nats)"
 BOXES = "box: median and quartiles; whiskers: 1 to 99 % of the tokens; marker: mean; tick: maximum"
 ROW, MARGINS, SINGLE = 0.3, 3.0, 6.5
 """Inches: of each model's row, above and below all of them, and of the histogram of one model."""
+LABEL_WIDTH, LETTERS = 3.0, 100
+"""Inches that the rows' labels take at most, and letters for which the heading then has room."""
+LEGEND = 62.0
+"""Points from the axes to the legend: ticks, and two lines of the axis' name."""
+LABEL_LETTERS = 64
+"""Letters of a label in a line of the heading, even if all are W."""
 SMALLEST = 1e-8
 """Nats; what is less is rounding of float32, and lies beyond the left end of an axis."""
 COLUMNS = ("median", "mean", "p99", "max")
@@ -54,7 +63,8 @@ def spread(
     shown = [x for m in ranked for x in (m.mean, *(m.percentiles[p] for p in ("1", "max"))) if x >= SMALLEST]
     if not shown:
         raise ValueError("no token has a KLD above 0")
-    with look.canvas(MARGINS + ROW * len(ranked), title, f"{subtitle}\n{BOXES}", dark=dark) as (figure, axes, theme):
+    with look.canvas(MARGINS + ROW * len(ranked), title, f"{subtitle}\n{BOXES}", dark=dark, letters=LETTERS) as drawn:
+        figure, axes, theme = drawn
         axes.set(xscale="log", xlabel=X_LABEL, xlim=(min(shown) / 1.5, max(shown) * 1.5))
         look.log_ticks(axes.xaxis)
         colours = _rows(axes, ranked, theme, floor)
@@ -72,6 +82,7 @@ def spread(
             _numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
         _numbers(axes, -1, COLUMNS, theme)
         look.freeze(figure)
+        _name_floor(axes, floor, theme)
     return figure
 
 
@@ -82,7 +93,8 @@ def ridges(
     ranked = _ranked(models)
     edges, shares, note = binned([model.histogram for model in ranked])
     subtitle = f"{subtitle}\nshare of tokens by KLD, all at one scale; marker: mean"
-    with look.canvas(MARGINS + ROW * (len(ranked) + 1), title, subtitle, dark=dark) as (figure, axes, theme):
+    with look.canvas(MARGINS + ROW * (len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
+        figure, axes, theme = drawn
         _bin_axis(axes, edges, note)
         colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
         for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
@@ -96,6 +108,7 @@ def ridges(
             _numbers(axes, i, [_short(model.mean)], theme)
         _numbers(axes, -1, ["mean"], theme)
         look.freeze(figure)
+        _name_floor(axes, floor, theme)
     return figure
 
 
@@ -109,16 +122,17 @@ def histogram(
     """
     compared = [floor] if floor is not None and floor.label != model.label else []
     edges, shares, note = binned([one.histogram for one in (model, *compared)])
-    with look.canvas(SINGLE, title, f"{model.label}\n{subtitle}", dark=dark) as (figure, axes, theme):
+    name = textwrap.fill(model.label, LABEL_LETTERS)
+    with look.canvas(SINGLE, title, f"{name}\n{subtitle}", dark=dark) as (figure, axes, theme):
         _bin_axis(axes, edges, note)
         axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         groups = [split_label(label)[0] for label in (model.label, *company)]
-        colour = look.group_styles(groups, theme.ink)[groups[0]][0]
+        colour = look.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
-        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=model.label)
+        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=look.short(model.label))
         for other, heights in zip(compared, shares[1:], strict=True):
-            name = f"noise floor ({other.label})"
+            name = f"noise floor ({look.short(other.label)})"
             axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
         marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
         for (x, name), side in zip(marks, ("right", "left"), strict=True):
@@ -130,7 +144,9 @@ def histogram(
                                      textcoords="offset points", ha=side, va="center", size=10.5)  # fmt: skip
                 text.set(path_effects=look.halo(theme), zorder=5, gid="label-0")
         if compared:
-            axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.12), ncols=2)
+            below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
+            columns = 2 if sum(len(words) for words in axes.get_legend_handles_labels()[1]) <= LETTERS * 0.8 else 1
+            axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, ncols=columns)
         look.freeze(figure)
     return figure
 
@@ -165,20 +181,35 @@ def _rows(
 ) -> list[tuple[str, str]]:
     """Sets rows up, each with its label at the left, and the line of the noise floor; colour and marker of each."""
     groups = [split_label(model.label)[0] for model in ranked]
-    styles = look.group_styles(groups, theme.ink)
+    styles = look.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(ranked) - 0.4, top)
-    axes.set_yticks(range(len(ranked)), [model.label for model in ranked])
+    axes.set_yticks(range(len(ranked)), [look.short(model.label) for model in ranked])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    for i, (tick, group) in enumerate(zip(axes.get_yticklabels(), groups, strict=True)):
+    ticks = axes.get_yticklabels()
+    wide = max(tick.get_window_extent().width for tick in ticks) / look.DPI
+    axes.tick_params(axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide))
+    for i, (tick, group) in enumerate(zip(ticks, groups, strict=True)):
         tick.set(color=look.ink_of(styles[group][0], theme), gid=f"label-{i}")
     if floor is not None and floor.mean >= axes.get_xlim()[0]:
         axes.axvline(floor.mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
-        name = axes.annotate(f"noise floor ({floor.label}) {_short(floor.mean)}", (floor.mean, top), (6, -8),
-                             textcoords="offset points", va="center", size=10.5, color=theme.muted)  # fmt: skip
-        name.set(gid="level-name-0", in_layout=False)
     return [styles[group] for group in groups]
+
+
+def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
+    """The name of the noise floor at the top of its line: right of it, or left, or without the label, as has room."""
+    if floor is None or not axes.get_xlim()[0] <= floor.mean <= axes.get_xlim()[1]:
+        return
+    name = axes.annotate("", (floor.mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
+    name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
+    for label, (flush, shift) in itertools.product(
+        (f"noise floor ({look.short(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
+    ):
+        name.set(text=f"{label} {_short(floor.mean)}", ha=flush, position=(shift, -8))
+        box = name.get_window_extent()
+        if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
+            return
 
 
 def _numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
@@ -195,9 +226,11 @@ def _bin_axis(axes: Axes, edges: NDArray[np.float64], note: str) -> None:
 
 
 def _short(value: float) -> str:
-    """Two or three significant digits, as room for a column of them has: 0.00154, 12.3, 0."""
-    if value <= 0:
+    """Two or three significant digits, as room for a column of them has: 0.00154, 12.3, -0.0200; 0 for rounding."""
+    if abs(value) < SMALLEST:
         return "0"
+    if value < 0:
+        return f"-{_short(-value)}"
     if value < 1e-4:
         return f"{value:.1e}".replace("e-0", "e-")
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

@@ -80,10 +80,15 @@ def test_nothing_to_draw_is_an_error() -> None:
         curves.over_position([Line("a", (1, 2), (0.0,))], y_label="y", title="t", log_y=True)
 
 
-def test_the_reference_is_thicker() -> None:
+def test_the_reference_is_thicker_above_the_others_and_named() -> None:
     widths = {line.get_linewidth() for line in named(real(False), "line")[1:]}
     assert widths == {1.4}
-    assert named(real(False), "line")[0].get_linewidth() == 3.0
+    reference, *others = named(real(False), "line")
+    assert reference.get_linewidth() == 3.0
+    assert reference.get_zorder() > max(line.get_zorder() for line in others)
+    names = [text.get_text() for text in named(real(False), "label")]
+    assert [name for name in names if "reference" in name] == [names[0]]
+    assert names[0].endswith(" (reference)")
 
 
 def test_many_names_get_a_smaller_font() -> None:
@@ -92,3 +97,29 @@ def test_many_names_get_a_smaller_font() -> None:
     assert closest(labels.boxes_of(figure)) > 0
     assert named(figure, "label")[0].get_fontsize() < curves.LARGEST
     assert all(within(box, figure.bbox) for box in labels.boxes_of(figure))
+
+
+def test_names_without_room_are_left_out_and_counted() -> None:
+    """151 models of as many groups: the reference and the outermost have their names."""
+    many = [Line(f"G{i} model", (1, 2, 3), (1.0, 1.0 + i / 1000), i == 70) for i in range(151)]
+    figure = curves.over_position(many, y_label="y", title="t")
+    figure.draw_without_rendering()
+    texts, (note,) = named(figure, "label"), named(figure, "note")
+    assert note.get_text() == f"no room for {151 - len(texts)} of 151 names"
+    assert 60 < len(texts) < 151
+    assert {text.get_fontsize() for text in texts} == {curves.SMALLEST}
+    assert {"G0 model", "G70 model (reference)", "G150 model"} <= {text.get_text() for text in texts}
+    boxes = [*extents(texts), note.get_window_extent()]
+    assert closest(boxes) > 0
+    assert all(within(box, figure.bbox) for box in boxes)
+    assert closest(boxes, extents([*figure.axes[0].get_xticklabels(), figure.axes[0].xaxis.label])) > 0
+    assert len(named(figure, "line")) == 151
+    assert not named(real(False), "note")
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_stay_in_the_figure() -> None:
+    long = [Line(f"{i} " + ("W" * 300 if i % 2 else "word " * 60), (1, 2, 3), (1.0, 1.0 + i), i == 0) for i in range(9)]
+    figure = curves.over_position(long, y_label="y", title="t")
+    assert all(within(box, figure.bbox) for box in labels.boxes_of(figure))
+    assert figure.axes[0].bbox.width > 0.4 * figure.bbox.width

@@ -189,7 +189,7 @@ def test_lines_are_the_reference_and_the_noise_floor() -> None:
     assert [(level.y, level.name, level.dotted) for level in drawing.levels(run, kld=False)] == [
         (7.5, "reference 7.50", False)
     ]
-    name = "noise floor (bf16 noise noise noise noise noise...) 0.012"
+    name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
     assert [(level.y, level.name, level.dotted) for level in drawing.levels(run, kld=True)] == [
         (0.01234567, name, True)
     ]

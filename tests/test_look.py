@@ -44,6 +44,21 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     assert len({styles[name][0] for name in sorted(names)[:8]}) == 8
     with pytest.raises(ValueError, match="81 groups"):
         look.group_styles([*names, "one more"], "#000000")
+    repeated = look.group_styles([*names, "one more"], "#000000", distinct=False)
+    assert (len(repeated), len(set(repeated.values()))) == (81, 80)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("EXL3  4.0", "EXL3 4.0"),
+        ("a" * 20 + "b" * 20, "a" * 20 + "b" * 20),
+        ("a" * 100 + "b" * 100, "a" * 20 + "..." + "b" * 17),
+        ("word " * 20 + "Q4 †", "word word word word " + "..." + "rd word word Q4 †"),
+    ],
+)
+def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
+    assert look.short(label) == expected
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:

@@ -1,6 +1,7 @@
 """How the divergence of tokens is drawn: what lies where, what the numbers say, and that nothing overlaps."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -66,7 +67,7 @@ def test_rows_are_sorted_by_mean_and_have_their_groups_colours(draw: str) -> Non
         assert (mark.get_color(), mark.get_marker()) == styles[text.get_text().split()[0]]
         assert text.get_color() == look.ink_of(mark.get_color(), look.LIGHT)
         middle = mark.get_window_extent()
-        assert apart(middle, text.get_window_extent()) < figure.axes[0].bbox.width
+        assert 0 < figure.axes[0].bbox.x0 - text.get_window_extent().x1 < 15
         assert text.get_window_extent().y0 < (middle.y0 + middle.y1) / 2 < text.get_window_extent().y1
 
 
@@ -99,7 +100,8 @@ def test_the_numbers_are_those_of_the_row_and_right_aligned() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0"), (-1e-7, "0"), (4.56e-6, "4.6e-6"), (0.000123, "0.000123"), (0.00154, "0.00154"), (1.0, "1.00"),
+    [(0.0, "0"), (-9e-9, "0"), (-1e-7, "-1.0e-7"), (-0.02, "-0.0200"),
+     (4.56e-6, "4.6e-6"), (0.000123, "0.000123"), (0.00154, "0.00154"), (1.0, "1.00"),
      (12.34, "12.3"), (842.2, "842")],
 )  # fmt: skip
 def test_numbers_have_two_or_three_digits(value: float, shown: str) -> None:
@@ -234,3 +236,47 @@ def test_one_row_below_a_long_heading_has_room(draw: str) -> None:
     assert within(axes.xaxis.label.get_window_extent(), figure.bbox)
     assert within(axes._left_title.get_window_extent(), figure.bbox)
     assert closest(labels.boxes_of(figure, "level-name"), labels.boxes_of(figure, "mean")) > 1
+
+
+def long_ones() -> list[Divergence]:
+    """Labels of 300 letters, with spaces and without, the last words of which differ."""
+    return [replace(one, label=f"{'W' * 300}{i}" if i % 2 else f"{'word ' * 60}Q{i} †") for i, one in enumerate(REAL)]
+
+
+@pytest.mark.parametrize("draw", ["spread", "ridges"])
+@pytest.mark.filterwarnings("error")
+def test_long_labels_leave_room_for_all_else(draw: str) -> None:
+    models = long_ones()
+    for floor in min(models, key=lambda one: one.mean), max(models, key=lambda one: one.mean):
+        figure = getattr(spread, draw)(models, title="word " * 20, subtitle="word " * 30, floor=floor)
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        rows, ticks = labels.boxes_of(figure), extents(axes.get_xticklabels())
+        assert all(within(box, figure.bbox) for box in [*rows, *extents(axes.texts)])
+        assert within(axes._left_title.get_window_extent(), figure.bbox)
+        assert closest(rows) > 1
+        assert closest(ticks) > 1
+        assert axes.bbox.width > 0.4 * figure.bbox.width
+        assert within(*labels.boxes_of(figure, "level-name"), axes.bbox)
+    assert len({text.get_text() for text in named(figure, "label")}) == len(models)
+    assert all(text.get_text()[-1] in "†13579" for text in named(figure, "label"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_long_label_is_whole_in_the_heading_of_its_histogram() -> None:
+    for one, floor in itertools.permutations(long_ones()[:2]):
+        figure = spread.histogram(one, title="t", subtitle="text", floor=floor)
+        figure.draw_without_rendering()
+        axes = figure.axes[0]
+        heading, legend = axes.texts[0], axes.get_legend().get_window_extent()
+        assert "".join(heading.get_text().split()) == "".join(f"{one.label}text".split())
+        assert all(within(box, figure.bbox) for box in (heading.get_window_extent(), legend))
+        assert apart(legend, axes.xaxis.label.get_window_extent()) > 0
+
+
+@pytest.mark.parametrize("draw", ["spread", "ridges"])
+def test_colours_repeat_where_there_are_too_many_groups(draw: str) -> None:
+    figure = getattr(spread, draw)([replace(SPREADS[0], label=f"group{i} 4.0") for i in range(81)], title="t")
+    assert len(named(figure, "label")) == 81
+    company = [f"group{i} 4.0" for i in range(81)]
+    assert named(spread.histogram(SPREADS[0], title="t", company=company), "share")
