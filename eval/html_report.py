@@ -26,8 +26,8 @@ from eval.uncertainty import T975
 
 FOLDER = Path(__file__).parent / "html"
 SCRIPTS = (
-    "core", "statistics", "chart", "table", "labels", "scatter", "spread", "confidence", "differences", "inspector",
-    "ran",
+    "core", "statistics", "chart", "table", "labels", "scatter", "spread", "position", "confidence", "differences",
+    "inspector", "ran",
 )  # fmt: skip
 """In the order in which they need each other; the last one starts it all."""
 TITLE = "Quantized models compared"
@@ -48,9 +48,14 @@ def payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]
         "inspection": dataclasses.asdict(inspection) if isinstance(inspection, Inspection) else inspection,
         "names": names,
         "styles": group_styles([group for group, _ in names]),
-        "footnotes": footnotes(run),
+        "footnotes": notes(run),
         "t975": T975,
     }
+
+
+def notes(run: RunResult) -> list[str]:
+    """The table's footnotes, without what only the terminal has: an option, and stars on seconds."""
+    return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run)]
 
 
 def group_styles(groups: Sequence[str]) -> look.Styles:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from backends.base import Storage
-from eval import differences, digits, html_report, report, tables
+from eval import differences, digits, drawing, html_report, report, tables
 from eval import estimates as estimating
+from eval.distributions import Curve, Histogram
 from eval.inspector import Damaged, Inspection, Passage
 from eval.results import ModelResult, RunResult
 
@@ -117,6 +118,25 @@ class Opened:
 
     def pick(self, section: str, text: str) -> None:
         self.page.locator(f"#{section} .choice").get_by_text(text, exact=True).click()
+
+    def scale(self, chart: str, along: str, *, log: bool) -> Callable[[float], float]:
+        """Value -> pixel of a chart's axis, read off its first and last tick but for one at 0."""
+        anchor, off = ("middle", 0) if along == "x" else ("end", 4)
+        found = self.page.locator(f"{chart} .tick[text-anchor='{anchor}']").evaluate_all(
+            f"all => all.map(each => [each.textContent, each.getAttribute('{along}') - {off}])"
+        )
+        ticks = [(float(plain(text)), pixel) for text, pixel in found if not (log and text == "0")]
+        (a, first), (b, last) = ticks[0], ticks[-1]
+        turn = math.log if log else float
+        return lambda value: first + (turn(value) - turn(a)) / (turn(b) - turn(a)) * (last - first)
+
+    def bars(self, chart: str) -> list[tuple[int, float, float]]:
+        """Model, lower and upper end of each error bar, pixels."""
+        found = self.page.locator(f"{chart} .bar").evaluate_all(
+            "all => all.map(each => [each.dataset.bar, each.getAttribute('d')])"
+        )
+        ends = [(int(model), re.findall(r"[,V]([\d.]+)", path)) for model, path in found]
+        return [(model, *sorted(map(float, ys[:2]), reverse=True)) for model, ys in ends]  # type: ignore[misc]
 
     def centre(self, label: str) -> tuple[float, float]:
         """Pixels of a model's point."""
@@ -296,7 +316,10 @@ def test_scales(show: Callable[..., Opened]) -> None:
         return (a - b) / (b - c)
 
     assert drawn() == pytest.approx(ratio(math.log), rel=1e-6)
+    floors = opened.page.locator("#scatter .level.floor")
+    assert floors.count() == 1
     opened.pick("scatter", "PPL")
+    assert floors.count() == 0  # it is the floor of KLD
     opened.pick("scatter", "KLD")
     opened.page.locator("#scatter .choice:has(legend:text-is('y scale'))").get_by_text("linear").click()
     assert drawn() == pytest.approx(ratio(float), rel=1e-6)
@@ -320,25 +343,26 @@ def test_size_axis(show: Callable[..., Opened]) -> None:
     assert (middle - low) / (high - middle) == pytest.approx(expected, rel=1e-6)
 
 
-LABELS_AND_POINTS = "#scatter :is(.label, .level-name)", "#scatter .point .mark"
+KINDS = "#scatter :is(.label, .level-name)", "#scatter .point .mark", "#scatter svg .tick", "#scatter svg .name"
 
 
 @browsing
 @pytest.mark.parametrize("width", [400, 1400])
 def test_no_label_covers_anything(show: Callable[..., Opened], width: int) -> None:
-    """Labels touch no point and no other label, in any view; the page is no wider than the window."""
+    """Labels touch no point and no other label, ticks no axis's name, in any view; the page fits the window."""
     crowd = [measured(f"G{i % 7} number {i}", 0.01 * 1.5 ** (i % 13), 3 + (i * 7 % 11) / 4, seed=i) for i in range(30)]
     opened = show(*MODELS, *crowd, width=width)
     boxes = """kind => [...document.querySelectorAll(kind)].map(node => {
         const box = node.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"""
     for view in ("KLD", "PPL", "PPL ratio"):
         opened.pick("scatter", view)
-        labels, points = (opened.page.evaluate(boxes, kind) for kind in LABELS_AND_POINTS)
+        labels, points, ticks, names = (opened.page.evaluate(boxes, kind) for kind in KINDS)
         assert len(labels) > 8
         # Letters reach less far than the box of a line of text: 1 pixel of it may.
         touching = [
-            (a, b) for a, b in itertools.chain(itertools.combinations(labels, 2), itertools.product(labels, points))
-            if min(a[2], b[2]) - max(a[0], b[0]) > 1 and min(a[3], b[3]) - max(a[1], b[1]) > 2
+            (a, b)
+            for kinds in ((labels, labels), (labels, points), (ticks, names)) for a, b in itertools.product(*kinds)
+            if a is not b and min(a[2], b[2]) - max(a[0], b[0]) > 1 and min(a[3], b[3]) - max(a[1], b[1]) > 2
         ]  # fmt: skip
         assert touching == []
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
@@ -395,6 +419,15 @@ def test_selection_reaches_all_sections(show: Callable[..., Opened]) -> None:
     assert curves.evaluate_all("nodes => nodes.map(node => node.dataset.model)") == ["5", "6"]
     assert opened.page.locator("#spread .chart .fill").count() == 2
     assert opened.texts("#confidence .legend li") == ["EXL3 4.0", "GGUF Q4_K"]
+    opened.page.locator("#table tr[data-model='4'] td").first.click()
+    dashes = [
+        opened.page.locator(f"#confidence {each}").evaluate_all(
+            "all => all.map(each => getComputedStyle(each).strokeDasharray)"
+        )
+        for each in (".curve", ".legend line")
+    ]
+    assert dashes == [["none", "none", "7px, 3px"]] * 2  # a group's second model
+    opened.page.locator("#table tr[data-model='4'] td").first.click()
     assert opened.page.locator("#tokens select").input_value() == "6"
     assert opened.page.locator("#scatter .ring").count() == 2
     opened.page.locator("#spread .small", has_text="GGUF Q2_K").click()
@@ -411,6 +444,7 @@ def test_tokens(show: Callable[..., Opened]) -> None:
     """Texts as they are, coloured by the selected model's KLD; a hover tells the numbers; the damaged ones below."""
     opened = show(*MODELS)
     opened.page.locator("#tokens select").select_option("2")
+    assert "excerpts of the text" in opened.texts("#about dd")
     tokens = opened.page.locator("#tokens .token")
     assert tokens.all_text_contents()[:5] == ["▯", "Ü", "↵\n↵\n", " <b>", "</script>"]
     strengths = [
@@ -426,7 +460,7 @@ def test_tokens(show: Callable[..., Opened]) -> None:
     tokens.nth(0).focus()
     opened.page.keyboard.press("ArrowRight")
     assert opened.heading() == '"Ü"'
-    assert opened.texts("#worst tbody td") == ["4.25", "50.0 %", "1.0 %", "before\n <i> after"]
+    assert opened.texts("#worst tbody td") == ["4.25", "50.0 %", "1.0 %", "before↵ <i> after"]
     opened.pick("tokens", "loss − reference")
     strengths = [
         float(s) for s in tokens.evaluate_all("nodes => nodes.map(n => n.style.getPropertyValue('--strength'))")
@@ -519,3 +553,288 @@ def test_sections_that_have_nothing_to_show_are_absent(
         group.click()
     assert opened.labels() == []
     assert show(*models, inspect=False).page.locator("#tokens").is_hidden()
+
+
+def bare(model: ModelResult) -> ModelResult:
+    """A model of an old results.json: without errors and distributions."""
+    found = model.estimates
+    assert found
+    against = found.against and replace(
+        found.against, kld=replace(found.against.kld, stderr=None), kld_percentiles={},
+        kld_histogram=Histogram(-8, 8, (), 0, 0), confidence=(),
+        ln_ppl_ratio=replace(found.against.ln_ppl_ratio, stderr=None),
+        ppl_ratio=replace(found.against.ppl_ratio, stderr=None),
+    )  # fmt: skip
+    none = replace(found.stretches, tokens=(), nll=(), kld=None, same_top=None, whole=())
+    ppl = replace(found.ppl, stderr=None)
+    return replace(model, estimates=replace(found, ppl=ppl, against=against, stretches=none, curve=Curve((), (), None)))
+
+
+@browsing
+def test_results_without_distributions(show: Callable[..., Opened]) -> None:
+    """No empty section, no word of bars that are not there; KLD can be drawn all the same."""
+    opened = show(*map(bare, MODELS), inspect=False)
+    shown = opened.page.locator("main > section").evaluate_all("all => all.filter(s => s.offsetHeight).map(s => s.id)")
+    assert shown == ["table", "scatter", "ran"]
+    assert opened.texts("#links a") == ["Table", "Quality over size", "What ran"]
+    assert opened.page.locator("th[data-column='p99']").count() == 0
+    assert opened.page.locator("th[data-column='kld']").count() == 1
+    for view in ("PPL", "PPL ratio", "KLD"):
+        opened.pick("scatter", view)
+        assert opened.page.locator("#scatter .point").count() == len(MODELS)
+        assert "rror bar" not in "".join(opened.texts("#scatter .hint"))
+    assert "stretches" not in opened.texts("#meaning")[0]
+
+
+@browsing
+@pytest.mark.parametrize("view", ["PPL", "PPL ratio", "KLD"])
+def test_error_bars_are_the_pngs(show: Callable[..., Opened], view: str) -> None:
+    """As long as Python's errors to 1e-6, on both scales; unpaired ones are named."""
+    server = measured("server", 0.3, 5.0, seed=8)
+    assert server.estimates
+    text = replace(server.estimates, against=None)  # but on the same stretches
+    server = replace(server, estimates=text)
+    other = replace(server, label="other text", estimates=replace(text, stretches=replace(text.stretches, whole=())))
+    run = run_of(*MODELS[:-1], server, other)
+    opened = show(*run.models)
+    opened.pick("scatter", view)
+    expected = {}
+    for i, model in enumerate(run.models):
+        error, ppl = drawing.ppl_error(run, model)[0], model.ppl.value if model.ppl else None
+        assert ppl
+        if view == "KLD":
+            value, error = (model.kld.value, model.kld.stderr) if model.kld else (0.0, None)
+        elif view == "PPL":
+            value = ppl
+        elif model is other:
+            continue
+        else:
+            against = model.estimates.against if model.estimates else None
+            base = against.ref_ppl.value if against else REFERENCE.ppl.value  # type: ignore[union-attr]
+            value, error = ppl / base, error and error / base  # type: ignore[operator]
+        if error:
+            expected[i] = value, error
+    assert len(expected) == {"PPL": 8, "PPL ratio": 7, "KLD": 6}[view]
+    for scale in ("linear", "log"):
+        opened.page.locator("#scatter .choice:has(legend:text-is('y scale'))").get_by_text(scale).click()
+        to_y = opened.scale("#scatter", "y", log=scale == "log")
+        found = {model: (low, high) for model, low, high in opened.bars("#scatter")}
+        assert {
+            model: pytest.approx((to_y(v - e), to_y(v + e)), abs=0.01) for model, (v, e) in expected.items()
+        } == found
+    caption = "".join(opened.texts("#scatter .chart .hint"))
+    assert {"PPL": "the ratio to the reference's (other text: of the perplexity).", "KLD": "of the mean.",
+            "PPL ratio": "the ratio to the reference's."}[view] in caption  # fmt: skip
+
+
+def with_kld_error(model: ModelResult, factor: float) -> ModelResult:
+    """A model whose KLD and buckets have that many times themselves as errors."""
+    assert model.estimates
+    assert model.estimates.against
+    against = model.estimates.against
+    buckets = tuple(replace(b, kld=replace(b.kld, stderr=factor * (b.kld.value or 0))) for b in against.confidence)
+    wide = replace(against.kld, stderr=factor * (against.kld.value or 0))
+    return replace(model, estimates=replace(model.estimates, against=replace(against, kld=wide, confidence=buckets)))
+
+
+@browsing
+def test_the_foot_of_a_logarithm(show: Callable[..., Opened]) -> None:
+    """A bar that would reach 0 ends at half the lowest value; 0 has a tick below all; alone, it has a linear axis."""
+    models = (REFERENCE, with_kld_error(MODELS[2], 2.0), MODELS[5])
+    opened = show(*models)
+    to_y = opened.scale("#scatter", "y", log=True)
+    low = MODELS[5].kld.value / 2 if MODELS[5].kld and MODELS[5].kld.value else 0.0
+    value = MODELS[2].kld.value if MODELS[2].kld and MODELS[2].kld.value else 0.0
+    found = {model: ends for model, *ends in opened.bars("#scatter")}
+    assert found[1] == pytest.approx([to_y(low), to_y(3 * value)], abs=0.01)
+    ticks = opened.page.locator("#scatter .tick[text-anchor='end']")
+    at = dict(ticks.evaluate_all("all => all.map(each => [each.textContent, each.getAttribute('y') - 4])"))
+    assert opened.centre("bf16 base")[1] == pytest.approx(at["0"])
+    assert all(y < to_y(low) < at["0"] for text, y in at.items() if text != "0")
+    assert "Hollow, at 0" in "".join(opened.texts("#scatter .hint"))
+    for group in ("W4A16", "EXL3"):
+        opened.page.locator(f"#scatter .group[data-group='{group}']").click()
+    assert opened.page.locator("#scatter .point").get_attribute("data-off") is None
+    assert "Hollow" not in "".join(opened.texts("#scatter .hint"))
+
+
+@browsing
+def test_curves_are_pythons(show: Callable[..., Opened]) -> None:
+    """Each bin at the middle of its first and last position, and its numbers in the tooltip."""
+    opened = show(*MODELS)
+    model = MODELS[5]
+    assert model.estimates
+    edges, kld = model.estimates.curve.edges, model.estimates.curve.kld
+    assert kld
+    opened.page.locator("#chips .drop").nth(0).wait_for()
+    if "EXL3 4.0×" not in opened.texts("#chips .chip"):
+        opened.page.locator("#table tr[data-model='5'] td").first.click()
+    opened.pick("position", "KLD")
+    to_x, to_y = opened.scale("#position", "x", log=True), opened.scale("#position", "y", log=False)
+    path = opened.page.locator("#position .curve[data-model='5']").get_attribute("d")
+    found = [tuple(map(float, pair.split(","))) for pair in path[1:].split("L")]
+    expected = [
+        (to_x(math.sqrt(a * (b - 1))), to_y(value or 0))
+        for (a, b), value in zip(itertools.pairwise(edges), kld, strict=True)
+    ]  # fmt: skip
+    assert np.array(found) == pytest.approx(np.array(expected), abs=0.01)
+    box = opened.page.locator("#position svg[tabindex]").bounding_box()
+    opened.page.mouse.move(box["x"] + found[20][0], box["y"] + 50)
+    assert opened.heading() == f"position {edges[20]} to {edges[21] - 1}"
+    assert float(opened.tip()["EXL3 4.0"]) == pytest.approx(kld[20], rel=6e-4)
+
+
+@browsing
+def test_histograms_are_pythons(show: Callable[..., Opened]) -> None:
+    """Steps at the shares of the tokens, the marks at median and p99."""
+    opened = show(*MODELS)
+    (model,) = (m for m in MODELS if m.label == "EXL3 4.0")
+    assert model.estimates
+    assert model.estimates.against
+    found, percentiles = model.estimates.against.kld_histogram, model.estimates.against.kld_percentiles
+    for drop in opened.page.locator("#chips .drop").all()[::-1]:
+        drop.click()
+    opened.page.locator("#table tr[data-model='5'] td").first.click()
+    to_x, to_y = opened.scale("#spread", "x", log=True), opened.scale("#spread", "y", log=False)
+    path = opened.page.locator("#spread .chart .fill").get_attribute("d")
+    drawn = [tuple(map(float, pair.split(","))) for pair in path[1:].split("V")[0].split("L")[1:]]
+    steps = [
+        (to_x(10 ** (found.first + end / found.per_decade)), to_y(100 * count / N))
+        for i, count in enumerate(found.counts) for end in (i, i + 1)
+    ]  # fmt: skip
+    (first,) = {i for i in range(0, len(steps), 2) if abs(steps[i][0] - drawn[0][0]) < 0.01}
+    assert np.array(drawn) == pytest.approx(np.array(steps[first : first + len(drawn)]), abs=0.01)
+    assert sum(found.counts[first // 2 : (first + len(drawn)) // 2]) > 0.99 * N
+    for name, percent in (("median", "50"), ("p99", "99")):
+        box = opened.page.locator(f"#spread [aria-label='EXL3 4.0 {name}']").evaluate(
+            "each => { const box = each.getBBox(); return box.x + box.width / 2; }"
+        )
+        assert box == pytest.approx(to_x(percentiles[percent]), abs=0.05)
+
+
+@browsing
+def test_confidence_is_pythons(show: Callable[..., Opened]) -> None:
+    """The table's cells, and bars that stay inside the drawing however long they are."""
+    models = (REFERENCE, *MODELS[2:5], with_kld_error(MODELS[5], 3.0))
+    opened = show(*models)
+    rows = opened.page.locator("#confidence tbody tr")
+    assert rows.count() == 4
+    for i, model in enumerate(models[1:]):
+        assert model.estimates
+        assert model.estimates.against
+        buckets = model.estimates.against.confidence
+        assert opened.texts(f"#confidence tbody tr:nth-child({i + 1}) td") == [f"{b.kld.value:.5f}" for b in buckets]
+    bars, to_y = opened.bars("#confidence"), opened.scale("#confidence", "y", log=True)
+    drawn = sorted({model for model, *_ in bars})
+    assert 4 in drawn
+    least = min(b.kld.value for i in drawn for b in models[i].estimates.against.confidence) / 2  # type: ignore[union-attr]
+    for i in drawn:
+        buckets = models[i].estimates.against.confidence  # type: ignore[union-attr]
+        ends = [(b.kld.value - b.kld.stderr, b.kld.value + b.kld.stderr) for b in buckets]
+        expected = [(to_y(max(low, least)), to_y(high)) for low, high in ends]
+        assert [ends for model, *ends in bars if model == i] == [pytest.approx(each, abs=0.01) for each in expected]
+    height = float(opened.page.locator("#confidence .axis").get_attribute("y1"))
+    assert all(12 <= high <= low <= height for _, low, high in bars)
+
+
+@browsing
+@pytest.mark.parametrize(("case", "count"), [("as it is", 1), ("too short", 0), ("the best left some out", 0)])
+def test_stars_are_pythons(show: Callable[..., Opened], case: str, count: int) -> None:
+    """None where it cannot be told what is best."""
+
+    def changed(model: ModelResult) -> ModelResult:
+        assert model.estimates
+        found = model.estimates.stretches
+        if case == "too short":
+            sums = {name: each and (sum(each),) for name, each in vars(found).items() if name in differences.SCORES}
+            found = replace(found, tokens=(N,), **sums)
+        elif case != "as it is" and model.label == "EXL3 4.0":
+            found = replace(found, whole=())
+        return replace(model, estimates=replace(model.estimates, stretches=found))
+
+    models = [changed(model) for model in (REFERENCE, *MODELS[2:6])]
+    opened = show(*models)
+    starred = set(opened.texts("tr:has([data-cell='kld'] .best) .label span"))
+    assert starred == differences.best(models, "kld")
+    assert len(starred) == count
+
+
+@browsing
+def test_the_keyboard_keeps_its_place(show: Callable[..., Opened]) -> None:
+    """After a radio button, an unselected model, and a pair."""
+    opened = show(*MODELS)
+    focused = "document.activeElement.getAttribute('aria-label') || document.activeElement.value"
+    opened.page.locator("#scatter input[value='kld']").focus()
+    for expected in ("ppl", "ratio"):
+        opened.page.keyboard.press("ArrowRight")
+        assert opened.page.evaluate(focused) == expected
+    chips = [text.removesuffix("×") for text in opened.texts("#chips .chip")]
+    assert len(chips) > 2
+    opened.page.locator("#chips .drop").first.focus()
+    for label in chips[1:]:
+        opened.page.keyboard.press("Enter")
+        assert opened.page.evaluate(focused) == f"unselect {label}"
+    cell = opened.page.locator(".cell[data-a='4'][data-b='2']")
+    assert cell.get_attribute("role") == "button"
+    assert cell.get_attribute("aria-label") == "EXL3 3.0 against W4A16 g128: EXL3 3.0 is better"
+    cell.focus()
+    opened.page.keyboard.press("Space")
+    picked = [opened.page.locator(f"[data-key='pick-{name}']").input_value() for name in "AB"]
+    assert picked == ["4", "2"]
+    assert opened.page.evaluate("document.activeElement.dataset.key") == "pair-4-2"
+
+
+@browsing
+def test_too_many_for_a_matrix(show: Callable[..., Opened]) -> None:
+    crowd = [measured(f"G{i % 2} {i}", None, 4.0, seed=i) for i in range(61)]
+    opened = show(*crowd, inspect=False)
+    assert opened.page.locator(".matrix").count() == 0
+    assert "of the 61, hide groups" in "".join(opened.texts("#differences .hint"))
+    assert opened.page.locator("#pair tbody tr").count() == 2
+    opened.page.locator("#table .group").first.click()
+    assert opened.page.locator(".matrix tbody tr").count() == 30
+
+
+@browsing
+@pytest.mark.parametrize("width", [400, 1400])
+def test_long_labels_scroll_no_page(show: Callable[..., Opened], width: int) -> None:
+    models = [replace(model, label=f"{model.label}{'x' * 300}") for model in MODELS]
+    opened = show(*models, width=width)
+    for head in ("#table", ".matrix"):  # which are as wide as they like, but not for one label
+        assert opened.page.locator(f"{head} tbody th").first.bounding_box()["width"] < 0.6 * width
+    for view in ("KLD", "PPL"):
+        opened.pick("scatter", view)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+@browsing
+def test_print(show: Callable[..., Opened]) -> None:
+    """Light whatever the theme, and nothing wider than a page of A4 (718 pixels within its margins)."""
+    layers = {"layers": [{**LAYER, "kernel": "LinearEXL3.reconstruct_hgemm"}]}
+    crowd = [measured(f"NVFP4 W4A4 emulated {i}", 0.1, 4.5, seed=i, provenance=layers) for i in range(20)]
+    opened = show(*MODELS, *crowd, width=1400, color_scheme="dark")
+    for _ in range(3):
+        opened.page.emulate_media(media="print")
+        names = ("paper", "ink", "muted", "grid", "chosen", "raised", "better")
+        found = opened.page.evaluate(
+            "names => names.map(name => getComputedStyle(document.body).getPropertyValue('--' + name).trim())",
+            list(names),
+        )
+        assert found == ["#ffffff", "#1b1f24", "#57606a", "#e9ebee", "#e8f1f8", "#f6f7f9", "0 114 178"]
+        opened.page.emulate_media(media="screen")
+        opened.page.locator("#theme").click()
+    opened.page.emulate_media(media="print")
+    opened.page.set_viewport_size({"width": 718, "height": 1000})
+    widths = opened.page.locator("table, svg").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= 718
+
+
+def test_footnotes_speak_of_the_page() -> None:
+    """Not of options, nor of marks that only the terminal has."""
+    cached = replace(MODELS[2], cached=True)
+    found = html_report.payload(run_of(REFERENCE, cached), None, [])["footnotes"]
+    assert any("differences between rows are far more certain" in note for note in found)
+    assert any(note.startswith("1 of 2 rows come from the cache; their seconds are") for note in found)
+    assert not any("--" in note or "(*)" in note for note in found)

@@ -39,14 +39,16 @@ function tickText(value, all) {
   return String(+value.toPrecision(6)).replace("-", "−");
 }
 
-// A drawing as wide as its place, with grid, axes and their names. x and y: {kind, low, high, name}.
+// A drawing as wide as its place, with grid, axes and their names. x and y: {kind, low, high, name}; y also: zero, where
+// a logarithmic axis shows 0, and least, below which it has no other tick.
 function frame(width, height, x, y, described) {
-  const box = { left: 62, right: width - 14, top: 12, bottom: height - 46 };
+  const up = ticks(y.kind, y.least ?? y.low, y.high, height / 55),
+    letters = Math.max(...up.map((each) => tickText(each, up).length));
+  const box = { left: Math.max(62, 32 + 7 * letters), right: width - 14, top: 12, bottom: height - 46 };
   const toX = scale(x.kind, x.low, x.high, box.left, box.right),
     toY = scale(y.kind, y.low, y.high, box.bottom, box.top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": described });
-  const across = ticks(x.kind, x.low, x.high, width / 90),
-    up = ticks(y.kind, y.low, y.high, height / 55);
+  const across = ticks(x.kind, x.low, x.high, width / 90);
   let last = -Infinity;
   for (const each of across) {
     const at = toX(each),
@@ -56,10 +58,11 @@ function frame(width, height, x, y, described) {
     root.append(svg("text", { class: "tick", x: at, y: box.bottom + 18, "text-anchor": "middle" }, text));
     last = at;
   }
-  for (const each of up) {
-    const at = toY(each);
+  for (const each of [...up, ...(y.zero ? [y.zero] : [])]) {
+    const at = toY(each),
+      text = each === y.zero ? "0" : tickText(each, up);
     root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }));
-    root.append(svg("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, tickText(each, up)));
+    root.append(svg("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, text));
   }
   root.append(svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
   root.append(
@@ -115,16 +118,15 @@ function shape(kind, x, y, r) {
   };
   return (shapes[kind] || (() => `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0Z`))();
 }
+// A group's marker; with a dash (null: none), the line of one of its models, long enough to tell dashes apart.
 function swatch(group, dash) {
   const colour = colourOf(group),
-    parts = [];
-  if (dash !== undefined)
-    parts.push(
-      svg("line", { x1: 0, x2: 26, y1: 7, y2: 7, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash }),
-    );
-  const x = dash === undefined ? 7 : 13;
-  parts.push(svg("path", { d: shape(PAYLOAD.styles[group][1], x, 7, 5), fill: colour, class: "mark" }));
-  return svg("svg", { width: dash === undefined ? 14 : 26, height: 14, "aria-hidden": "true", class: "swatch" }, parts);
+    width = dash === undefined ? 14 : 34;
+  const sign =
+    dash === undefined
+      ? svg("path", { d: shape(PAYLOAD.styles[group][1], 7, 7, 5), fill: colour, class: "mark" })
+      : svg("line", { x1: 0, x2: width, y1: 7, y2: 7, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash });
+  return svg("svg", { width, height: 14, "aria-hidden": "true", class: "swatch" }, sign);
 }
 
 // The tooltip: rows of [name, text] under a heading, beside a place (a function, as the page may scroll), in the window.
@@ -171,7 +173,14 @@ function choice(legend, options, chosen, pick) {
     h(
       "label",
       {},
-      h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => pick(value) }),
+      h("input", {
+        type: "radio",
+        name,
+        value,
+        checked: value === chosen,
+        "data-key": `${name}-${value}`,
+        onchange: () => pick(value),
+      }),
       h("span", {}, text),
     );
   return h("fieldset", { class: "choice" }, h("legend", {}, legend), h("div", {}, options.map(button)));

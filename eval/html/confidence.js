@@ -1,12 +1,13 @@
 // KLD by the reference's confidence: a drawing of the selected models, and all in a table.
+const CONFIDENT = COMPARED.filter((each) => each.confidence.length);
 function confidenceDrawing(width) {
-  const models = chosenModels().filter((each) => each.histogram);
-  const values = models.flatMap((each) =>
-    each.against.confidence.map((bucket) => bucket.kld.value).filter((v) => v > 0),
-  );
-  if (!values.length) return [h("p", { class: "hint" }, "Select models in the table to draw them here.")];
-  const buckets = models[0].against.confidence,
-    y = limits(values, "log", false);
+  const models = chosenModels().filter((each) => each.confidence.length),
+    klds = models.flatMap((each) => each.confidence.map((bucket) => bucket.kld)).filter((kld) => kld.value > 0);
+  if (!klds.length) return [h("p", { class: "hint" }, "Select models in the table to draw them here.")];
+  const least = Math.min(...klds.map((kld) => kld.value)) / 2, // a bar may reach down to 0
+    ends = ({ value, stderr }) => [Math.max(value - (stderr || 0), least), value + (stderr || 0)];
+  const buckets = models[0].confidence,
+    y = limits(klds.flatMap(ends), "log", false);
   const axes = frame(
     width,
     300,
@@ -28,29 +29,30 @@ function confidenceDrawing(width) {
     ),
   );
   models.forEach((each, k) => {
-    const spots = each.against.confidence
+    const spots = each.confidence
       .map((bucket, i) => ({
         bucket,
         x: axes.box.left + (i + 0.5 + (k - (models.length - 1) / 2) * Math.min(0.06, 0.6 / models.length)) * slot,
       }))
       .filter(({ bucket }) => bucket.kld.value > 0);
     const colour = colourOf(each.group),
-      at = (value) => axes.toY(Math.max(value, y.low));
+      at = axes.toY;
     axes.root.append(
       svg("path", {
-        class: "series",
+        class: "curve",
         stroke: colour,
         "stroke-dasharray": dashOf(each),
         d: `M${spots.map(({ bucket, x }) => `${x},${at(bucket.kld.value)}`).join("L")}`,
       }),
     );
     for (const { bucket, x } of spots) {
-      const e = bucket.kld.stderr || 0;
+      const [low, high] = ends(bucket.kld);
       axes.root.append(
         svg("path", {
           class: "bar",
           stroke: colour,
-          d: `M${x},${at(bucket.kld.value + e)}V${at(bucket.kld.value - e)}`,
+          "data-bar": each.id,
+          d: `M${x},${at(high)}V${at(low)}`,
         }),
       );
       axes.root.append(
@@ -60,6 +62,7 @@ function confidenceDrawing(width) {
             class: "mark",
             fill: colour,
             tabindex: "0",
+            role: "img",
             "aria-label": `${each.label}: ${plusMinus(bucket.kld)}`,
           }),
           each.label,
@@ -83,9 +86,9 @@ function confidenceDrawing(width) {
   ];
 }
 function confidenceTable() {
-  const models = sorted(COMPARED.filter(visible));
+  const models = sorted(CONFIDENT.filter(visible));
   if (!models.length) return [];
-  const heads = models[0].against.confidence.map((b) =>
+  const heads = models[0].confidence.map((b) =>
     h(
       "th",
       { scope: "col", class: "number" },
@@ -98,7 +101,7 @@ function confidenceTable() {
       "tr",
       { class: state.chosen.includes(m.id) ? "chosen" : null },
       h("th", { scope: "row" }, h("span", { class: "label" }, swatch(m.group), m.label)),
-      m.against.confidence.map((b) => h("td", { class: "number" }, fixed(b.kld.value, 5))),
+      m.confidence.map((b) => h("td", { class: "number" }, fixed(b.kld.value, 5))),
     );
   return [
     h(
@@ -113,14 +116,15 @@ function confidenceSection() {
   const section = byId("confidence"),
     place = h("div", { class: "chart" }),
     rows = h("div", { class: "scroll" });
-  section.hidden = !COMPARED.length;
+  section.hidden = !CONFIDENT.length;
   section.dataset.short = "Confidence";
   if (section.hidden) return;
   section.append(
     h(
       "p",
       { class: "hint" },
-      "Tokens by how sure the reference is of what comes next: the largest probability that it gives to any token. Selected models; bars: ± one standard error.",
+      "Tokens by how sure the reference is of what comes next: the largest probability that it gives to any token. Selected models" +
+        (CONFIDENT.some((m) => m.confidence.some((b) => known(b.kld.stderr))) ? "; bars: ± one standard error." : "."),
     ),
     place,
     rows,

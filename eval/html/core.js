@@ -1,6 +1,7 @@
 // The payload, the state that sections share, and helpers. Text of specs, labels and tokens enters as text nodes only.
 const PAYLOAD = JSON.parse(document.getElementById("payload").textContent);
 const RUN = PAYLOAD.run;
+const INSPECTION = PAYLOAD.inspection;
 const NA = "n/a";
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -20,12 +21,14 @@ const svg = (tag, attributes, ...children) => dress(document.createElementNS(SVG
 const byId = (id) => document.getElementById(id);
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
+const sum = (values) => values.reduce((total, each) => total + each, 0);
 const estimate = (found) => ({ value: null, stderr: null, ...(found || {}) });
 
 // A model as the sections use it; what is not known is null.
 function model(raw, id) {
   const all = raw.estimates,
-    against = all && all.against;
+    against = all && all.against,
+    histogram = against && known(against.kld.value) ? against.kld_histogram : null;
   const [group, name] = PAYLOAD.names[id];
   const isReference = raw.reference && !raw.error;
   const exact = (value) => (isReference ? { value, stderr: null } : null);
@@ -49,14 +52,15 @@ function model(raw, id) {
     same: estimate(exact(1) || (against && against.same_top)),
     bits: estimate(all && all.rates && all.rates.bits_per_byte),
     stretches: all && all.stretches,
-    curve: all && all.curve,
-    histogram: against && known(against.kld.value) ? against.kld_histogram : null,
+    curve: all && all.curve && all.curve.edges.length > 1 ? all.curve : null,
+    histogram: histogram && histogram.below + histogram.above + sum(histogram.counts) > 0 ? histogram : null,
+    confidence: (against && against.confidence) || [],
     percentiles: (against && against.kld_percentiles) || {},
   };
 }
 const MODELS = RUN.models.map(model);
 const MEASURED = MODELS.filter((each) => !each.failed);
-const COMPARED = MEASURED.filter((each) => each.histogram);
+const COMPARED = MEASURED.filter((each) => each.against && known(each.kld.value));
 const REFERENCE = MEASURED.find((each) => each.isReference) || null;
 const FLOOR = MEASURED.filter((each) => each.noiseFloor && known(each.kld.value)).reduce(
   (most, each) => (most && most.kld.value >= each.kld.value ? most : each),
@@ -119,6 +123,9 @@ function dashOf(each) {
   const alike = chosenModels().filter((other) => other.group === each.group);
   return [null, "7 3", "2 3", "9 3 2 3", "12 4", "1 2"][Math.max(alike.indexOf(each), 0) % 6];
 }
+
+// A label for the name of a line.
+const brief = (text) => (text.length > 40 ? `${text.slice(0, 39)}…` : text);
 
 // Numbers. Errors have two significant digits, and a value beside one as many decimals: eval/digits.py.
 function fixed(value, digits, sign = false) {

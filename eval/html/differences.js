@@ -1,10 +1,11 @@
 // Any two models with paired errors, and all pairs.
+const LARGEST_MATRIX = 60;
 const PAIRED = [
   ["nll", "PPL"],
   ["kld", "KLD"],
   ["same_top", "same top"],
-];
-const pairing = { a: null, b: null, kind: COMPARED.length > 1 ? "kld" : "nll" };
+].filter(([name]) => MEASURED.filter((m) => m.stretches.whole.includes(name)).length > 1);
+const pairing = { a: null, b: null, kind: PAIRED.some(([name]) => name === "kld") ? "kld" : "nll" };
 const better = (name, value) => (name === "same_top" ? value > 0 : value < 0);
 
 function verdict(a, b, name, found) {
@@ -104,10 +105,18 @@ function matrixCell(a, b, kind, largest) {
     },
     a === b ? "" : found ? text : "·",
   );
-  if (a === b) return cell;
+  if (a === b) return dress(cell, { role: "img", "aria-label": a.label }, []);
   cell.addEventListener("click", () => (Object.assign(pairing, { a: a.id, b: b.id }), changed()));
-  cell.addEventListener("keydown", (event) => event.key === "Enter" && cell.click());
-  cell.setAttribute("data-key", `pair-${a.id}-${b.id}`);
+  dress(
+    cell,
+    {
+      role: "button",
+      "aria-label": `${a.label} against ${b.label}: ${found ? verdict(a, b, kind, found) : "not comparable"}`,
+      "data-key": `pair-${a.id}-${b.id}`,
+      onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), cell.click()),
+    },
+    [],
+  );
   const title = PAIRED.find(([name]) => name === kind)[1],
     what = kind === "nll" ? "ln of the PPL ratio" : `${title} difference`;
   return explain(cell, `${a.label} against ${b.label}`, () =>
@@ -126,6 +135,8 @@ function matrix() {
     .filter((m) => m.stretches.whole.includes(kind))
     .sort((a, b) => value(a) - value(b));
   if (models.length < 2) return h("p", { class: "hint" }, "Fewer than two shown models can be compared by this.");
+  if (models.length > LARGEST_MATRIX)
+    return h("p", { class: "hint" }, `No more than ${LARGEST_MATRIX} models fit: of the ${models.length}, hide groups.`);
   let largest = 0;
   for (const a of models)
     for (const b of models) largest = Math.max(largest, Math.abs((difference(a, b, kind) || { value: 0 }).value));
@@ -155,7 +166,7 @@ function differencesSection() {
     pair = h("div", {}),
     controls = h("div", { class: "controls" }),
     all = h("div", {});
-  section.hidden = MEASURED.length < 2;
+  section.hidden = !PAIRED.length;
   if (section.hidden) return;
   const ranked = state.chosen.length > 1 ? state.chosen : MEASURED.map((each) => each.id);
   Object.assign(pairing, { a: ranked[0], b: ranked[1] });
@@ -179,11 +190,10 @@ function differencesSection() {
       ", stronger for larger differences; faint and unmarked: the 95 % interval holds 0. Best first. A click shows a pair above.",
     ),
   );
-  const kinds = PAIRED.filter(([name]) => MEASURED.filter((m) => m.stretches.whole.includes(name)).length > 1);
   onChange(() => {
     pair.replaceChildren(...pairTable());
     controls.replaceChildren(
-      kinds.length > 1 ? choice("compare by", kinds, pairing.kind, (value) => ((pairing.kind = value), changed())) : "",
+      PAIRED.length > 1 ? choice("compare by", PAIRED, pairing.kind, (value) => ((pairing.kind = value), changed())) : "",
     );
     all.replaceChildren(matrix());
   });

@@ -1,5 +1,4 @@
 // The text's tokens, coloured by what they cost the current model, and the tokens that suffered most.
-const INSPECTION = PAYLOAD.inspection;
 const PAINTS = {
   kld: {
     name: "KLD",
@@ -28,7 +27,7 @@ function probability(logprob) {
   const p = Math.exp(logprob);
   return !known(logprob) ? NA : p > 0.9995 ? "> 99.9 %" : percent(p, p >= 0.1 ? 1 : decimals(100 * p, 2));
 }
-const visibleText = (text) => (text === "" ? "▯" : text.replace(/\n/g, "↵\n"));
+const visibleText = (text, end = "↵\n") => (text === "" ? "▯" : text.replace(/\n/g, end));
 
 function tokenFacts(p, id, i) {
   const own = p.logprob[id] ? p.logprob[id][i] : null,
@@ -82,9 +81,9 @@ function sufferers(id) {
       h(
         "td",
         { class: "context" },
-        h("span", { class: "around" }, each.before),
-        h("mark", {}, visibleText(each.token)),
-        h("span", { class: "around" }, each.after),
+        h("span", { class: "around" }, each.before.replace(/\n/g, "↵")),
+        h("mark", {}, visibleText(each.token, "↵")),
+        h("span", { class: "around" }, each.after.replace(/\n/g, "↵")),
       ),
     );
   const heads = [byKld ? "KLD" : "loss", ...(refs ? ["reference"] : []), "model"].map((text) =>

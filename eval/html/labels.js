@@ -1,5 +1,5 @@
-// Greedy labels: the first place around a point that touches no point, no label, no edge and, if there is one, no line
-// of a group; else none.
+// Greedy labels: the first place around a point that touches no point, no label, no edge and, if there is one, no line;
+// else none.
 const pen = document.createElement("canvas").getContext("2d");
 function textWidth(text) {
   pen.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
@@ -45,11 +45,11 @@ function far(p, width, height, half, clear, others, hit) {
     }
   return undefined;
 }
-function scatterLabels(points, axes, taken) {
+function scatterLabels(points, axes, taken, across) {
   const half = (p) => (state.chosen.includes(p.m.id) ? 10.5 : 7) + 2.2 * Math.min(p.covering, 4),
     spots = points.map((p) => [p.cx - half(p), p.cy - half(p), p.cx + half(p), p.cy + half(p)]);
   const boxes = [...taken, ...spots],
-    lines = dots(points),
+    lines = [...dots(points), ...across],
     hit = (box, b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3];
   const clear = (box) =>
     box[0] >= axes.box.left &&
@@ -88,8 +88,9 @@ function scatterLabels(points, axes, taken) {
       );
     if (!box) continue;
     boxes.push(box);
+    const style = { fill: `color-mix(in srgb, ${colourOf(p.m.group)}, var(--ink))` }; // eval/look.py, ink_of()
     if (!free.length) found.push(svg("line", { class: "leader", ...leader(p, box) }));
-    found.push(svg("text", { class: "label", x: box[0] + 2, y: box[3] - 3, "data-label": p.m.id }, text));
+    found.push(svg("text", { class: "label", x: box[0] + 2, y: box[3] - 3, "data-label": p.m.id, style }, text));
   }
   return found;
 }

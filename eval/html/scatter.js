@@ -1,8 +1,8 @@
 // PPL, PPL ratio or KLD over bits per weight or VRAM.
 const MEASURES = {
   kld: { name: "KLD", axis: "KL divergence / nats", of: (m) => m.kld, zero: true, least: 1 },
-  ppl: { name: "PPL", axis: "perplexity", of: (m) => m.ppl, least: -Infinity },
-  ratio: { name: "PPL ratio", axis: "perplexity / reference's", of: (m) => m.ratio, least: -Infinity },
+  ppl: { name: "PPL", axis: "perplexity", of: (m) => ({ ...m.ppl, stderr: pplError(m).error }), least: -Infinity },
+  ratio: { name: "PPL ratio", axis: "perplexity / reference's", of: pplRatio, least: -Infinity },
 };
 const SIZES = {
   bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
@@ -27,19 +27,30 @@ function limits(values, kind, zero) {
   return { kind, low: zero && low >= 0 ? 0 : low - pad, high: high + pad };
 }
 
-// Axes over the shown models; a value that they leave out (0 on a logarithm, an outlier) is drawn at the edge.
+// Axes over the shown models and their error bars; a value that they leave out (0 on a logarithm, an outlier) is drawn
+// at the edge. As in eval/plot.py, _set_limits().
 function scatterAxes(points) {
   const measure = MEASURES[look.y],
-    values = points.map((p) => p.y);
-  const top = look.yScale === "log" ? Infinity : ceiling(values, measure.least);
-  const usable = points.filter((p) => p.y <= top && (look.yScale !== "log" || p.y > 0));
-  const ends = usable
-    .flatMap((p) => [p.y, p.y - (p.error || 0), p.y + (p.error || 0)])
-    .filter((v) => look.yScale !== "log" || v > 0);
+    values = points.map((p) => p.y),
+    above = values.filter((v) => v > 0),
+    kind = look.yScale === "log" && above.length ? "log" : "linear";
+  const top = kind === "log" ? Infinity : ceiling(values, measure.least),
+    least = kind === "log" ? Math.min(...above) / 2 : -Infinity; // a bar may reach down to 0
+  for (const p of points) {
+    p.off = p.y > top ? 1 : kind === "log" && p.y <= 0 ? -1 : 0;
+    p.ends = [p.y - (p.error || 0), p.y + (p.error || 0)].map((v) => Math.max(v, least));
+  }
+  const y = limits(
+    points.filter((p) => !p.off).flatMap((p) => p.ends),
+    kind,
+    measure.zero,
+  );
+  if (points.some((p) => p.off < 0)) {
+    const step = (y.high / y.low) ** 0.045;
+    Object.assign(y, { least: y.low, zero: y.low / step, low: y.low / step ** 2 });
+  }
   const sizes = points.map((p) => p.x),
     xKind = look.xScale === "log" && Math.min(...sizes) > 0 ? "log" : "linear";
-  const y = limits(ends.length ? ends : [0.1, 1], look.yScale, measure.zero);
-  if (look.yScale === "log" && values.some((v) => v <= 0)) y.low /= (y.high / y.low) ** 0.08; // room for those at the edge
   return [
     { ...limits(sizes, xKind, false), name: SIZES[look.x].axis },
     { ...y, name: measure.axis },
@@ -53,7 +64,7 @@ function scatterPoints(models) {
     .filter((p) => known(p.x) && known(p.y));
 }
 
-// The reference and the noise floor: lines, and the boxes of their names, where they cover no point.
+// The reference and the noise floor: lines, the boxes of their names, where they cover no point, and of themselves.
 function levels(axes, y, points) {
   const of = MEASURES[look.y].of,
     found = [];
@@ -61,10 +72,11 @@ function levels(axes, y, points) {
     look.y === "ppl" && !REFERENCE && COMPARED.length
       ? COMPARED[0].against.ref_ppl.value
       : REFERENCE && of(REFERENCE).value;
-  if (RUN.reference && known(reference)) found.push([reference, `reference: ${RUN.reference.label}`, "level"]);
-  if (FLOOR && known(of(FLOOR).value)) found.push([of(FLOOR).value, `noise floor: ${FLOOR.raw.label}`, "level floor"]);
+  if (RUN.reference && known(reference)) found.push([reference, `reference: ${brief(RUN.reference.label)}`, "level"]);
+  if (FLOOR && look.y === "kld") found.push([FLOOR.kld.value, `noise floor: ${brief(FLOOR.raw.label)}`, "level floor"]);
   const lines = [],
     names = [],
+    across = [],
     hit = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
   const spots = points.map((p) => [p.cx - 9, p.cy - 9, p.cx + 9, p.cy + 9]);
   for (const [value, text, kind] of found) {
@@ -72,6 +84,7 @@ function levels(axes, y, points) {
     const at = axes.toY(value),
       width = textWidth(text),
       box = ([x, top]) => [x, top, x + width, top + 14];
+    across.push([axes.box.left, at - 1, axes.box.right, at + 1]);
     lines.push(svg("line", { class: kind, x1: axes.box.left, x2: axes.box.right, y1: at, y2: at }));
     const places = [axes.box.right - width, axes.box.left + 6]
       .flatMap((x) => [
@@ -87,7 +100,7 @@ function levels(axes, y, points) {
     names.push(free);
     lines.push(svg("text", { class: "level-name", x: free[0], y: free[3] - 3 }, text));
   }
-  return [lines, names];
+  return [lines, names, across];
 }
 
 function scatterPoint(p, axes, points) {
@@ -96,17 +109,13 @@ function scatterPoint(p, axes, points) {
     inside = !p.off;
   const r = 5.5 + 2.2 * Math.min(p.covering, 4),
     parts = [];
-  if (known(p.error) && inside) {
-    const [low, high] = [p.y - p.error, p.y + p.error].map((v) =>
-      Math.min(
-        Math.max(look.yScale === "log" && v <= 0 ? axes.box.bottom : axes.toY(v), axes.box.top),
-        axes.box.bottom,
-      ),
-    );
+  if (p.error && inside) {
+    const [low, high] = p.ends.map(axes.toY);
     parts.push(
       svg("path", {
         class: "bar",
         stroke: colour,
+        "data-bar": m.id,
         d: `M${p.cx},${low}V${high}M${p.cx - 3},${low}h6M${p.cx - 3},${high}h6`,
       }),
     );
@@ -120,21 +129,12 @@ function scatterPoint(p, axes, points) {
       style: inside ? {} : { stroke: colour },
     }),
   );
-  if (!inside) {
-    const end = p.cy + (p.off < 0 ? 16 : -16),
-      step = p.off < 0 ? -4 : 4;
-    parts.push(
-      svg("path", {
-        class: "beyond",
-        stroke: colour,
-        d: `M${p.cx},${end + 2 * step}V${end}m-4,${step}l4,${-step}l4,${step}`,
-      }),
-    );
-  }
+  if (p.off > 0)
+    parts.push(svg("path", { class: "beyond", stroke: colour, d: `M${p.cx},${p.cy - 8}v-8m-4,4l4,-4l4,4` }));
   const also = points.filter((other) => other !== p && Math.hypot(other.cx - p.cx, other.cy - p.cy) < 4);
   const rows = () => [
     ...facts(m),
-    ...(inside ? [] : [["", "drawn at the edge: its value is off the scale"]]),
+    ...(p.off > 0 ? [["", "drawn at the edge: its value is off the scale"]] : []),
     ...also.map((other) => ["also here", other.m.label]),
   ];
   const node = svg(
@@ -147,7 +147,7 @@ function scatterPoint(p, axes, points) {
       "data-model": m.id,
       "data-off": p.off || null,
       "aria-pressed": String(state.chosen.includes(m.id)),
-      "aria-label": `${m.label}: ${SIZES[look.x].name} ${fixed(p.x, 2)}, ${MEASURES[look.y].name} ${plusMinus({ value: p.y, stderr: p.error })}`,
+      "aria-label": `${m.label}: ${SIZES[look.x].name} ${fixed(p.x, 2)}, ${MEASURES[look.y].name} ${plusMinus(look.y === "ppl" ? m.ppl : MEASURES[look.y].of(m))}`,
       onclick: () => toggleModel(m.id),
       onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggleModel(m.id)),
     },
@@ -169,11 +169,10 @@ function scatterDrawing(width) {
   const [x, y] = scatterAxes(points),
     axes = frame(width, Math.round(Math.min(Math.max(width * 0.56, 330), 600)), x, y, `${y.name} over ${x.name}`);
   for (const p of points) {
-    p.off = p.y > y.high ? 1 : p.y < y.low || (y.kind === "log" && p.y <= 0) ? -1 : 0;
     p.cx = axes.toX(p.x);
-    p.cy = p.off > 0 ? axes.box.top + 18 : p.off < 0 ? axes.box.bottom - 18 : axes.toY(p.y);
+    p.cy = p.off > 0 ? axes.box.top + 18 : axes.toY(p.off < 0 ? y.zero : p.y);
   }
-  const [lines, taken] = levels(axes, y, points);
+  const [lines, taken, across] = levels(axes, y, points);
   for (const p of points)
     p.covering = points
       .slice(points.indexOf(p) + 1)
@@ -188,15 +187,31 @@ function scatterDrawing(width) {
       }),
     ),
   );
-  if (look.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken));
+  if (look.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken, across));
   axes.root.append(...points.map((p) => scatterPoint(p, axes, points)));
   const out = models.filter((m) => !points.some((p) => p.m === m)).map((m) => m.label);
+  const missing = `Not drawn, as size or ${MEASURES[look.y].name} is not known: ${out.join(", ")}.`;
+  return [axes.root, h("p", { class: "hint" }, caption(points)), out.length ? h("p", { class: "hint" }, missing) : []];
+}
+// What the error bars and signs are, of those that there are: eval/drawing.py, error_note().
+function caption(points) {
+  const barred = points.filter((p) => p.error && !p.off),
+    alone = look.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];
+  const names = alone.map((p) => p.m.label).join(", "),
+    apart = alone.length ? ` (${names}: of the perplexity)` : "";
+  const what =
+    look.y === "kld"
+      ? "the mean"
+      : alone.length && alone.length === barred.length
+        ? "the perplexity (about the text, so nearly common to all)"
+        : `the ratio to the reference's${apart}`;
   return [
-    axes.root,
-    out.length
-      ? h("p", { class: "hint" }, `Not drawn, as size or ${MEASURES[look.y].name} is not known: ${out.join(", ")}.`)
-      : null,
-  ].filter(Boolean);
+    barred.length ? `Error bars: one standard error of ${what}. ` : "",
+    points.some((p) => p.off > 0) ? "Hollow, with an arrow: off the scale. " : "",
+    points.some((p) => p.off < 0) ? "Hollow, at 0: not above 0. " : "",
+    "A click, or Enter, selects a model.",
+    look.labels === "yes" ? " Labels stand where there is room." : "",
+  ].join("");
 }
 
 function scatterSection() {
@@ -210,14 +225,13 @@ function scatterSection() {
       changed();
     };
   const measures = Object.entries(MEASURES)
-    .filter(([key]) => key === "ppl" || COMPARED.length)
+    .filter(([key, each]) => key === "ppl" || MEASURED.some((m) => !m.isReference && known(each.of(m).value)))
     .map(([key, each]) => [key, each.name]);
   const both = [
     ["linear", "linear"],
     ["log", "log"],
   ];
-  const caption = h("p", { class: "hint" });
-  byId("scatter").append(controls, buttons, place, caption);
+  byId("scatter").append(controls, buttons, place);
   onChange(() => {
     const y = choice("y", measures, look.y, pick("y")),
       x = choice(
@@ -242,11 +256,6 @@ function scatterSection() {
       ),
     );
     buttons.replaceChildren(groupButtons("scatter"));
-    const bars =
-      look.y === "ppl"
-        ? "Bars: ± one standard error of the text, by which all models would move together."
-        : "Bars: ± one standard error.";
-    caption.textContent = `${bars} Hollow, with an arrow: off the scale. A click, or Enter, selects a model. Labels stand where there is room.`;
     again();
   });
 }

@@ -40,6 +40,25 @@ function best(models, name) {
   return candidates.filter((m) => off(m) !== null && !distinct(off(m)));
 }
 
+// The error of a model's perplexity against the reference's, and whether it is that: eval/drawing.py, ppl_error().
+function toReference(m) {
+  const found = m.against && m.against.ln_ppl_ratio;
+  return found || (REFERENCE && difference(m, REFERENCE, "nll"));
+}
+function pplError(m) {
+  if (m.isReference || !known(m.ppl.value)) return { error: null, paired: true };
+  const ratio = toReference(m);
+  if (!ratio) return { error: m.ppl.stderr, paired: false };
+  return { error: known(ratio.stderr) ? m.ppl.value * ratio.stderr : null, paired: true };
+}
+function pplRatio(m) {
+  if (known(m.ratio.value) || !known(m.ppl.value)) return m.ratio;
+  const { value, stderr } = estimate(toReference(m));
+  return known(value)
+    ? { value: Math.exp(value), stderr: known(stderr) ? Math.exp(value) * stderr : null }
+    : estimate(null);
+}
+
 // The largest value to draw to scale: eval/plot.py, _ceiling().
 function ceiling(values, least) {
   const ranked = [...values].sort((a, b) => a - b),

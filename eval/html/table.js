@@ -32,11 +32,12 @@ function header() {
     rows.push(h("div", {}, h("dt", {}, name), h("dd", {}, value)));
   add("Data", spec.path || spec.dataset);
   add("Method", data.method);
-  if (known(data.rows)) add("Windows", `${fixed(data.rows, 0)} of ${fixed(data.window_length, 0)} tokens`);
+  if (known(data.rows)) add("Windows", `${fixed(data.rows, 0)} × ${fixed(data.window_length, 0)} tokens`);
   if (known(data.scored_tokens)) add("Scored tokens", fixed(data.scored_tokens, 0));
   add("Reference", RUN.reference && RUN.reference.label);
   add("Noise floor", FLOOR && FLOOR.label);
   add("Date", (RUN.created || "").slice(0, 10));
+  if (INSPECTION && INSPECTION.passages.length) add("Contains", "excerpts of the text");
   byId("about").append(...rows);
   byId("meaning").textContent = MEASURED.some((each) => known(each.ppl.stderr))
     ? "± is one standard error, from disjoint stretches of the text. That of PPL says how far it would move on another text of this " +
@@ -92,6 +93,7 @@ const COLUMNS = [
     value: (m) => (m.isReference ? 0 : m.percentiles["99"]),
     digits: 4,
     compared: true,
+    needs: (m) => known(m.percentiles["99"]),
   },
   {
     key: "same",
@@ -243,6 +245,13 @@ function tableSection() {
   });
 }
 
+// Unselects a model; the focus goes to the × of the next one, or the last, or else to the row.
+function drop(id) {
+  const at = chosenModels().findIndex((each) => each.id === id);
+  toggleModel(id);
+  const left = [...document.querySelectorAll("#chips .drop")];
+  (left[Math.min(at, left.length - 1)] || document.querySelector(`[data-key="row-${id}"]`)).focus();
+}
 function bar() {
   const links = [...document.querySelectorAll("main > section")].filter((each) => !each.hidden);
   byId("links").append(
@@ -264,15 +273,16 @@ function bar() {
             onclick: () => makeCurrent(each.id),
           },
           swatch(each.group, dashOf(each)),
-          each.label,
+          h("span", {}, each.label),
         ),
         h(
           "button",
           {
             type: "button",
             class: "drop",
+            "data-key": `drop-${each.id}`,
             "aria-label": `unselect ${each.label}`,
-            onclick: () => toggleModel(each.id),
+            onclick: () => drop(each.id),
           },
           "×",
         ),
