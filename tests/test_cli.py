@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from rich.console import Console
 
 import backends
 from backends import vllm_install
@@ -652,3 +653,22 @@ def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
     assert compare_q("-d", data, "-m", spec, "--check").status == 0
+
+
+def test_noise_is_for_a_noise_floor_that_is_not_the_reference(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "engine": {"noise": "bf16"}}])
+    assert_refused(
+        compare_q("-d", data, "-m", spec), 'fake: engine.noise: only for a model that is marked with "noise_'
+    )
+    data, spec = write_specs([{**FAKE, "noise_floor": True, "reference": True}])
+    assert_refused(compare_q("-d", data, "-m", spec), "fake: noise_floor: the reference cannot be its own noise floor")
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, where there are progress bars: [/x] closed a style that was not open."""
+    monkeypatch.setattr(Console, "is_terminal", property(lambda self: True))
+    data, spec = write_specs([{**FAKE, "label": "Q4 [/imatrix]"}], dataset_display_name="text [/b]")
+    assert cli.main(["-d", str(data), "-m", str(spec), "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert "Q4 [/imatrix]" in capsys.readouterr().out

@@ -841,6 +841,8 @@ def test_upstreams_store_that_does_not_fit(
     assert_refused(
         measured(models, "-lf", path, warmup_tokens=10), f"{path}: scores 99 positions a row, these windows 89"
     )
+    lm_eval = {"method": "lm_eval", "eval_stride": ...}
+    assert_refused(measured(models, "-lf", path, **lm_eval), f"{path}: upstream's stores hold exllamav3's windows")
     row = tmp_path / "kept.safetensors.rows" / "row_000001.safetensors"
     row.write_bytes(row.read_bytes()[:-100])
     assert_refused(measured(models, "-lf", path), f"{row}: row 1 of the reference cannot be read")
