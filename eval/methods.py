@@ -7,7 +7,7 @@
   BOS, it stands in place of each chunk's first token; positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
   255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
   written in the text are text.
-- ``lm_eval`` (lm-eval 0.4's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
+- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
   document, tokenized by itself, and begins with a prefix token, BOS or else EOS, that is not scored.  Every token of a
   document is scored once, a BOS of its own included, ``eval_len`` a window, the last window's context reaching back as
   far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
