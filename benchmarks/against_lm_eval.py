@@ -1,0 +1,112 @@
+"""compare_q's method "lm_eval" beside your own lm-eval: word and byte perplexity and bits per byte of one text.
+
+    python benchmarks/against_lm_eval.py --binary lm-eval --model FOLDER --text documents.jsonl --max-length 1024 \\
+        --output table.json
+
+``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  lm-eval may live
+in another environment than compare_q.  Both run the model in float32 through Transformers, one window at a time.
+lm-eval runs twice, as it is and with ``softmax_dtype=float64``: on a CPU torch's float32 log_softmax of 49,152 logits
+is 8.5e-6 nats a token too high (SmolLM2-135M, against float64), and lm-eval's numbers are off by that; compare_q sums
+its softmax another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from eval import specs  # noqa: E402
+from eval.corpus import TABLES  # noqa: E402
+from eval.estimates import TextRates  # noqa: E402
+from eval.progress import Progress  # noqa: E402
+from eval.runner import Runner  # noqa: E402
+from eval.store import Store  # noqa: E402
+
+METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+TASK = {
+    "task": "compare_q_text", "dataset_path": "json", "test_split": "test", "output_type": "loglikelihood_rolling",
+    "doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": [{"metric": name} for name in METRICS],
+}  # fmt: skip
+
+
+def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, Any]:
+    """lm-eval's results file for a task that is the text, made in ``folder``."""
+    text, documents = args.text, folder / "documents.jsonl"
+    lines = text.read_text(encoding="utf-8")
+    documents.write_text(lines if text.suffix == ".jsonl" else json.dumps({"text": lines}), encoding="utf-8")
+    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(documents)}}}
+    (folder / "task.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+    model = f"pretrained={args.model.resolve()},dtype=float32,softmax_dtype={softmax},max_length={args.max_length}"
+    words = [
+        *(*shlex.split(args.binary), "run", "--model", "hf", "--model_args", model, "--tasks", str(TASK["task"])),
+        *("--include_path", str(folder), "--batch_size", "1", "--device", args.device),
+        *("--output_path", str(folder / softmax)),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    files = sorted((folder / softmax).rglob("results_*.json"))
+    if done.returncode or not files:
+        sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
+    return found
+
+
+def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
+    """compare_q's rates, by the way of its command line."""
+    if args.text.suffix not in (".txt", *TABLES):
+        sys.exit(f"--text: {args.text}: .jsonl or .txt")
+    data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
+            "method": "lm_eval", "eval_len": args.max_length}  # fmt: skip
+    model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
+             "engine": {"dtype": "float32"}}  # fmt: skip
+    here = Path.cwd() / "spec.json"
+    runner = Runner(Store(folder / "cache"), Progress())
+    result = runner.run(specs.parse_data_spec(data, here), [specs.parse_model_spec(model, here)], None).models[0]
+    if result.estimates is None or result.estimates.rates is None:
+        sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
+    return result.estimates.rates
+
+
+def kept(results: dict[str, Any]) -> dict[str, Any]:
+    """Of lm-eval's results file, the numbers and what they depend on; no paths, no machine."""
+    scores = results["results"][TASK["task"]]
+    names = ("lm_eval_version", "transformers_version")
+    return {**{name: scores[f"{name},none"] for name in METRICS}, **{name: results.get(name) for name in names}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="lm-eval", help="its command, which may have several words")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face model and its tokenizer")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--max-length", type=int, default=1024)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, help="the table as JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tool, wide = (kept(lm_eval(args, Path(folder), softmax)) for softmax in ("float32", "float64"))
+        ours = compare_q(args, Path(folder))
+    rows = {name: (tool[name], wide[name], getattr(ours, name).value) for name in METRICS}
+    print(f"{'':16}{'lm-eval':>14}{'float64':>14}{'compare_q':>14}{'off lm-eval':>13}{'off float64':>13}")
+    for name, (a, b, c) in rows.items():
+        print(f"{name:16}{a:14.8g}{b:14.8g}{c:14.8g}{c / a - 1:13.1e}{c / b - 1:13.1e}")
+    if args.output:
+        table = {
+            "lm-eval": tool,
+            "lm-eval, float64 softmax": wide,
+            "compare_q": {name: rows[name][2] for name in METRICS},
+        }
+        args.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
