@@ -95,17 +95,20 @@ def test_a_slice_of_a_wider_tensor_is_kept_alone(tmp_path: Path) -> None:
 
 
 def test_logits_are_kept_in_float16(tmp_path: Path) -> None:
-    """11 bits: 1 + 2^-11 lies between 1 and 1 + 2^-10, and goes to the even one; 65,504 is the largest."""
+    """Of float32 less the row's maximum: 0.1 - 1.00049 = -0.90049 is -1844.2 / 2^11; 65,504 is the largest.  Those of
+    16 bits as they are."""
     building, folder = tmp_path / "building", tmp_path / "store"
     building.mkdir()
     writer = Writer(building, "logits", "its head is a Strange")
     writer.row(0, torch.tensor([[1 + 2**-11, -65504.0, 0.1]]))
+    writer.row(1, torch.tensor([[1.5, -100.0, 38.25]], dtype=torch.float16))
     writer.close(Head(3, "bfloat16"))
-    seal(building, folder, IDENTITY, 1)
+    seal(building, folder, IDENTITY, 2)
     store = Reader(folder)
     assert (store.kind, store.reason) == ("logits", "its head is a Strange")
     assert store.row(0).dtype == torch.float16
-    assert store.row(0).tolist() == [[1.0, -65504.0, 0.0999755859375]]
+    assert store.row(0).tolist() == [[0.0, -65504.0, -1844 / 2**11]]
+    assert store.row(1).tolist() == [[1.5, -100.0, 38.25]]
     assert "head lacks entries between 0 and 3" in refusal(store.weight, 0, 3, "cpu")
 
 
