@@ -81,7 +81,7 @@ def inspect(run: RunResult, data: EvalData, store: Store) -> Inspection | None:
     if order is None:
         return None
     row, position = order
-    begins = choose(np.zeros(len(row)) if total is None else total, np.asarray(data.starts)[row] + position, row)
+    begins = choose(np.zeros(len(row)) if total is None else total, data.text_index(row, position), row)
     spans = [slice(begin, min(begin + PASSAGE, int(np.searchsorted(row, row[begin], "right")))) for begin in begins]
     columns = [columns_of(store, key, spans) for key in keys]
     passages = []
@@ -133,7 +133,7 @@ def columns_of(store: Store, key: str, spans: Sequence[slice]) -> list[tuple[Num
 
 def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[Damaged, ...]:
     """The tokens that cost a model most, each token of the text once though windows overlap."""
-    cost, index = damage(stored), np.asarray(data.starts)[stored.row] + stored.position
+    cost, index = damage(stored), data.text_index(stored.row, stored.position)
     found: dict[int, int] = {}
     for entry in np.argsort(-cost, kind="stable").tolist():
         if len(found) == WORST or cost[entry] <= 0:

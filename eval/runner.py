@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from backends import reference as reference_store
 from backends.base import CompareQError, InputError, ModelError, Storage, Task
 from backends.messages import one_line
@@ -266,7 +264,7 @@ def described(job: Job) -> ModelResult:
 
 def summarize(stored: scores.StoredScores, data: EvalData) -> estimates.Estimates:
     """A model's estimates: its scores, and which tokens of the text they are of."""
-    index = np.asarray(data.starts)[stored.row] + stored.position
+    index = data.text_index(stored.row, stored.position)
     size = data.text_size
     return estimates.summarize(
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)

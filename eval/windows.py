@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backends import hub
 from backends.base import InputError, Window
@@ -59,6 +60,10 @@ class EvalData:
     method: methods.Method
     text_size: TextSize | None
     text_note: str = ""
+
+    def text_index(self, row: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
+        """Index in the whole tokenized text of the tokens at ``position`` [N] of windows ``row`` [N]."""
+        return np.asarray(np.asarray(self.starts)[row] + position)
 
     @property
     def length(self) -> int:
