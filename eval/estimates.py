@@ -27,6 +27,7 @@ from eval.uncertainty import (
     length_of,
     mean,
     perplexity,
+    perplexity_of,
     root,
     stretch_of,
 )  # fmt: skip
@@ -140,14 +141,15 @@ def summarize(
     """
     logprob, stretch = columns["logprob"], stretch_of(index)
     finite = np.isfinite(logprob)
-    ppl = perplexity(logprob, None, stretch)
+    mean_logprob = mean(logprob, None, stretch)
+    ppl = perplexity_of(mean_logprob)
     compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
     return Estimates(
         ppl=ppl,
         against=against_reference(columns, stretch) if compared else None,
         top1=mean(columns["top1"], finite, stretch) if "top1" in columns else None,
         entropy=mean(columns["entropy"], None, stretch) if "entropy" in columns else None,
-        rates=None if text is None or ppl.non_finite else text_rates(mean(logprob, None, stretch), *text),
+        rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
         stretches=sums(columns, stretch, length_of(index)),
         curve=curve(position, -logprob, columns.get("kld")),
     )

@@ -149,7 +149,11 @@ def perplexity(
     logprob: NDArray[Any], finite: NDArray[np.bool_] | None = None, stretch: NDArray[Any] | None = None
 ) -> Perplexity:
     """Perplexity of float32 log-probabilities [N], of the finite ones (and, of those, where ``finite``)."""
-    of = mean(logprob, finite, stretch)
+    return perplexity_of(mean(logprob, finite, stretch))
+
+
+def perplexity_of(of: Mean) -> Perplexity:
+    """Perplexity of a mean log-probability."""
     ppl = exponential(of, -1)
     return Perplexity(ppl.value, of.total, of.tokens, of.non_finite, ppl.stderr, ppl.stderr_independent)
 
