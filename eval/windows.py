@@ -128,6 +128,7 @@ def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress
     """The windows of a data spec; the tokens come from the store if nothing they depend on has changed."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True)
     key = store.key("tokens", tokens.identity(spec, folder))
+    store.use("tokens", key)
     if clear:
         store.clear("tokens", key)
     found = tokens.load(store, key)
@@ -135,6 +136,12 @@ def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress
         found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
         tokens.save(store, key, found)
     return cut(found, spec, max_rows, folder)
+
+
+def are_stored(spec: DataSpec, store: Store) -> bool:
+    """Whether the tokenized text is in the store; the tokenizer must be on this machine."""
+    folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
+    return store.path("tokens", store.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
 
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:
