@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
 def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
     """(data spec, model spec) that say the same as the flags."""
-    from eval.specs import parse_data_spec, parse_model_spec
+    from eval.spec_files import parse_data_spec, parse_model_spec
 
     data = {
         "tokenizer_dir": args.model, "dataset": args.dataset or "text", "path": args.text,

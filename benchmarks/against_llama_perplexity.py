@@ -30,7 +30,7 @@ from backends.base import LoadRequest, Window  # noqa: E402
 from backends.llamacpp import LlamacppBackend  # noqa: E402
 from benchmarks import llama_formulas as formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
-from eval import specs, windows  # noqa: E402
+from eval import spec_files, windows  # noqa: E402
 from eval.estimates import Estimates  # noqa: E402
 from eval.progress import Progress  # noqa: E402
 from eval.runner import Runner  # noqa: E402
@@ -74,9 +74,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
         for label, file in (("base", args.base), ("model", args.model))
     ]
     here = Path.cwd() / "spec.json"
-    parsed = [specs.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
+    parsed = [spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
     runner = Runner(Store(folder), Progress())
-    result = runner.run(specs.parse_data_spec(data, here), parsed, args.chunks).models[1]
+    result = runner.run(spec_files.parse_data_spec(data, here), parsed, args.chunks).models[1]
     if runner.data is None or result.estimates is None:
         sys.exit(f"compare_q: {result.error}")
     return runner.data, result.estimates

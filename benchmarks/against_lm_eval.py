@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval import specs  # noqa: E402
+from eval import spec_files  # noqa: E402
 from eval.corpus import TABLES  # noqa: E402
 from eval.estimates import TextRates  # noqa: E402
 from eval.progress import Progress  # noqa: E402
@@ -70,7 +70,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
     runner = Runner(Store(folder / "cache"), Progress())
-    result = runner.run(specs.parse_data_spec(data, here), [specs.parse_model_spec(model, here)], None).models[0]
+    result = runner.run(
+        spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)], None
+    ).models[0]
     if result.estimates is None or result.estimates.rates is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result.estimates.rates

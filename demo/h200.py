@@ -191,7 +191,7 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
 
 def usable_rows(out: Path) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here."""
-    from eval import jobs, specs
+    from eval import jobs, spec_files
 
     entries: list[dict[str, Any]] = []
     for row in rows():
@@ -200,7 +200,7 @@ def usable_rows(out: Path) -> list[dict[str, Any]]:
             "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
-        _, problems = jobs.plan([specs.parse_model_spec(entry, out / "models.json")], WINDOW)
+        _, problems = jobs.plan([spec_files.parse_model_spec(entry, out / "models.json")], WINDOW)
         for problem in problems:
             print(f"left out: {problem}", flush=True)
         if not problems:

@@ -32,6 +32,7 @@ class Line:
     edges: tuple[int, ...]
     values: tuple[float | None, ...]
     bold: bool = False
+    group: str = ""
 
 
 def over_position(
@@ -46,12 +47,13 @@ def over_position(
     with look.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
-        styles = look.group_styles([split_label(line.label)[0] for line in lines], theme.ink, distinct=False)
+        groups = [split_label(line.label, line.group)[0] for line in lines]
+        styles = look.group_styles(groups, theme.ink, distinct=False)
         texts: list[Text] = []
         ends: list[tuple[float, float]] = []
         first = 0
         for i, line in enumerate(lines):
-            colour = styles[split_label(line.label)[0]][0]
+            colour = styles[split_label(line.label, line.group)[0]][0]
             x, y = _path(line, log_y)
             width, order = (3.0, 2.5) if line.bold else (1.4, 2.0)
             axes.plot(x, y, color=colour, lw=width, alpha=0.9, zorder=order, gid=f"line-{i}")

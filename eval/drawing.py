@@ -86,9 +86,10 @@ def points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         elif kld:
             shown = "reference: 0" if model.is_reference else cell(y, KLD_DIGITS)
-            drawn.append(Point(model.marked_label, x, y, shown, model.kld.stderr if model.kld else None))
+            error = model.kld.stderr if model.kld else None
+            drawn.append(Point(model.marked_label, x, y, shown, error, model.group))
         else:
-            drawn.append(Point(model.marked_label, x, y, "", ppl_error(run, model)[0]))
+            drawn.append(Point(model.marked_label, x, y, "", ppl_error(run, model)[0], model.group))
     return drawn, left_out
 
 

@@ -42,7 +42,7 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
 
 def payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
     """What the page draws, JSON types."""
-    names = [look.split_label(model.label) for model in run.models]
+    names = [look.split_label(model.label, model.group) for model in run.models]
     return {
         "run": report.run_json(run, command),
         "inspection": dataclasses.asdict(inspection) if isinstance(inspection, Inspection) else inspection,

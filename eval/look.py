@@ -51,10 +51,15 @@ LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee")
 DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37")
 
 
-def split_label(label: str) -> tuple[str, str]:
-    """(group, point text): "EXL3 4.0 [h8]" -> ("EXL3", "4.0"), "bf16" -> ("bf16", "bf16")."""
+def split_label(label: str, group: str = "") -> tuple[str, str]:
+    """(group, point text): "EXL3 4.0 [h8]" -> ("EXL3", "4.0"), "bf16" -> ("bf16", "bf16").
+
+    A ``group`` that the spec names takes the place of the first word, which is left out of the text only if it is it.
+    """
     words = re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"]
-    return words[0], " ".join(words[1:]) or words[0]
+    text = " ".join(words)
+    start = group.strip() or words[0]
+    return start, text.removeprefix(start).strip() if text.startswith(f"{start} ") else text
 
 
 def short(label: str) -> str:

@@ -58,8 +58,9 @@ def pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str
     both = tokens(subtitle=drawing.subtitle(run, [model.marked_label for model in models]))
     found["kld_spread"] = partial(spread.spread, divergences, **both)
     found["kld_histograms"] = partial(spread.ridges, divergences, **both)
+    groups = [look.split_label(model.label, model.group)[0] for model in models]
     for name, one in zip(scores.file_names([model.label for model in models]), divergences, strict=True):
-        alone = tokens(subtitle=drawing.subtitle(run, [one.label]), company=[model.label for model in models])
+        alone = tokens(subtitle=drawing.subtitle(run, [one.label]), company=groups)
         found[f"histograms/{name}"] = partial(spread.histogram, one, **alone)
     return found | {
         "loss_by_position": partial(by_position, run, title=title, dark=dark),
@@ -77,7 +78,8 @@ def divergence(model: ModelResult) -> Divergence:
     against = model.estimates.against if model.estimates else None
     if against is None or against.kld.value is None:
         raise ValueError(f"{model.label}: has no KLD")
-    return Divergence(model.marked_label, against.kld.value, against.kld_percentiles, against.kld_histogram)
+    kld = against.kld.value, against.kld_percentiles, against.kld_histogram
+    return Divergence(model.marked_label, *kld, model.group)
 
 
 def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
@@ -87,7 +89,7 @@ def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: boo
         curve = model.estimates.curve if model.estimates else None
         values = None if curve is None else curve.kld if kld else curve.nll
         if curve is not None and values:
-            lines.append(Line(model.marked_label, curve.edges, values, model.is_reference))
+            lines.append(Line(model.marked_label, curve.edges, values, model.is_reference, model.group))
     return curves.over_position(
         lines,
         y_label=drawing.kld_axis(run) if kld else "Loss (nats, mean over tokens)",

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from eval import labels, look
-from eval.look import Styles, Theme, split_label
+from eval.look import Styles, Theme
 
 HEIGHT = 9.0
 """Inches."""
@@ -42,6 +42,12 @@ class Point:
     y: float
     shown: str = ""
     error: float | None = None
+    group: str = ""
+
+    @property
+    def split(self) -> tuple[str, str]:
+        """(group, text beside the point); ``group`` empty: the label's first word."""
+        return look.split_label(self.label, self.group)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def scatter(
         raise ValueError("nothing above 0 for a logarithmic axis")
     points = sorted(points, key=lambda p: (p.x, p.y, p.label))
     with look.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
-        styles = look.group_styles([split_label(p.label)[0] for p in points], theme.ink)
+        styles = look.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
         _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y)
         if from_zero and not log_y:
@@ -146,7 +152,7 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
     handles, ranked = [], sorted(styles, key=str.casefold)
     for group in ranked:
         colour, marker = styles[group]
-        members = [p for p in points if split_label(p.label)[0] == group]
+        members = [p for p in points if p.split[0] == group]
         members = [p for p in members if p.y > 0 or axes.get_yscale() == "linear"]
         line: dict[str, Any] = {"color": colour, "ls": ":" if len(members) > 1 else "", "lw": 1.3}
         axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, **line)
@@ -164,7 +170,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: The
     heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
     for i, (point, y) in enumerate(zip(points, heights, strict=True)):
-        group, name = split_label(point.label)
+        group, name = point.split
         colour, marker = styles[group]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
         covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())

@@ -55,6 +55,11 @@ class ModelResult:
         return self.estimates.same_top if self.estimates else None
 
     @property
+    def group(self) -> str:
+        """The group that its spec names; empty: the label's first word."""
+        return str(self.spec.get("group") or "")
+
+    @property
     def is_noise_floor(self) -> bool:
         """Whether its spec calls it the noise floor."""
         return bool(self.spec.get("noise_floor"))

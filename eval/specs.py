@@ -1,4 +1,4 @@
-"""The JSON specs, strictly: upstream compare_q's keys with upstream's meaning, and ours.
+"""The two specs: upstream compare_q's keys with upstream's meaning, and ours; ``eval/spec_files.py`` reads them.
 
 An unknown key, a wrong type or an impossible value is one line that names file and key.  What this file does not
 know: any engine's options (``engine`` is passed on and checked by the engine), any data set.
@@ -10,20 +10,17 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from backends.base import InputError
-from backends.options import describe
 from eval import methods
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-LATER = {"method": "exllamav3", "noise_floor": False}
+LATER = {"method": "exllamav3", "noise_floor": False, "group": None}
 """Keys that came after the first results, with their defaults: left out of digests, so that those stay as they were."""
 
 
@@ -47,9 +44,6 @@ class Spec(BaseModel):
         if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
             return os.path.normpath(beside)
         return str(path) if name.startswith("~") else name
-
-
-S = TypeVar("S", bound=Spec)
 
 
 class DataSpec(Spec):
@@ -111,9 +105,8 @@ class ModelSpec(Spec):
 
     load_fn: str = Field(description="how to load: see --list-engines")
     fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
-    label: str | None = Field(
-        None, description="name in the table; its first word is the colour group. Default: model_dir"
-    )
+    label: str | None = Field(None, description="name in the table. Default: model_dir")
+    group: str | None = Field(None, description="colour group in the plots. Default: the label's first word")
     model_dir: str | list[Any] = Field(description="folder or hub id; [dir, options]; or [dir, override_tensors]")
     revision: str | None = Field(None, description="hub revision of the model")
     engine: dict[str, Any] = Field(
@@ -128,8 +121,9 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
-        if self.label is not None and (not self.label.strip() or len(self.label.splitlines()) > 1):
-            raise ValueError("label: must be one line of text")
+        for key, text in (("label", self.label), ("group", self.group)):
+            if text is not None and (not text.strip() or len(text.splitlines()) > 1):
+                raise ValueError(f"{key}: must be one line of text")
         if isinstance(self.model_dir, list):
             if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
                 raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
@@ -175,102 +169,6 @@ class ModelSpec(Spec):
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
         found = [Path(self.locate(name)) for name in names]
         return tuple(file for path in found for file in (sorted(path.glob("*.safetensors")) or [path]))
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; InputError for a key that stands in it twice, which json would settle in silence."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise InputError(f"{key}: stands twice in one object")
-    return dict(pairs)
-
-
-def read_json(file: Path) -> Any:
-    """Parsed JSON; InputError with file, line and column."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read: {error}") from None
-
-
-def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
-    if isinstance(raw, dict):
-        raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
-    try:
-        spec = model.model_validate(raw)
-    except ValidationError as error:
-        text = describe(error, model.model_fields).removeprefix("(whole object): ")
-        raise InputError(" ".join(f"{file}: {where}{text}".split())) from None  # keys and labels may hold line breaks
-    spec._folder = file.parent
-    return spec
-
-
-def parse_data_spec(raw: Any, file: Path) -> DataSpec:
-    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start."""
-    return _parse(DataSpec, raw, file)
-
-
-def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
-    """A model spec from parsed JSON, likewise; ``where`` comes before the key in errors."""
-    return _parse(ModelSpec, raw, file, where)
-
-
-def load_data_spec(file: Path) -> DataSpec:
-    """The data spec in ``file``."""
-    return parse_data_spec(read_json(file), file)
-
-
-def expand(patterns: Sequence[str]) -> list[Path]:
-    """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
-    files: dict[Path, None] = {}
-    for pattern in patterns:
-        is_name = Path(pattern).exists() or not glob.has_magic(pattern)
-        matches = [pattern] if is_name else sorted(glob.glob(pattern))
-        if not matches:
-            raise InputError(f"{pattern}: no file matches")
-        files.update(dict.fromkeys(Path(match) for match in matches))
-    return list(files)
-
-
-def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
-    """The model specs of all files in order; a file holds a list of models, or one."""
-    specs: list[ModelSpec] = []
-    for file in files:
-        raw = read_json(file)
-        entries = raw if isinstance(raw, list) else [raw]
-        if not entries:
-            raise InputError(f"{file}: holds no model")
-        for number, entry in enumerate(entries, 1):
-            label = entry.get("label") if isinstance(entry, dict) else None
-            specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
-    references = [spec.name for spec in specs if spec.is_reference]
-    if len(references) > 1:
-        raise InputError(f"reference: {len(references)} models are marked as the reference: {', '.join(references)}")
-    names = [spec.name for spec in specs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"label: {names.count(name)} models are called {name!r}; give each its own label")
-    return specs
-
-
-def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask.
-
-    The reference stays: without it the others would lose their KL divergence.
-    """
-    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    matching = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
-    chosen = [spec for spec in specs if spec in matching or (matching and spec.is_reference)]
-    if not chosen:
-        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
-    return chosen
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

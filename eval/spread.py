@@ -44,12 +44,16 @@ CUT = 1e-3
 
 @dataclass(frozen=True)
 class Divergence:
-    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles``), its histogram."""
+    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles``), its histogram.
+
+    ``group``: of models with one colour; empty: the label's first word.
+    """
 
     label: str
     mean: float
     percentiles: dict[str, float]
     histogram: Histogram
+    group: str = ""
 
 
 def spread(
@@ -118,7 +122,7 @@ def histogram(
 ) -> Figure:  # fmt: skip
     """The histogram of one model, its median and mean, and the outline of the noise floor's.
 
-    ``company``: labels of all models, beside which it has its colour.
+    ``company``: the groups of all models, beside which it has its colour.
     """
     compared = [floor] if floor is not None and floor.label != model.label else []
     edges, shares, note = binned([one.histogram for one in (model, *compared)])
@@ -127,7 +131,7 @@ def histogram(
         _bin_axis(axes, edges, note)
         axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        groups = [split_label(label)[0] for label in (model.label, *company)]
+        groups = [split_label(model.label, model.group)[0], *company]
         colour = look.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
         axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=look.short(model.label))
@@ -180,7 +184,7 @@ def _rows(
     axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
 ) -> list[tuple[str, str]]:
     """Sets rows up, each with its label at the left, and the line of the noise floor; colour and marker of each."""
-    groups = [split_label(model.label)[0] for model in ranked]
+    groups = [split_label(model.label, model.group)[0] for model in ranked]
     styles = look.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(ranked) - 0.4, top)
     axes.set_yticks(range(len(ranked)), [look.short(model.label) for model in ranked])

@@ -16,7 +16,8 @@ import pytest
 
 from eval import corpus
 from eval.progress import Progress
-from eval.specs import DataSpec, parse_data_spec
+from eval.spec_files import parse_data_spec
+from eval.specs import DataSpec
 from tests.conftest import refusal as refusal_of
 
 PROGRESS = Progress(quiet=True)

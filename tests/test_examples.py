@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 import backends
-from eval import methods, specs
+from eval import methods, spec_files, specs
 
 FOLDER = Path(specs.__file__).parent / "spec"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -27,19 +27,19 @@ def test_there_are_examples_for_every_kind() -> None:
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
-    spec = specs.load_data_spec(file)
+    spec = spec_files.load_data_spec(file)
     assert spec.eval_len > 0
     jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
 
 
 def test_there_is_a_data_example_for_every_method() -> None:
-    found = {specs.load_data_spec(file).method for file in DATA_FILES}
+    found = {spec_files.load_data_spec(file).method for file in DATA_FILES}
     assert found == set(get_args(methods.Method))
 
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
 def test_model_examples(file: Path) -> None:
-    models = specs.load_model_specs([file])
+    models = spec_files.load_model_specs([file])
     assert models
     for model in models:
         backends.resolve(model.load_fn, model.fwd_fn)

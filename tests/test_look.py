@@ -36,6 +36,13 @@ def test_split_label(label: str, expected: tuple[str, str]) -> None:
     assert look.split_label(label) == expected
 
 
+def test_a_named_group_stands_for_the_first_word() -> None:
+    """The text beside the point keeps every word that the group does not begin with."""
+    assert look.split_label("vLLM NVFP4 W4A4", "NVFP4") == ("NVFP4", "vLLM NVFP4 W4A4")
+    assert look.split_label("EXL3 4.0 [h8]", "EXL3") == ("EXL3", "4.0")
+    assert look.split_label("GGUF Q4_K", "GGUF Q4") == ("GGUF Q4", "GGUF Q4_K")
+
+
 def test_many_groups_never_share_colour_and_marker() -> None:
     names = [f"group{i}" for i in range(80)]
     styles = look.group_styles([*names, *names], "#000000")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,8 @@ import jsonschema
 import pytest
 
 from backends.hub import is_hub_id
-from eval.specs import (
-    DataSpec,
-    ModelSpec,
-    apply_mask,
-    expand,
-    json_schemas,
-    load_data_spec,
-    load_model_specs,
-    parse_data_spec,
-    parse_model_spec,
-)  # fmt: skip
+from eval.spec_files import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
+from eval.specs import DataSpec, ModelSpec, json_schemas
 from tests.conftest import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
@@ -43,6 +33,7 @@ MODEL_VALUES: dict[str, list[Any]] = {
     "load_fn": ["exllamav3"],
     "fwd_fn": ["exllamav3", None],
     "label": ["EXL3 4.0 [h6]"],
+    "group": ["NVFP4"],
     "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors", "b.safetensors"]]],
     "revision": ["main"],
     "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}],
@@ -166,14 +157,14 @@ def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gol
     assert parse_data_spec({**DATA, **keys}, Path("d.json")).stride == gold
 
 
-def test_digests_are_those_from_before_there_were_methods_and_noise_floors() -> None:
+def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
         (parse_data_spec(DATA, Path()), {"method": "exllamav3"}),
-        (parse_model_spec(MODEL, Path()), {"noise_floor": False}),
+        (parse_model_spec(MODEL, Path()), {"noise_floor": False, "group": None}),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}
-        assert len(then) == len(spec.model_dump()) - 1
+        assert len(then) == len(spec.model_dump()) - len(later)
         assert spec.digest() == hashlib.sha256(json.dumps(then, sort_keys=True).encode()).hexdigest()
     assert parse_data_spec({**DATA, "method": "once"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
     assert parse_model_spec({**MODEL, "noise_floor": True}, Path()).digest() != parse_model_spec(MODEL, Path()).digest()
@@ -183,102 +174,6 @@ def test_digests_are_those_from_before_there_were_methods_and_noise_floors() -> 
 def test_missing_data_key(key: str) -> None:
     rest = {name: value for name, value in DATA.items() if name != key}
     assert refusal(parse_data_spec, rest, Path("d.json")) == f"d.json: {key}: missing"
-
-
-@pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"model_dirs": "m"}, "model_dirs: unknown key (did you mean 'model_dir'?)"),
-        ({"override_bpw": 4.0}, "override_bpw: unknown key (did you mean 'override_bpw_"),
-        ({"load_fn": 5}, "load_fn: "),
-        ({"model_dir": 5}, "model_dir"),
-        ({"model_dir": ["m"]}, "model_dir: must be a string"),
-        ({"model_dir": ["m", {}, {}]}, "model_dir: must be a string"),
-        ({"model_dir": [5, {}]}, "model_dir: must be a string"),
-        ({"model_dir": ["m", 5]}, "model_dir: the second item"),
-        ({"model_dir": ["m", []]}, "model_dir: the second item"),
-        ({"model_dir": ["m", ["a", 5]]}, "model_dir: the second item"),
-        ({"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine as well"),
-        ({"engine": "eager"}, "engine: "),
-        ({"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
-        ({"override_bpw_layer": True}, "override_bpw_layer: "),
-        ({"override_bpw_layer": -4.0}, "override_bpw_layer: "),
-        ({"override_bpw_head": float("nan")}, "override_bpw_head: "),  # json.loads takes NaN and Infinity
-        ({"override_vram_bits": float("inf")}, "override_vram_bits: "),
-    ],
-)
-def test_model_refusals_name_file_number_and_label(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
-    file = write(tmp_path / "m.json", [MODEL, {**MODEL, "label": "EXL3 4.0", **keys}])
-    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 2 (EXL3 4.0): {gold}")
-
-
-@pytest.mark.parametrize(
-    ("entries", "gold"),
-    [
-        ([{"load_fn": "transformers"}], "model 1: model_dir: missing"),
-        ([MODEL, "text"], "model 2: "),
-        ([MODEL, [MODEL]], "model 2: "),
-        (5, "model 1: "),
-        ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
-        ([], ""),
-    ],
-)
-def test_model_file_refusals(tmp_path: Path, entries: Any, gold: str) -> None:
-    file = write(tmp_path / "m.json", entries)
-    assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
-
-
-@pytest.mark.parametrize(
-    ("content", "gold"),
-    [
-        ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8"),
-        ("", "line 1, column 1"),
-        ('{"a": 1} {', "line 1, column 10"),
-    ],
-)
-@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
-def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
-    file = write(tmp_path / "s.json", content)
-    assert refusal(load, file).startswith(f"{file}: {gold}: not valid JSON")
-
-
-def test_unreadable_files(tmp_path: Path) -> None:
-    assert refusal(load_data_spec, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
-    assert refusal(load_data_spec, tmp_path).startswith(f"{tmp_path}: cannot be read")
-    (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
-    assert refusal(load_data_spec, tmp_path / "latin.json").startswith(f"{tmp_path / 'latin.json'}: cannot be read")
-    file = write(tmp_path / "list.json", [DATA])
-    assert refusal(load_data_spec, file).startswith(f"{file}: ")
-
-
-def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("c.json", "a.json", "b.json", "x.txt"):
-        write(tmp_path / name, [])
-    names = [["*.json"], ["b.json", "*.json"], ["./c.json", "c.json", "[ab].json"], ["?.json", "none.json"]]
-    gold = ["a b c", "b a c", "c a b", "a b c none"]
-    assert [" ".join(file.stem for file in expand(patterns)) for patterns in names] == gold
-    assert refusal(expand, ["a.json", "*.yaml"]) == "*.yaml: no file matches"
-    assert expand(["*.json"])[0] == Path("a.json")
-
-
-def test_a_file_whose_name_holds_brackets_is_taken_as_it_is(tmp_path: Path) -> None:
-    file = write(tmp_path / "llama [1].json", [])
-    assert expand([str(file)]) == [file]
-
-
-def test_lists_and_single_objects(tmp_path: Path) -> None:
-    several = write(tmp_path / "a.json", [{**MODEL, "label": "one"}, {**MODEL, "label": "two"}])
-    single = write(tmp_path / "b.json", {**MODEL, "label": "three"})
-    assert [spec.name for spec in load_model_specs([single, several])] == ["three", "one", "two"]
-
-
-def test_duplicate_labels(tmp_path: Path) -> None:
-    one = write(tmp_path / "a.json", [{**MODEL, "label": "same"}, {**MODEL, "label": "other"}])
-    two = write(tmp_path / "b.json", {**MODEL, "label": "same"})
-    assert refusal(load_model_specs, [one, two]).startswith("label: 2 models are called 'same'")
-    unlabelled = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}])
-    assert refusal(load_model_specs, [unlabelled]).startswith("label: 2 models are called 'm'")
 
 
 @pytest.mark.parametrize(
@@ -320,27 +215,6 @@ def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
 def test_a_missing_folder_written_as_a_path_does_not_become_a_hub_id(tmp_path: Path, name: str) -> None:
     spec = parse_model_spec({**MODEL, "model_dir": name}, tmp_path / "m.json")
     assert not is_hub_id(spec.located)
-
-
-@pytest.mark.parametrize(
-    ("mask", "gold"),
-    [
-        (None, ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
-        ("", ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
-        ("exl", ["EXL3 4.0", "exl2 4.0"]),
-        ("gguf;EXL2", ["GGUF Q4_K_M", "exl2 4.0"]),
-        (" gguf ; ", ["GGUF Q4_K_M"]),  # an empty word matches nothing, or "gguf;" would choose every model
-        ("q4", ["GGUF Q4_K_M"]),
-    ],
-)
-def test_mask(mask: str | None, gold: list[str]) -> None:
-    assert [spec.name for spec in apply_mask(models("EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"), mask)] == gold
-
-
-def test_mask_without_a_match_lists_the_labels() -> None:
-    text = refusal(apply_mask, models("EXL3 4.0", "GGUF Q4_K_M"), "awq;exl4")
-    assert "'awq;exl4'" in text
-    assert text.endswith("EXL3 4.0, GGUF Q4_K_M")
 
 
 def test_digest_follows_what_the_spec_says_not_how() -> None:

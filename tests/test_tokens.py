@@ -13,7 +13,8 @@ import pytest
 
 from eval import tokens, vocabulary
 from eval.progress import Progress
-from eval.specs import DataSpec, parse_data_spec
+from eval.spec_files import parse_data_spec
+from eval.specs import DataSpec
 from eval.store import Store
 from eval.tokens import Tokens
 from tests.conftest import refusal, save_toy_tokenizer

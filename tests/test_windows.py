@@ -15,7 +15,8 @@ from backends.base import InputError, LoadRequest, Task
 from backends.transformers import TransformersBackend
 from eval import measure, windows
 from eval.progress import Progress
-from eval.specs import DataSpec, parse_data_spec
+from eval.spec_files import parse_data_spec
+from eval.specs import DataSpec
 from eval.store import Store
 from eval.tokens import Tokens
 from eval.windows import EvalData, TextSize
