@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from backends.base import Backend, InputError
 from backends.messages import nearest
@@ -17,6 +18,11 @@ ENGINES = {
     "vllm_server": "backends.vllm_server:VllmServerBackend",
     "fake": "backends.fake:FakeBackend",
 }
+UPSTREAM = {
+    "qtip": "QTIP",
+    "anyprecision": "AnyPrecision",
+}
+"""load_fn of ExLlamaV3's compare_q that has no engine here -> the format that it loads."""
 
 
 def engine_class(engine: str) -> type[Backend]:
@@ -44,4 +50,22 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
                 )
             return engine, backend
         known += capabilities.load_fns
+    if load_fn in UPSTREAM:
+        raise InputError(
+            f"load_fn: ExLlamaV3's compare_q had an engine for {UPSTREAM[load_fn]}, {load_fn!r}, which compare_q has "
+            f"not; there are: {', '.join(known)}"
+        )
     raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")
+
+
+def check_files(name: str, backend: type[Backend]) -> None:
+    """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
+    folder = Path(name)
+    for _, other in engines():
+        for suffix in other.capabilities.files:
+            if suffix in backend.capabilities.files:
+                continue
+            inside = folder.is_dir() and any(folder.glob(f"*{suffix}")) and not any(folder.glob("*.safetensors"))
+            if name.lower().endswith(suffix) or inside:
+                load_fn = other.capabilities.load_fns[0]
+                raise InputError(f'model_dir: {name}: {suffix} files are for "load_fn": "{load_fn}"')

@@ -13,7 +13,7 @@ import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,6 +84,10 @@ class TokenScores:
     ref_top1_logprob: NDArray[np.float32] | None = None
     kld: NDArray[np.float32] | None = None
     same_top: NDArray[np.bool_] | None = None
+
+    def alone(self) -> TokenScores:
+        """The same scores without what depends on a reference."""
+        return replace(self, ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,8 @@ class Capabilities:
     ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
     ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
     ``override_tensors``: ``model_dir`` can be ``[dir, files]``, whose tensors replace those of the same name.
-    ``reference``: it can leave a reference behind; ``here``: it runs on this machine, whose hardware its scores name;
+    ``reference``: it can leave a reference behind; ``compares``: it can be compared with one; ``files``: suffixes of
+    model files that only it reads; ``here``: it runs on this machine, whose hardware its scores name;
     ``torch``: it computes with torch, whose CPU builds leave GPUs alone.
     """
 
@@ -167,6 +172,8 @@ class Capabilities:
     summary: str
     override_tensors: bool = False
     reference: bool = True
+    compares: bool = True
+    files: tuple[str, ...] = ()
     here: bool = True
     torch: bool = True
 

@@ -87,6 +87,7 @@ class LlamacppBackend(LogitsBackend):
         packages=("llama-cpp-python",),
         install="pip install llama-cpp-python gguf (NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on before it)",
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
+        files=(".gguf",),
         torch=False,
     )
 

@@ -78,6 +78,7 @@ class VllmServerBackend(ScoringBackend):
         install="pip install httpx2",
         summary="a running `vllm serve`, by its URL: perplexity only",
         reference=False,
+        compares=False,
         here=False,
     )
 

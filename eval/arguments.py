@@ -5,14 +5,30 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from backends.base import InputError
 from eval import look
 from eval.store import default_root
 from eval.tables import ORDERS
+
+
+class Once(argparse.Action):
+    """A flag with one value; InputError if it is given twice, where argparse would keep the last in silence."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        seen: set[str] = vars(namespace).setdefault("seen", set())
+        if self.dest in seen:
+            reason = "a run has one text; run once for each" if self.dest == "dataspec" else "it takes one value"
+            raise InputError(f"{option}: is given twice; {reason}")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
         description="Compare quantized models by perplexity and KL divergence.",
         allow_abbrev=False,
     )
+    for name in (None, "store"):
+        p.register("action", name, Once)
     add_run(p)
     add_output(p)
     add_plot(p)
@@ -32,13 +50,17 @@ def parser() -> argparse.ArgumentParser:
 def add_run(p: argparse.ArgumentParser) -> None:
     """What runs."""
     p.add_argument("-d", "--dataspec", type=Path, help="data specification (JSON)")
-    p.add_argument("-m", "--modelspec", nargs="+", help="model specifications (JSON), wildcards allowed")
+    p.add_argument(
+        "-m", "--modelspec", nargs="+", action="extend", help="model specifications (JSON), wildcards allowed"
+    )
     p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
     p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
     p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
     p.add_argument("-lf", "--logits_file", type=Path, help="reference store for KL divergence: read, or made there")
     p.add_argument("--from", dest="source", type=Path, help="a finished run (results.json, report.html): runs nothing")
     p.add_argument("--cache-dir", type=Path, help="where tokens and scores are kept (default: %(default)s)")
+    p.add_argument("--cache", action="store_true", help="list what the cache holds, and do nothing else")
+    p.add_argument("--cache-limit", type=size, metavar="SIZE", help="keep the cache below SIZE (20GB), oldest first")
     p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
@@ -80,6 +102,28 @@ def rows(text: str) -> int:
     return int(text)
 
 
+def size(text: str) -> int:
+    """``--cache-limit``: bytes; a number alone, or with KB to TB (powers of 1,000) or KiB to TiB (of 1,024)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give for example 20GB or 500MiB")
+    power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def unused(args: argparse.Namespace) -> str | None:
+    """What is said of flags that change a picture where none is asked for; None if there is nothing to say."""
+    given = {
+        "-v": args.vram, "-kld": args.kld, "-mx": args.max_x < math.inf, "-my": args.max_y < math.inf,
+        "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
+    }  # fmt: skip
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if args.plot_file or not flags:
+        return None
+    change = "changes" if len(flags) == 1 else "change"
+    return f"{', '.join(flags)}: {change} the picture of -p (or -pf FILE), which was not asked for"
+
+
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The flags; InputError for those that cannot go together.  ``plot_file`` is set if ``-p`` is."""
     args = parser().parse_args(words)
@@ -93,7 +137,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         for flag, given in running.items():
             if given:
                 raise InputError(f"--from: shows a finished run; {flag} is for one that is still to run")
-    elif not args.list_engines and (args.dataspec is None or not args.modelspec):
+    elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
         raise InputError("-d and -m: both are needed (or --from, or --list-engines); see --help")
     return args
 

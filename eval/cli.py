@@ -16,18 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 import backends
-from backends import hub
 from backends.base import CompareQError, InputError
 from eval import (
     arguments,
-    corpus,
+    cache,
+    checking,
     drawing,
-    jobs,
     markdown,
     pairs,
     report,
     scores,
-    specs,
+    spec_files,
     statistics_block,
     tables,
     terminal,
@@ -51,16 +50,19 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         if args.source:
             return show_again(args)
-        data_spec = specs.load_data_spec(args.dataspec)
-        model_specs = specs.apply_mask(specs.load_model_specs(specs.expand(args.modelspec)), args.mask)
+        if args.cache:
+            return show_cache(args)
+        data_spec = spec_files.load_data_spec(args.dataspec)
+        model_specs = chosen_models(args)
         if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
             raise InputError(
                 '--kld: no model is the reference: mark one with "reference": true (or out_logits), '
                 "or give --logits_file"
             )
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
+        remark(arguments.unused(args))
         if args.check:
-            return check(data_spec, model_specs)
+            return check(args, data_spec, model_specs)
         return compare(args, data_spec, model_specs)
     except CompareQError as error:
         return complain(str(error))
@@ -74,6 +76,42 @@ def complain(text: str) -> int:
     for line in text.splitlines():
         print(f"error: {line}", file=sys.stderr)
     return 2
+
+
+def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
+    """The models of the spec files that the mask leaves; says which is the reference, or how to have one."""
+    found = spec_files.apply_mask(spec_files.load_model_specs(spec_files.expand(args.modelspec)), args.mask)
+    chosen, said = spec_files.one_reference(found)
+    if not (args.logits_file and said == [spec_files.NO_REFERENCE]):
+        remark(*said)
+    return chosen
+
+
+def remark(*lines: str | None) -> None:
+    """Lines that are good to know, on standard error."""
+    for line in lines:
+        if line is not None:
+            print(line, file=sys.stderr)
+
+
+def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
+    """``--check``: print what would run and what is wrong."""
+    max_rows = data_spec.max_rows if args.rows is None else args.rows
+    lines, problems = checking.check(data_spec, model_specs, max_rows, Store(args.cache_dir), Progress())
+    print(*lines, sep="\n")
+    return complain("\n".join(problems)) if problems else 0
+
+
+def show_cache(args: argparse.Namespace) -> int:
+    """``--cache``: what the cache holds, after ``--cache-limit`` if that is given."""
+    store = Store(args.cache_dir)
+    if args.cache_limit is not None:
+        print(cache.limited(store, args.cache_limit))
+    table, summed = cache.listing(store)
+    if table.row_count:
+        Console().print(table)
+    print(summed)
+    return 0
 
 
 def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
@@ -94,6 +132,8 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     if args.tokens_out:
         copy_scores(store, run, args.tokens_out)
     deliver(args, run, inspect)
+    if args.cache_limit is not None:
+        print(cache.limited(store, args.cache_limit))
     return 1 if run.failed else 0
 
 
@@ -156,31 +196,6 @@ def copy_scores(store: Store, run: RunResult, folder: Path) -> None:
         if model.scores_key and not model.error:
             scores.copy(store, model.scores_key, folder / f"{name}.parquet")
             print(f"tokens of {model.label}: {folder / f'{name}.parquet'}")
-
-
-def check(data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
-    """``--check``: what would run and what is missing on disk; starts no engine and downloads nothing."""
-    planned, problems = jobs.plan(model_specs, data_spec.longest)
-    try:
-        corpus.identity(data_spec)
-        tokenizer = data_spec.locate(data_spec.tokenizer_dir)
-        if not hub.is_hub_id(tokenizer):
-            hub.resolve(tokenizer, data_spec.tokenizer_revision, tokenizer_only=True)
-    except InputError as error:
-        problems.insert(0, f"data: {error}")
-    print(
-        f"data: {corpus.display_name(data_spec)}, method {data_spec.method}, windows of {data_spec.eval_len} every "
-        f"{data_spec.stride} tokens"
-    )
-    for job in planned:
-        version = " ".join(job.backend.capabilities.installed() or ())
-        print(f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}")
-        if job.is_remote:
-            try:
-                hub.resolve(job.request.model_dir, job.request.revision, download=False)
-            except InputError:
-                print(f"{job.request.label}: would be downloaded from the hub")
-    return complain("\n".join(problems)) if problems else 0
 
 
 def engine_table() -> Table:

@@ -112,6 +112,16 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     return {**vars(source), "files": files, "rows": row_limit(spec), "revision": spec.revision}
 
 
+def is_here(spec: DataSpec) -> bool:
+    """Whether the text lies in local files, so that nothing has to be downloaded."""
+    if spec.dataset == "text":
+        return True
+    source = source_of(spec)
+    names: list[str] = []
+    map_names(source.data_files, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    return Path(source.path).exists() or (bool(names) and not any("://" in name for name in names))
+
+
 def file_digest(file: Path) -> str:
     """SHA-256 of a file's content."""
     with file.open("rb") as stream:

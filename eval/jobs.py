@@ -67,6 +67,7 @@ def check(job: Job) -> None:
         raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
     if request.options.get("noise") is not None and not job.spec.noise_floor:
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
+    backends.check_files(request.model_dir, job.backend)
     if request.revision is not None and not job.is_remote:
         raise InputError("revision: only for a model on the hub")
     job.backend.check(request)

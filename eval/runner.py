@@ -6,19 +6,20 @@ model loads; after that a model that fails is a row that says so, and the others
 
 from __future__ import annotations
 
-import json
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from filelock import Timeout
+
 from backends import reference as reference_store
-from backends.base import CompareQError, InputError, ModelError, Storage, Task
+from backends.base import CompareQError, InputError, ModelError, Task, TokenScores
 from backends.messages import one_line
 from backends.reference_rows import open_reference
-from eval import estimates, jobs, measure, references, scores, windows
+from eval import jobs, measure, references, rows, scores, windows
 from eval.jobs import Job
 from eval.progress import Progress
 from eval.references import Reference
@@ -87,8 +88,9 @@ class Runner:
             jobs.scores_identity(job, data)  # reads the checkpoint's headers
         except CompareQError as error:
             self.lost_reference = True
-            return replace(described(job), error=str(error))
+            return replace(rows.described(job), error=str(error))
         self.reference = references.planned(job, data, self.store, self.logits_file, clear=self.clear)
+        self.store.use("references", self.reference.key)
         if self.clear and self.reference.exists:
             with self.store.lock("references", self.reference.key):
                 shutil.rmtree(self.reference.path)
@@ -124,8 +126,8 @@ class Runner:
             store.verify(phase.advance)
 
     def scores_key(self, job: Job, data: EvalData) -> str:
-        """Key of a model's scores in this run."""
-        alone = self.reference is None or job.spec.is_reference
+        """Key of a model's scores in this run; a reference changes nothing for an engine that cannot be compared."""
+        alone = self.reference is None or job.spec.is_reference or not job.backend.capabilities.compares
         return jobs.scores_key(job, data, None if alone or self.reference is None else self.reference.key)
 
     def load_or_measure(self, job: Job, data: EvalData, *, again: bool = False) -> ModelResult:
@@ -136,6 +138,7 @@ class Runner:
         try:
             job = jobs.fetch(job, data, self.progress)
             key = self.scores_key(job, data)
+            self.store.use("scores", key)
             with self.store.lock("scores", key):
                 if self.clear:
                     self.store.clear("scores", key)
@@ -148,12 +151,12 @@ class Runner:
                     stored = scores.load(self.store, key)
             if stored is None:
                 raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
-            found = summarize(stored, data)
+            found = rows.summarize(stored, data)
             if not found.ppl.tokens:
                 raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
             return replace(
-                described(job),
-                storage=overridden(job.backend(job.request).storage(), job.spec),
+                rows.described(job),
+                storage=rows.overridden(job.backend(job.request).storage(), job.spec),
                 estimates=found,
                 rows=stored.rows,
                 load_seconds=stored.facts["load_seconds"],
@@ -170,7 +173,7 @@ class Runner:
             if self.verbose:
                 traceback.print_exc()
         self.progress.say(f"{job.request.label}: failed")
-        return replace(described(job), error=reason)
+        return replace(rows.described(job), error=reason)
 
     def notes(self, job: Job, stored: scores.StoredScores) -> tuple[str, ...]:
         """What has to be said of a model's KL divergence."""
@@ -209,16 +212,29 @@ class Runner:
         if warnings := provenance.get("warnings"):
             self.progress.say(f"{label}: {len(warnings)} warnings of the engine are in {log_file}")
         facts = {
-            "provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds,
+            "label": label, "provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds,
             "reference": self.compared_with(job, task),
         }  # fmt: skip
         scores.save(self.store, key, data.windows, scored, facts)
+        self.keep_alone(job, data, key, scored, facts)
+
+    def keep_alone(
+        self, job: Job, data: EvalData, key: str, scored: Mapping[int, TokenScores], facts: Mapping[str, object]
+    ) -> None:
+        """Keep what does not depend on the reference under its own key too: a run without one need not measure it."""
+        alone = jobs.scores_key(job, data, None)
+        if alone == key or self.store.path("scores", alone, ".json").is_file():
+            return
+        with suppress(Timeout), self.store.lock("scores", alone).acquire(timeout=0):
+            without = {row: each.alone() for row, each in scored.items()}
+            scores.save(self.store, alone, data.windows, without, {**facts, "reference": None})
 
     @contextmanager
     def task(self, job: Job) -> Iterator[Task]:
         """What a model's run has to do with the reference; a folder that a failed recording leaves is removed."""
         reference = self.reference
-        if reference is None or (job.spec.is_reference and reference.exists):
+        compares = job.backend.capabilities.compares
+        if reference is None or not compares or (job.spec.is_reference and reference.exists):
             yield Task()
         elif not job.spec.is_reference:
             yield Task(reference.path, open_reference(reference.path).head.vocab_size)
@@ -254,34 +270,7 @@ class Runner:
         }  # fmt: skip
 
 
-def described(job: Job) -> ModelResult:
-    """A result that holds no more than what the spec says."""
-    return ModelResult(
-        job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
-        spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
-    )  # fmt: skip
-
-
-def summarize(stored: scores.StoredScores, data: EvalData) -> estimates.Estimates:
-    """A model's estimates: its scores, and which tokens of the text they are of."""
-    index = data.text_index(stored.row, stored.position)
-    size = data.text_size
-    return estimates.summarize(
-        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)
-    )
-
-
 def raise_all(problems: Sequence[str]) -> None:
     """InputError with one line a problem, if there are any."""
     if problems:
         raise InputError("\n".join(problems))
-
-
-def overridden(storage: Storage, spec: ModelSpec) -> Storage:
-    """The measured storage with the spec's override_* in its place."""
-    return replace(
-        storage,
-        bpw_layer=storage.bpw_layer if spec.override_bpw_layer is None else spec.override_bpw_layer,
-        bpw_head=storage.bpw_head if spec.override_bpw_head is None else spec.override_bpw_head,
-        vram_bits=storage.vram_bits if spec.override_vram_bits is None else spec.override_vram_bits,
-    )

@@ -554,9 +554,11 @@ def test_the_mask_keeps_the_reference(measured: Compare) -> None:
     assert ran.models["EXL3 4.0"]["kld"] == pytest.approx(KLD, abs=1e-6)
 
 
-def test_two_references_are_refused(measured: Compare, tmp_path: Path) -> None:
-    models = [fake("a", reference=True), fake("b"), fake("c", out_logits=str(tmp_path))]
-    assert_refused(measured(models), "reference: 2 models are marked as the reference: a, c")
+def test_the_first_of_two_marked_models_is_the_reference(measured: Compare, tmp_path: Path) -> None:
+    ran = measured([fake("a", reference=True), fake("b"), fake("c", out_logits=str(tmp_path))])
+    assert (ran.status, ran.results["reference"]["label"]) == (0, "a")
+    assert "a is the reference, as the first of 2 that are marked; not: c" in ran.err
+    assert [model["kld"] is None for model in ran.results["models"]] == [True, False, False]
 
 
 # Failures
