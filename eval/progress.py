@@ -94,7 +94,12 @@ class Progress:
                 SpinnerColumn(), TextColumn("{task.description}", markup=False),
                 Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
             )  # fmt: skip
-            with RichProgress(*columns, console=self.console, transient=True) as phase.rich:
+            # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
+            # lines of three models (vLLM's logging, bars of Transformers and tqdm).
+            drawn = RichProgress(
+                *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            with drawn as phase.rich:
                 phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)
                 yield phase
         phase.seconds = time.perf_counter() - phase.started

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,6 +16,8 @@ from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 
 from eval.progress import Bar, EtaColumn, Progress
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_one_line_a_phase_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +45,42 @@ def test_bar_on_a_terminal() -> None:
     assert "ETA" in shown
     assert "4/4 windows" in shown
     assert "scoring x: 4 windows in" in shown
+
+
+NOISY = """
+import logging, sys
+from pathlib import Path
+from backends.capture import captured
+from eval.progress import Progress
+from tqdm import tqdm
+
+progress = Progress()
+with progress.phase("loading x", expected=1.0), captured(Path(sys.argv[1])):
+    logging.basicConfig(stream=sys.stdout)
+    logging.warning("from a logger")
+    list(tqdm(range(3), desc="Loading weights"))
+    print("printed", flush=True)
+logging.warning("after it")
+"""
+
+
+def test_what_an_engine_says_never_stands_between_bars(tmp_path: Path) -> None:
+    """On a real terminal: rich would catch sys.stdout and print all of it above the bar, past the log file."""
+    log, (ours, theirs) = tmp_path / "log", pty.openpty()
+    command = [sys.executable, "-c", NOISY, str(log)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT, check=True, timeout=60)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal whose other side is closed
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    said = log.read_text()
+    for words in ("from a logger", "Loading weights", "printed"):
+        assert words in said
+        assert words.encode() not in shown
+    assert b"loading x: " in shown
+    assert b"after it" in shown
 
 
 class Clock:
