@@ -48,6 +48,14 @@ def test_model_examples(file: Path) -> None:
     )
 
 
+def test_unquantized_examples_are_the_reference() -> None:
+    """A spec that one copies gives KLD: each example whose weights are the model's own is marked."""
+    models = [model for file in MODEL_FILES for model in spec_files.load_model_specs([file])]
+    plain = [model for model in models if model.name.split()[0] in ("HF", "bf16") or model.name == "vLLM bf16"]
+    assert len(plain) >= 5
+    assert [model.name for model in plain if not (model.is_reference or model.noise_floor)] == []
+
+
 @pytest.mark.parametrize("name", ["data.schema.json", "models.schema.json"])
 def test_schemas_are_current(name: str) -> None:
     """Run `make schema` if this fails."""
