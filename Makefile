@@ -1,4 +1,5 @@
-# Two commands do everything on a fresh Linux machine with Python 3.11 or newer: `make demo` and `make test`.
+# Two commands do everything on a fresh Linux machine with Python 3.11 or newer: `make demo` and `make test`; `make
+# install` only makes the environment.
 # With a C++ compiler, `make demo-all` and `make test` build llama.cpp first (minutes, once).
 # TARGET is cuda where nvidia-smi sees a GPU, else cpu; `make demo TARGET=cpu` overrides.
 
@@ -16,7 +17,12 @@ ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
 
-.PHONY: demo demo-all test check format schema lock clean
+.PHONY: install llama demo demo-all test check format schema lock clean
+
+install: $(READY)  ## the environment, and compare_q in it
+	@echo "installed; now: source $(BIN)/activate"
+
+llama: $(LLAMA)  ## llama.cpp beside it, compiled
 
 demo: $(READY)  ## the main job on a built-in default: table, and report.html, results.json, plot.png in demo/results
 	$(BIN)/python -m demo
