@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backends.base import InputError
-from eval import look
+from eval import __version__
 from eval.store import default_root
 from eval.tables import ORDERS
 
@@ -18,10 +18,10 @@ from eval.tables import ORDERS
 def parser() -> argparse.ArgumentParser:
     """Every flag of upstream's compare_q, and ours."""
     p = argparse.ArgumentParser(
-        prog="compare_q.py",
         description="Compare quantized models by perplexity and KL divergence.",
         allow_abbrev=False,
     )
+    p.add_argument("--version", action="version", version=f"compare_q {__version__}")
     add_run(p)
     add_output(p)
     add_plot(p)
@@ -112,8 +112,16 @@ def check_outputs(args: argparse.Namespace) -> None:
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)
-    if args.plot_file and args.plot_file.suffix.lower() not in look.SUFFIXES:
-        raise InputError(f"--plot_file: {args.plot_file}: must end in {', '.join(look.SUFFIXES)}")
+    if args.plot_file:
+        check_picture(args.plot_file)
+
+
+def check_picture(file: Path) -> None:
+    """InputError for a picture in a format that is not written."""
+    from eval import look  # with matplotlib: 0.3 s that --help and bad input need not wait
+
+    if file.suffix.lower() not in look.SUFFIXES:
+        raise InputError(f"--plot_file: {file}: must end in {', '.join(look.SUFFIXES)}")
 
 
 def check_folder(flag: str, folder: Path) -> None:

@@ -21,7 +21,6 @@ from backends.base import CompareQError, InputError
 from eval import (
     arguments,
     corpus,
-    drawing,
     jobs,
     markdown,
     pairs,
@@ -119,6 +118,8 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
         print("", *pairs.text(chosen), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
+        from eval import drawing
+
         drawing.draw(
             run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=args.title,
             dark=args.dark, log_y=args.log_y,
