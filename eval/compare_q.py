@@ -47,7 +47,7 @@ def remedy() -> str:
             return f"run it with {folder}/bin/python, or first 'source {folder}/bin/activate'"
     if (ROOT / "Makefile").exists():
         folder = os.path.relpath(ROOT)
-        return f"'make -C {folder} demo' makes an environment with all it needs, 'pip install -e {folder}' adds to yours"
+        return f"'make -C {folder} demo' makes an environment with all of it, 'pip install -e {folder}' adds to yours"
     return "install compare_q with its dependencies: 'pip install .' (without --no-deps) in a checkout of it"
 
 
