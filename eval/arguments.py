@@ -37,7 +37,8 @@ def add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
     p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
     p.add_argument("-lf", "--logits_file", type=Path, help="reference store for KL divergence: read, or made there")
-    p.add_argument("--from", dest="source", type=Path, help="a finished run (results.json, report.html): runs nothing")
+    p.add_argument("--from", dest="source", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
+                   help="a finished run (results.json, report.html), or several to merge: runs nothing")  # fmt: skip
     p.add_argument("--cache-dir", type=Path, help="where tokens and scores are kept (default: %(default)s)")
     p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
@@ -103,7 +104,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
-    taken: dict[Path, str] = {args.source.resolve(): "--from"} if args.source else {}
+    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
     for flag, file in given.items():
         if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")

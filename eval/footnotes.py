@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from eval import merge
 from eval.differences import best, groups
 from eval.digits import KLD_DIGITS, PPL_DIGITS, cell
 from eval.results import MARK, ModelResult, RunResult
-from eval.tables import BEST, FLOOR
+from eval.tables import BEST, FLOOR, places
 
 
 def footnotes(run: RunResult) -> list[str]:
@@ -14,7 +15,8 @@ def footnotes(run: RunResult) -> list[str]:
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
     ]  # fmt: skip
-    notes += [*windows(run), *error_notes(run)]
+    notes += [f"where {letter}: {machine}" for machine, letter in places(run).items()]
+    notes += [*merge.notes(run), *windows(run), *error_notes(run)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
         notes += text_rates(run)
