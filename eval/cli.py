@@ -20,6 +20,7 @@ import backends
 from backends import hub
 from backends.base import CompareQError, InputError
 from eval import (
+    api,
     arguments,
     corpus,
     jobs,
@@ -82,8 +83,7 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     arguments.check_outputs(args)
     store = Store(args.cache_dir)
     runner = Runner(store, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
-    max_rows = data_spec.max_rows if args.rows is None else args.rows
-    run = runner.run(data_spec, model_specs, max_rows)
+    run = api.measure(runner, data_spec, model_specs, args.rows)
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
 
