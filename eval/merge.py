@@ -104,8 +104,8 @@ def check_references(sources: Sequence[Source]) -> None:
         differing = ", ".join(MEANING.get(key, key) for key in off) or "key"
         raise InputError(
             f"--from: {name}: its KL divergences are against {other['label']!r}, and those of {first_name} against "
-            f"{first['label']!r}, which is another reference ({differing} differ); measure one of the runs again with "
-            "the other's reference: keep its store with -lf PATH, copy that, and give it with -lf"
+            f"{first['label']!r}, which is another reference (they differ in {differing}); measure one of the runs "
+            "again with the other's reference: keep its store with -lf PATH, copy that, and give it with -lf"
         )
 
 

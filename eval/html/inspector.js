@@ -109,7 +109,7 @@ function tokensSection() {
   const models = MODELS.filter((each) => INSPECTION.worst[each.id]),
     without = MEASURED.filter((each) => !INSPECTION.worst[each.id]).map((each) => each.label);
   section.append(body);
-  if (without.length)
+  if (RUN.parts && without.length)
     section.append(
       h("p", { class: "hint" }, `Not here, as no report with excerpts was given for their run: ${without.join(", ")}.`),
     );
