@@ -194,6 +194,33 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
     assert "is that of --from as well" in ran.err
 
 
+def test_runs_of_two_caches_are_the_run_of_all_models(
+    compare_q: Run, write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Measured apart, each with its own cache and its own store of the reference: the same rows and numbers."""
+    fake = {"load_fn": "fake", "model_dir": "none"}
+    reference, *others = (
+        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}} for boost in (3.0, 2.0, 1.0)
+    )
+    reference["reference"] = True
+    for name, models in {"a": others[:1], "b": others[1:], "all": others}.items():
+        data, spec = write_specs([reference, *models], max_rows=4)
+        out = ("-o", tmp_path / f"{name}.json", "--html", tmp_path / f"{name}.html", "--cache-dir", tmp_path / name)
+        ran = compare_q("-d", data, "-m", spec, *out)
+        assert ran.status == 0, ran.err
+    whole, _ = report.load(tmp_path / "all.html")
+    run, excerpts = merge.load([tmp_path / "a.html", tmp_path / "b.html"])
+    measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
+    assert measured[0] == measured[1]
+    assert best(run.models, "kld") == best(whole.models, "kld")
+    assert [each is not None for each in excerpts["worst"]] == [True] * 3
+    ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
+    assert ran.status == 0, ran.err
+    again, found = report.load(tmp_path / "m.html")
+    assert (again.title, len(again.parts)) == ("M", 2)
+    assert [each is not None for each in found["worst"]] == [True, True, False]
+
+
 def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
     """A passage with one number a token of each model."""
     numbers = [None if each is None else [each] * tokens for each in logprobs]
