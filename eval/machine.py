@@ -31,6 +31,8 @@ def commit() -> str | None:
     ``$COMPARE_Q_COMMIT`` says it where the files were copied without their history.
     """
     root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # installed: an environment may lie in the checkout of something else
+        return os.environ.get("COMPARE_Q_COMMIT")
     git = ["git", "-C", str(root)]
     try:
         found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A Python of its own."""
     environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    environment.pop("COMPARE_Q_COMMIT", None)
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
 
@@ -84,5 +85,10 @@ def test_an_installation_is_whole(checkout: Path, tmp_path: Path) -> None:
     start = f"import sys; sys.argv[0] = 'compare-q'; from {module} import {name}; sys.exit({name}())"
     ran = run("-c", start, "--help", cwd=tmp_path, path=tmp_path / "installed")
     assert (ran.returncode, ran.stdout.partition(" [")[0]) == (0, "usage: compare-q"), ran.stderr
-    where = run("-c", f"import {module}; print({module}.__file__)", cwd=tmp_path, path=tmp_path / "installed")
-    assert where.stdout.startswith(str(tmp_path / "installed"))
+    # An environment in the checkout of something else: that one's commit is not compare_q's.
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
+        subprocess.run([*git, *words], check=True)
+    asked = f"import {module}; from eval import machine; print({module}.__file__, machine.commit())"
+    ran = run("-c", asked, cwd=tmp_path, path=tmp_path / "installed")
+    assert ran.stdout == f"{tmp_path / 'installed' / 'eval' / 'compare_q.py'} None\n"
