@@ -105,7 +105,8 @@ def check_references(sources: Sequence[Source]) -> None:
         raise InputError(
             f"--from: {name}: its KL divergences are against {other['label']!r}, and those of {first_name} against "
             f"{first['label']!r}, which is another reference (they differ in {differing}); measure one of the runs "
-            "again with the other's reference: keep its store with -lf PATH, copy that, and give it with -lf"
+            "again with the other's reference: keep its store with -lf PATH, copy that, and give it with -lf to a run "
+            "that marks none"
         )
 
 

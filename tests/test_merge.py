@@ -15,7 +15,7 @@ from eval import merge, report
 from eval.differences import best, compared
 from eval.footnotes import footnotes
 from eval.results import ModelResult, RunResult
-from eval.tables import places
+from eval.tables import columns, places
 from tests.conftest import Ran, refusal
 from tests.made import BASE, FAILED, KLD_STRETCHES, QUANT, REF, with_ppl, with_sums
 
@@ -95,6 +95,10 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     assert run.models[2].notes == ("failed in x/results.json, on AMD EPYC",)
     assert run.models[5].notes == ("failed in y/results.json, on 2 × NVIDIA H200, driver 580.1",)
     assert places(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
+    assert [(columns(run, ())[0].header, cell.value) for cell in columns(run, ())[0].cells] == [
+        ("where", letter) for letter in ("A", "A", "", "B", "B", "")
+    ]
+    assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
 
 
 def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
