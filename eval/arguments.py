@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import InputError
-from eval import look
+from eval import __version__
 from eval.store import default_root
 from eval.tables import ORDERS
 
@@ -34,12 +34,12 @@ class Once(argparse.Action):
 def parser() -> argparse.ArgumentParser:
     """Every flag of upstream's compare_q, and ours."""
     p = argparse.ArgumentParser(
-        prog="compare_q.py",
         description="Compare quantized models by perplexity and KL divergence.",
         allow_abbrev=False,
     )
     for name in (None, "store"):
         p.register("action", name, Once)
+    p.add_argument("--version", action="version", version=f"compare_q {__version__}")
     add_run(p)
     add_output(p)
     add_plot(p)
@@ -57,7 +57,8 @@ def add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
     p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
     p.add_argument("-lf", "--logits_file", type=Path, help="reference store for KL divergence: read, or made there")
-    p.add_argument("--from", dest="source", type=Path, help="a finished run (results.json, report.html): runs nothing")
+    p.add_argument("--from", dest="source", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
+                   help="a finished run (results.json, report.html), or several to merge: runs nothing")  # fmt: skip
     p.add_argument("--cache-dir", type=Path, help="where tokens and scores are kept (default: %(default)s)")
     p.add_argument("--cache", action="store_true", help="list what the cache holds, and do nothing else")
     p.add_argument("--cache-limit", type=size, metavar="SIZE", help="keep the cache below SIZE (20GB), oldest first")
@@ -147,7 +148,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
-    taken: dict[Path, str] = {args.source.resolve(): "--from"} if args.source else {}
+    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
     for flag, file in given.items():
         if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
@@ -156,8 +157,16 @@ def check_outputs(args: argparse.Namespace) -> None:
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)
-    if args.plot_file and args.plot_file.suffix.lower() not in look.SUFFIXES:
-        raise InputError(f"--plot_file: {args.plot_file}: must end in {', '.join(look.SUFFIXES)}")
+    if args.plot_file:
+        check_picture(args.plot_file)
+
+
+def check_picture(file: Path) -> None:
+    """InputError for a picture in a format that is not written."""
+    from eval import look  # with matplotlib: 0.3 s that --help and bad input need not wait
+
+    if file.suffix.lower() not in look.SUFFIXES:
+        raise InputError(f"--plot_file: {file}: must end in {', '.join(look.SUFFIXES)}")
 
 
 def check_folder(flag: str, folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from rich.table import Table
 import backends
 from backends.base import CompareQError, InputError
 from eval import (
+    api,
     arguments,
     cache,
     checking,
-    drawing,
     markdown,
+    merge,
     pairs,
     report,
     scores,
@@ -117,10 +119,9 @@ def show_cache(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot."""
     arguments.check_outputs(args)
-    max_rows = data_spec.max_rows if args.rows is None else args.rows
     store = Store(args.cache_dir)
     runner = Runner(store, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
-    run = runner.run(data_spec, model_specs, max_rows)
+    run = api.measure(runner, data_spec, model_specs, args.rows)
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
 
@@ -131,20 +132,20 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
 
     if args.tokens_out:
         copy_scores(store, run, args.tokens_out)
-    deliver(args, run, inspect)
+    deliver(args, replace(run, title=args.title), inspect)
     if args.cache_limit is not None:
         print(cache.limited(store, args.cache_limit))
     return 1 if run.failed else 0
 
 
 def show_again(args: argparse.Namespace) -> int:
-    """``--from``: a finished run, shown, written and plotted as it was asked for now."""
-    run, kept = report.load(args.source)
+    """``--from``: a finished run, or several merged, shown, written and plotted as it was asked for now."""
+    run, kept = merge.load(args.source)
     if args.kld and run.reference is None:
-        raise InputError(f"--kld: {args.source} has no reference, and so no KL divergence")
+        raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in run.models])
     arguments.check_outputs(args)
-    deliver(args, run, lambda: kept)
+    deliver(args, replace(run, title=args.title or run.title), lambda: kept)
     return 0
 
 
@@ -159,14 +160,16 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
         print("", *pairs.text(chosen), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
+        from eval import drawing
+
         drawing.draw(
-            run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=args.title,
+            run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
             dark=args.dark, log_y=args.log_y,
         )  # fmt: skip
     if args.plots:
         from eval import pictures
 
-        for file in pictures.write_all(run, args.plots, dark=args.dark, title=args.title or ""):
+        for file in pictures.write_all(run, args.plots, dark=args.dark, title=run.title or ""):
             print(f"plot: {file}")
 
 
@@ -185,7 +188,7 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
     if args.html:
         from eval import html_report
 
-        html_report.write(run, inspect(), args.html, command, args.title or html_report.TITLE)
+        html_report.write(run, inspect(), args.html, command, run.title or html_report.TITLE)
         print(f"report: {args.html}")
 
 

@@ -1,6 +1,7 @@
-"""Compare quantized models by perplexity: ``python eval/compare_q.py -d data.json -m a.json b.json -p``.
+"""Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or ``compare-q -d ...``.
 
-Only starts ``eval/cli.py``: engines that spawn worker processes import this file again in each of them.
+Only starts ``eval/cli.py``: engines that spawn worker processes import this file again in each of them.  It is read by
+whatever Python the user has, and so must be understood by old ones.
 """
 
 from __future__ import annotations
@@ -12,9 +13,43 @@ from pathlib import Path
 # Before torch is imported: threads that spin at barriers lose badly when a core is busy with something else (window of
 # 1024 on 2 cores, 1 busy: 2.5 to 9 s spinning, 1.6 s passive; both idle: 0.78 and 0.82 s).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the repository, in place of eval/
+ROOT = Path(__file__).resolve().parent.parent
+if not __package__:  # run as a file, not imported from an installation
+    sys.path[0] = str(ROOT)  # the repository, in place of eval/
+
+
+def main() -> int:
+    """Run the command line, or say in one line why this Python cannot; the exit status."""
+    if sys.version_info < (3, 11):  # noqa: UP036
+        return refuse(f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer")
+    try:
+        from eval import cli
+    except ModuleNotFoundError as error:
+        missing = (error.name or str(error)).partition(".")[0]
+        if missing in ("eval", "backends"):  # ours: a damaged installation, and no package to install
+            raise
+        return refuse(f"{missing} is not installed for {sys.executable}")
+    return cli.main()
+
+
+def refuse(reason: str) -> int:
+    """One line on standard error with what to do; the exit status of bad input."""
+    print(f"error: {reason}: {remedy()}", file=sys.stderr)
+    return 2
+
+
+def remedy() -> str:
+    """How to get to a Python that can run this: an environment that ``make`` has left here, or a new one."""
+    for name in (".venv-cuda", ".venv-cpu"):
+        python = ROOT / name / "bin" / "python"
+        if python.exists() and Path(sys.prefix) != ROOT / name:
+            folder = os.path.relpath(ROOT / name)
+            return f"run it with {folder}/bin/python, or first 'source {folder}/bin/activate'"
+    if (ROOT / "Makefile").exists():
+        folder = os.path.relpath(ROOT)
+        return f"'make -C {folder} demo' makes an environment with all of it, 'pip install -e {folder}' adds to yours"
+    return "install compare_q with its dependencies: 'pip install .' (without --no-deps) in a checkout of it"
+
 
 if __name__ == "__main__":
-    from eval.cli import main
-
     sys.exit(main())

@@ -56,16 +56,25 @@ def compared(a: ModelResult, b: ModelResult, name: str) -> Difference | str:
             return f"{model.label} has no {SCORES[name]}"
         if name not in model.estimates.stretches.whole:
             return f"{model.label} has positions without a finite {SCORES[name]}"
+    if name != "nll" and a.reference_key != b.reference_key:
+        return "each was compared with the reference of its own machine"
     found = between(a.estimates.stretches, b.estimates.stretches, name) if a.estimates and b.estimates else None
     return "they were scored on different windows" if found is None else found
+
+
+def several_references(models: Sequence[ModelResult]) -> bool:
+    """Whether the KL divergences of a merged run are against references of different machines."""
+    return len({model.reference_key for model in models if model.reference_key}) > 1
 
 
 def best(models: Sequence[ModelResult], name: str) -> frozenset[str]:
     """Labels of the models with the best ``name`` (of ``SCORES``), and of those whose difference from it is not seen.
 
     The reference and noise floors are no candidates, and one alone is not the best.  None where that cannot be told:
-    the text is too short for errors, or the best that was measured left scores out.
+    the text is too short for errors, the best that was measured left scores out, or references differ (a merged run).
     """
+    if name != "nll" and several_references(models):
+        return frozenset()
     candidates = {
         model.label: model.estimates.stretches
         for model in models

@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from eval import look, plot, report
+from eval.differences import several_references
 from eval.digits import KLD_DIGITS, cell
 from eval.estimates import difference
 from eval.plot import Level, Point
@@ -143,4 +144,6 @@ def kld_axis(run: RunResult) -> str:
     """The KLD axis; it names the reference where that fits."""
     axis = "KL divergence (nats, mean over tokens)"
     named = f"{axis} against {run.reference['label']}" if run.reference else axis
+    if several_references(run.models):
+        named = f"{axis} against its machine's reference"
     return named if len(named) <= AXIS_LETTERS else axis

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from eval import merge
 from eval.differences import best, groups
 from eval.digits import KLD_DIGITS, PPL_DIGITS, cell
 from eval.results import MARK, ModelResult, RunResult
-from eval.tables import BEST, FLOOR
+from eval.tables import BEST, FLOOR, places
 
 
-def footnotes(run: RunResult) -> list[str]:
-    """Every footnote of a table, one line each."""
+def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
+    """Every footnote of a table, one line each.  ``letters``: whether the table has letters for machines."""
     notes = [
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
     ]  # fmt: skip
-    notes += [*windows(run), *error_notes(run)]
+    notes += [f"where {letter}: {machine}" for machine, letter in places(run).items() if letters]
+    notes += [*merge.notes(run), *windows(run), *error_notes(run)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
         notes += text_rates(run)

@@ -55,7 +55,7 @@ def payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]
 
 def notes(run: RunResult) -> list[str]:
     """The table's footnotes, without what only the terminal has: an option, and stars on seconds."""
-    return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run)]
+    return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run, letters=False)]
 
 
 def group_styles(groups: Sequence[str]) -> look.Styles:

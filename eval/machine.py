@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ def commit() -> str | None:
     ``$COMPARE_Q_COMMIT`` says it where the files were copied without their history.
     """
     root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():  # installed: an environment may lie in the checkout of something else
+        return os.environ.get("COMPARE_Q_COMMIT")
     git = ["git", "-C", str(root)]
     try:
         found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
@@ -81,6 +85,17 @@ def hardware(*, torch: bool = True) -> dict[str, Any]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return found if visible is None else {**found, "CUDA_VISIBLE_DEVICES": visible}
     return {"cpu": cpu()}
+
+
+def words(hardware: Mapping[str, Any]) -> str:
+    """What ``hardware`` found, in words: "2 × NVIDIA H200, driver 580.1"; empty if it holds nothing of it."""
+    gpus = hardware.get("gpus")
+    names = Counter(map(str, gpus if isinstance(gpus, list) else []))
+    found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
+    found += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
+    visible = hardware.get("CUDA_VISIBLE_DEVICES")
+    found += [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible}"]
+    return ", ".join([*found, *([str(hardware["cpu"])] if hardware.get("cpu") else [])])
 
 
 def threads() -> dict[str, Any]:

@@ -32,10 +32,43 @@ ORIGIN = ("created", "command", "commit", "versions", "hardware")
 
 
 @dataclass(frozen=True)
+class Part:
+    """One of the runs that were merged (``eval/merge.py``): its file, its ``ORIGIN``, and what its KLDs are against.
+
+    ``labels``: the rows of the merged run that come from it.  ``reference_ppl``: the reference's perplexity there.
+    """
+
+    file: str
+    labels: tuple[str, ...]
+    origin: dict[str, Any]
+    reference: dict[str, Any] | None = None
+    reference_ppl: float | None = None
+
+    @property
+    def where(self) -> str:
+        """The GPUs or the CPU of its machine."""
+        return machine.words(self.origin["hardware"]) or "an unknown machine"
+
+    @property
+    def created(self) -> str:
+        """When its results were written, ISO 8601."""
+        return str(self.origin.get("created"))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages there."""
+        return dict(self.origin["versions"])
+
+
+@dataclass(frozen=True)
 class StoredRun(RunResult):
-    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes into every copy of it as it was."""
+    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes into every copy of it as it was.
+
+    ``parts``: the runs that it was merged from; empty for one that ran as a whole.
+    """
 
     origin: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
 
 
 def kld_of(model: ModelResult) -> float | None:
@@ -52,6 +85,7 @@ def model_json(model: ModelResult) -> dict[str, Any]:
     return {
         "label": model.label,
         "engine": model.engine,
+        "where": model.where or None,
         "kernel": layers.kernel_of(model.layers) or None,
         "deviations": "; ".join(model.deviations) or None,
         "layer_bpw": model.storage.bpw_layer,
@@ -71,6 +105,7 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "spec": model.spec,
         "spec_sha256": model.spec_sha256,
         "scores_key": model.scores_key,
+        "reference_key": model.reference_key or None,
         "provenance": model.provenance,
         "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
     }
@@ -119,9 +154,12 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "versions": machine.versions(),
         "hardware": {**machine.hardware(), **machine.threads()},
     }
+    parts = run.parts if isinstance(run, StoredRun) else ()
     return {
         "format": FORMAT,
         **(run.origin if isinstance(run, StoredRun) else made),
+        **({"parts": [dataclasses.asdict(part) for part in parts]} if parts else {}),
+        "title": run.title,
         "data": run.data,
         "subtitle": run.subtitle,
         "reference": run.reference,
@@ -140,8 +178,10 @@ def from_json(raw: Any) -> StoredRun:
         )
     try:
         run = {key: raw[key] for key in ("data", "subtitle", "reference")}
+        run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # neither in results of before they were kept
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
         check_models(run["models"])
+        check_origins([run["origin"], *(part["origin"] for part in run["parts"])])
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
         return TypeAdapter(StoredRun).validate_json(json.dumps(run, allow_nan=False), strict=True)
     except ValidationError as error:
@@ -164,6 +204,15 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
             raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
 
 
+def check_origins(origins: Sequence[dict[str, Any]]) -> None:
+    """ValueError for what merging and footnotes would trip over."""
+    for origin in origins:
+        for name in ("versions", "hardware"):
+            if not isinstance(origin.get(name), dict):
+                raise ValueError(f"{name}: is no object")
+        TypeAdapter(dict[str, str]).validate_python(origin["versions"])
+
+
 def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a ``ModelResult`` from its ``model_json``."""
     same = ("label", "engine", "rows", "load_seconds", "score_seconds", "spec", "spec_sha256", "scores_key",
@@ -173,6 +222,7 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "storage": {**size, "note": raw["storage_note"] or ""},
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
+        "reference_key": raw.get("reference_key") or "",
         "error": raw["error"] or "",
     }
 

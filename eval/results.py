@@ -7,6 +7,7 @@ from typing import Any
 
 from backends import layers
 from backends.base import LayerGroup, Storage
+from eval import machine
 from eval.estimates import Estimates
 from eval.uncertainty import Mean, Perplexity
 
@@ -20,7 +21,7 @@ class ModelResult:
 
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell,
     which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's per-token
-    scores in the store.
+    scores in the store.  ``reference_key``: of the reference that its KLD is against, where a merged run has several.
     """
 
     label: str
@@ -36,6 +37,7 @@ class ModelResult:
     spec_sha256: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
     scores_key: str = ""
+    reference_key: str = ""
     notes: tuple[str, ...] = ()
     error: str = ""
 
@@ -70,6 +72,11 @@ class ModelResult:
         return tuple(LayerGroup(**group) for group in self.provenance.get("layers", ()))
 
     @property
+    def where(self) -> str:
+        """The GPUs or the CPU that it ran on; empty where that is not known, as of a server."""
+        return machine.words(self.provenance)
+
+    @property
     def deviations(self) -> list[str]:
         """In which ways layers ran otherwise than the checkpoint asks, a clause each."""
         return layers.deviations(self.layers)
@@ -85,13 +92,14 @@ class RunResult:
     """A whole run: its data (JSON types), its subtitle for plots, its models, and what KLD is measured against.
 
     ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
-    None without a reference.
+    None without a reference.  ``title``: the user's, of report and plots; None: each says what it shows.
     """
 
     data: dict[str, Any]
     subtitle: str
     models: tuple[ModelResult, ...]
     reference: dict[str, Any] | None = None
+    title: str | None = None
 
     @property
     def reference_ppl(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -69,8 +70,10 @@ def extras(run: RunResult) -> tuple[str, ...]:
 
 def columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
     """The columns of numbers with the chosen ``EXTRAS``; non-finite positions where there are any."""
+    letters = places(run)
     marks = {name: best(run.models, name) for name in ("nll", "kld", "same_top")}
     found: list[tuple[str, Callable[[ModelResult], Cell], bool]] = [
+        ("where", lambda m: Cell(letters.get(m.where, "n/a")), bool(letters)),
         ("layer\nbpw", lambda m: Cell(cell(m.storage.bpw_layer, 2)), True),
         ("head\nbpw", lambda m: Cell(cell(m.storage.bpw_head, 2)), HEAD in chosen),
         ("VRAM\nGiB", lambda m: Cell(cell(m.storage.vram_gib, 2)), True),
@@ -86,6 +89,12 @@ def columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
         Column(header, tuple(failed_cell(header) if m.error or m.ppl is None else of(m) for m in run.models))
         for header, of, wanted in found if wanted
     ]  # fmt: skip
+
+
+def places(run: RunResult) -> dict[str, str]:
+    """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one."""
+    found = dict.fromkeys(model.where for model in run.models if model.where)
+    return dict(zip(found, map(chr, itertools.count(ord("A"))), strict=False)) if len(found) > 1 else {}
 
 
 def failed_cell(header: str) -> Cell:

@@ -159,9 +159,13 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Write a report of models and open it; whatever the page complains of fails the test."""
     opened: list[Opened] = []
 
-    def show(*models: ModelResult, inspect: bool = True, width: int = 1400, **context: Any) -> Opened:
-        run, file = run_of(*models), tmp_path / f"report{len(opened)}.html"
-        html_report.write(run, inspection_of(run) if inspect else None, file, ["compare_q.py", "-d", "<d>"])
+    def show(
+        *models: ModelResult, inspect: Any = True, width: int = 1400, run: RunResult | None = None, **context: Any
+    ) -> Opened:
+        """``inspect``: whether there are excerpts, or which."""
+        run, file = run or run_of(*models), tmp_path / f"report{len(opened)}.html"
+        excerpts = inspection_of(run) if inspect is True else inspect or None
+        html_report.write(run, excerpts, file, ["compare_q.py", "-d", "<d>"])
         page = browser.new_page(viewport={"width": width, "height": 900}, **context)
         found = Opened(page, [], [], file)
         page.on("console", lambda message: found.complaints.append(message.text))
@@ -738,7 +742,9 @@ def test_confidence_is_pythons(show: Callable[..., Opened]) -> None:
 
 
 @browsing
-@pytest.mark.parametrize(("case", "count"), [("as it is", 1), ("too short", 0), ("the best left some out", 0)])
+@pytest.mark.parametrize(
+    ("case", "count"), [("as it is", 1), ("too short", 0), ("the best left some out", 0), ("two machines", 0)]
+)
 def test_stars_are_pythons(show: Callable[..., Opened], case: str, count: int) -> None:
     """None where it cannot be told what is best."""
 
@@ -750,13 +756,49 @@ def test_stars_are_pythons(show: Callable[..., Opened], case: str, count: int) -
             found = replace(found, tokens=(N,), **sums)
         elif case != "as it is" and model.label == "EXL3 4.0":
             found = replace(found, whole=())
-        return replace(model, estimates=replace(model.estimates, stretches=found))
+        key = model.label[:4] if case == "two machines" else ""
+        return replace(model, estimates=replace(model.estimates, stretches=found), reference_key=key)
 
     models = [changed(model) for model in (REFERENCE, *MODELS[2:6])]
     opened = show(*models)
     starred = set(opened.texts("tr:has([data-cell='kld'] .best) .label span"))
     assert starred == differences.best(models, "kld")
     assert len(starred) == count
+
+
+@browsing
+def test_a_merged_run(show: Callable[..., Opened]) -> None:
+    """Where each row ran, which runs it was made of, which pairs have no KLD, and excerpts of those that have some."""
+    machines = {"a": {"cpu": "AMD EPYC"}, "b": {"gpus": ["NVIDIA H200"], "driver": "580.1"}}
+    models = [
+        replace(model, reference_key=key, provenance={**model.provenance, **machines[key]})
+        for model, key in zip((REFERENCE, *MODELS[2:5]), "abab", strict=True)
+    ]
+    plain_run, labels = run_of(*models), [model.label for model in models]
+    origin = {"created": "2026", "command": ["one"], "commit": None, "versions": {"torch": "2"}, "hardware": {}}
+    parts = tuple(
+        report.Part(f"{key}.json", tuple(labels[i::2]), {**origin, "hardware": machines[key]}, {"key": key}, 7.5)
+        for i, key in enumerate("ab")
+    )
+    run = report.StoredRun(**vars(plain_run), origin=origin, parts=parts)
+    excerpts = inspection_of(run)
+    worst = (None, excerpts.worst[1], None, excerpts.worst[3])
+    opened = show(run=run, inspect=replace(excerpts, worst=worst))
+    assert opened.cells("where") == ["AMD EPYC", "NVIDIA H200, driver 580.1"] * 2
+    assert opened.texts("#parts h3") == ["Merged: a.json", "Merged: b.json"]
+    assert "AMD EPYC" in opened.texts("#parts dd")
+    notes = opened.texts("#table .notes li")
+    assert not any(note.startswith("where ") for note in notes)
+    assert any(note.startswith("KLD and same top of each row are against the reference as") for note in notes)
+    opened.pick("differences", "KLD")
+    cells = opened.page.evaluate(
+        "[...document.querySelectorAll('.cell[data-value]')].map(c => [c.dataset.a, c.dataset.b])"
+    )
+    assert {(a, b) for a, b in cells if a != b} == {("1", "3"), ("3", "1")}
+    without = ", ".join(models[i].marked_label for i in (0, 2))
+    assert opened.texts("#tokens > .hint") == [
+        f"Not here, as no report with excerpts was given for their run: {without}."
+    ]
 
 
 @browsing

@@ -106,13 +106,19 @@ function tokensSection() {
     body = h("div", {});
   section.hidden = !INSPECTION || !INSPECTION.worst.some(Boolean);
   if (section.hidden) return;
-  const models = MODELS.filter((each) => INSPECTION.worst[each.id]);
+  const models = MODELS.filter((each) => INSPECTION.worst[each.id]),
+    without = MEASURED.filter((each) => !INSPECTION.worst[each.id]).map((each) => each.label);
   section.append(body);
+  if (RUN.parts && without.length)
+    section.append(
+      h("p", { class: "hint" }, `Not here, as no report with excerpts was given for their run: ${without.join(", ")}.`),
+    );
   onChange(() => {
     const each = models.find((m) => m.id === state.current) || models[0],
-      first = INSPECTION.passages.map((p) => p.kld[each.id]).some(Boolean);
+      passages = INSPECTION.passages.filter((p) => p.logprob[each.id]),
+      first = passages.some((p) => p.kld[each.id]);
     const paints = Object.entries(PAINTS).filter(
-      ([key]) => key === "loss" || (key === "kld" ? first : INSPECTION.passages.some((p) => p.ref_logprob)),
+      ([key]) => key === "loss" || (key === "kld" ? first : passages.some((p) => p.ref_logprob)),
     );
     if (!paints.some(([key]) => key === inspecting.paint)) inspecting.paint = paints[0][0];
     body.replaceChildren(
@@ -133,7 +139,7 @@ function tokensSection() {
         h("span", { class: "ramp", "aria-hidden": "true" }),
         `Colour: ${PAINTS[inspecting.paint].text}. Excerpts of the text: its beginning, and where the models, each by its own average, lost most. Pointer or arrow keys show a token's numbers; ▯ begins a character that the next token ends.`,
       ),
-      INSPECTION.passages
+      passages
         .map((p) => passage(p, each.id))
         .reduce((all, one) => (all.append(one), all), h("div", { class: "passages" })),
       h("h3", {}, "Tokens that suffered most"),

@@ -57,6 +57,15 @@ function details(each) {
     list("Warnings of the engine", warnings),
   ];
 }
+// One of the runs that a merged one was made of.
+function part({ file, labels, origin, reference_ppl }) {
+  const { created, commit, command, versions, hardware } = origin;
+  return [
+    h("h3", {}, `Merged: ${file}`),
+    h("pre", { class: "command" }, (command || []).join(" ")),
+    pairs({ rows: labels.join(", "), created, commit, "reference's PPL": reference_ppl, ...versions, ...hardware }),
+  ];
+}
 function ranSection() {
   const models = h("div", {}),
     open = new Set();
@@ -79,8 +88,9 @@ function ranSection() {
   };
   byId("ran").append(
     models,
-    h("h3", {}, "This run"),
-    h("pre", { class: "command" }, (RUN.command || []).join(" ")),
+    h("div", { id: "parts" }, (RUN.parts || []).map(part)),
+    h("h3", {}, RUN.parts ? "What these share" : "This run"),
+    ...(RUN.parts ? [] : [h("pre", { class: "command" }, (RUN.command || []).join(" "))]),
     pairs({ created: RUN.created, commit: RUN.commit }),
     h("h4", {}, "Versions"),
     pairs(RUN.versions),

@@ -12,6 +12,7 @@ function clustered(total, tokens) {
 function difference(a, b, name) {
   const one = a.stretches,
     other = b.stretches;
+  if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each against its own machine's
   if (!one || !other || !one.whole.includes(name) || !other.whole.includes(name)) return null;
   if (one.tokens.length !== other.tokens.length || one.tokens.some((n, i) => n !== other.tokens[i])) return null;
   const off = one[name].map((each, i) => each - other[name][i]);
@@ -30,6 +31,7 @@ const distinct = (found) => found !== null && known(found.low) && (found.low > 0
 function best(models, name) {
   const candidates = models.filter((m) => m.stretches && m.stretches[name] && !m.isReference && !m.noiseFloor);
   const groups = (m) => m.stretches.tokens.filter((n) => n > 0).length;
+  if (name !== "nll" && new Set(MODELS.map((m) => m.raw.reference_key).filter(Boolean)).size > 1) return [];
   if (candidates.length < 2 || candidates.some((m) => groups(m) < 2)) return [];
   const mean = (m) =>
     ((name === "same_top" ? -1 : 1) * m.stretches[name].reduce((sum, each) => sum + each, 0)) /

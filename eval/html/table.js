@@ -48,6 +48,13 @@ function header() {
 const COLUMNS = [
   { key: "label", name: "model", text: (m) => m.label },
   { key: "kernel", name: "kernel", text: (m) => (m.failed ? null : m.kernel) },
+  {
+    key: "where",
+    name: "where",
+    title: "the machine it ran on",
+    text: (m) => m.raw.where,
+    needs: () => new Set(MODELS.map((m) => m.raw.where).filter(Boolean)).size > 1,
+  },
   { key: "bpw", name: "layer bpw", title: "stored bits per weight of the layers", value: (m) => m.bpw, digits: 2 },
   {
     key: "head",
@@ -201,7 +208,7 @@ function tableRow(each, marks) {
     column.text
       ? h(
           "td",
-          { "data-cell": column.key, class: "name", title: each.kernel },
+          { "data-cell": column.key, class: "name", title: column.text(each) },
           each.failed ? "" : column.text(each) || NA,
         )
       : numberCells(column, each, marks[column.key]),
