@@ -160,7 +160,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lm_evals_three_numbers(files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str) -> None:
     """Seven digits are those of its float64 softmax; its float32 one is 8.5e-6 nats a token too high."""
     args = argparse.Namespace(
-        model=files / tokenizer if tokenizer else BASE, text=documents / f"{text}.jsonl", max_length=1024
+        model=files / tokenizer if tokenizer else BASE,
+        text=documents / f"{text}.jsonl",
+        max_length=1024,
+        wikitext=False,
     )
     rates = lm_eval_peer.compare_q(args, tmp_path)
     gold = json.loads((PEERS / f"lm_eval_{text}{tokenizer and '_bos'}.json").read_text())
