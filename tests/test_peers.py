@@ -147,26 +147,32 @@ def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, file
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three documents, the first of which is shorter than a window, and with that alone."""
+    """A folder with three documents, the first of which is shorter than a window, that alone, and that as a page."""
     lines = OPTICKS.read_text().split("\n")
     rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
     folder = tmp_path_factory.mktemp("documents")
     (folder / "three.jsonl").write_text("".join(rows))
     (folder / "short.jsonl").write_text(rows[0])
+    (folder / "page.jsonl").write_text(rows[0].replace("text", "page", 1))
     return folder
 
 
-@pytest.mark.parametrize(("text", "tokenizer"), [("three", ""), ("short", "bos")])
-def test_lm_evals_three_numbers(files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "file"),
+    [("three", "", "three"), ("short", "bos", "short_bos"), ("page", "", "short_wikitext")],
+)
+def test_lm_evals_three_numbers(
+    files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
+) -> None:
     """Seven digits are those of its float64 softmax; its float32 one is 8.5e-6 nats a token too high."""
     args = argparse.Namespace(
         model=files / tokenizer if tokenizer else BASE,
         text=documents / f"{text}.jsonl",
         max_length=1024,
-        wikitext=False,
+        wikitext=text == "page",
     )
     rates = lm_eval_peer.compare_q(args, tmp_path)
-    gold = json.loads((PEERS / f"lm_eval_{text}{tokenizer and '_bos'}.json").read_text())
+    gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
     wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
     for name in lm_eval_peer.METRICS:
         assert getattr(rates, name).value == pytest.approx(wide[name], rel=3e-7), name
