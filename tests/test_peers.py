@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
 from demo.recipes import BASE, ROOT, gguf, make_models
+from demo.smollm2 import find_gguf, save_tokenizer
+from eval import tokens
+from eval.progress import Progress
+from eval.specs import parse_data_spec
 
 pytestmark = pytest.mark.engine
 needs_llama_cpp = pytest.mark.skipif(
@@ -143,6 +149,25 @@ def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, file
     assert ours["Mean PPL(base)"][0] == pytest.approx(17.8371, abs=0.02)
     if llama.same_kernels:
         assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [f"{each:.4f}" for each in numbers[:2]]
+
+
+@needs_llama_cpp
+def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
+    """With a byte order mark, with Windows line ends; the tool drops one newline at the end."""
+    import llama_cpp
+
+    reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
+    save_tokenizer({key: field.contents() for key, field in reader.fields.items()}, tmp_path)
+    model = llama_cpp.Llama(str(find_gguf()), vocab_only=True, verbose=False)
+    keys = {"tokenizer_dir": str(tmp_path), "dataset": "text", "path": "a.txt", "method": "llamacpp", "eval_len": 512}
+    spec, counts = parse_data_spec(keys, tmp_path / "d.json"), set()
+    for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
+        text = mark + b"".join(line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640])
+        (tmp_path / "a.txt").write_bytes(text)
+        ours = tokens.tokenize(tokens.texts_of(spec, progress), tmp_path, spec, progress).ids.tolist()
+        assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
+        counts.add(len(ours))
+    assert len(counts) == 4
 
 
 @pytest.fixture(scope="module")
