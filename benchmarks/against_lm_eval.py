@@ -3,7 +3,10 @@
     python benchmarks/against_lm_eval.py --binary lm-eval --model FOLDER --text documents.jsonl --max-length 1024 \\
         --output table.json
 
-``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  lm-eval may live
+``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  With
+``--wikitext`` each has a page of WikiText in ``page`` (``benchmarks/wikitext_rows.py`` makes those of WikiText-2), and
+lm-eval scores and counts it by the functions of its task ``wikitext``; its rewritten pages, which it logs, have to be
+ours, character for character.  lm-eval may live
 in another environment than compare_q.  Both run the model in float32 through Transformers, one window at a time.
 lm-eval runs twice, as it is and with ``softmax_dtype=float64``: on a CPU torch's float32 log_softmax of 49,152 logits
 is 8.5e-6 nats a token too high (SmolLM2-135M, against float64), and lm-eval's numbers are off by that; compare_q sums
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from eval import spec_files  # noqa: E402
 from eval.corpus import TABLES  # noqa: E402
+from eval.detokenizers import wikitext  # noqa: E402
 from eval.estimates import TextRates  # noqa: E402
 from eval.progress import Progress  # noqa: E402
 from eval.runner import Runner  # noqa: E402
@@ -37,6 +42,8 @@ TASK = {
     "task": "compare_q_text", "dataset_path": "json", "test_split": "test", "output_type": "loglikelihood_rolling",
     "doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": [{"metric": name} for name in METRICS],
 }  # fmt: skip
+ITS_CODE = "!function lm_eval.tasks.wikitext.preprocess_wikitext"
+WIKITEXT = {"doc_to_target": f"{ITS_CODE}.wikitext_detokenizer", "process_results": f"{ITS_CODE}.process_results"}
 
 
 def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, Any]:
@@ -44,13 +51,14 @@ def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, A
     text, documents = args.text, folder / "documents.jsonl"
     lines = text.read_text(encoding="utf-8")
     documents.write_text(lines if text.suffix == ".jsonl" else json.dumps({"text": lines}), encoding="utf-8")
-    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(documents)}}}
-    (folder / "task.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+    task = {**TASK, **(WIKITEXT if args.wikitext else {}), "dataset_kwargs": {"data_files": {"test": str(documents)}}}
+    tagged = re.sub(r'"(!function [\w.]+)"', r"\1", json.dumps(task))
+    (folder / "task.yaml").write_text(tagged, encoding="utf-8")  # JSON is YAML, but for the tags
     model = f"pretrained={args.model.resolve()},dtype=float32,softmax_dtype={softmax},max_length={args.max_length}"
     words = [
         *(*shlex.split(args.binary), "run", "--model", "hf", "--model_args", model, "--tasks", str(TASK["task"])),
         *("--include_path", str(folder), "--batch_size", "1", "--device", args.device),
-        *("--output_path", str(folder / softmax)),
+        *("--output_path", str(folder / softmax), "--log_samples"),
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     files = sorted((folder / softmax).rglob("results_*.json"))
@@ -60,12 +68,23 @@ def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, A
     return found
 
 
+def same_pages(folder: Path) -> int:
+    """How many pages lm-eval logged; SystemExit if it rewrote one to another text than compare_q does."""
+    (log,) = sorted(folder.rglob("samples_*.jsonl"))
+    samples = [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n") if line]
+    for sample in samples:
+        if sample["target"] != wikitext(sample["doc"]["page"]):
+            sys.exit(f"page {sample['doc_id']}: rewritten otherwise than by lm-eval")
+    return len(samples)
+
+
 def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     """compare_q's rates, by the way of its command line."""
     if args.text.suffix not in (".txt", *TABLES):
         sys.exit(f"--text: {args.text}: .jsonl or .txt")
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
-            "method": "lm_eval", "eval_len": args.max_length}  # fmt: skip
+            "method": "lm_eval", "eval_len": args.max_length,
+            **({"text_column": "page", "detokenize": "wikitext"} if args.wikitext else {})}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
@@ -90,6 +109,7 @@ def main() -> None:
     parser.add_argument("--binary", default="lm-eval", help="its command, which may have several words")
     parser.add_argument("--model", type=Path, required=True, help="folder of a Hugging Face model and its tokenizer")
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--wikitext", action="store_true", help="the documents are pages, as in its task wikitext")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, help="the table as JSON")
@@ -97,6 +117,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tool, wide = (kept(lm_eval(args, Path(folder), softmax)) for softmax in ("float32", "float64"))
         ours = compare_q(args, Path(folder))
+        if args.wikitext:
+            print(f"{same_pages(Path(folder) / 'float64')} pages: rewritten to the same texts")
     rows = {name: (tool[name], wide[name], getattr(ours, name).value) for name in METRICS}
     print(f"{'':16}{'lm-eval':>14}{'float64':>14}{'compare_q':>14}{'off lm-eval':>13}{'off float64':>13}")
     for name, (a, b, c) in rows.items():

@@ -1,8 +1,8 @@
 """Data sets -> text.  Upstream's twelve names, any other hub or local data set, and local text files.
 
-Rows of a data set: the non-blank ones, joined by a blank line; for lm-eval's windows each row is a document.  A local
-text file is taken whole, every line end read as a newline.  The same corpus as rows and as a file tokenizes
-differently: say which one a number belongs to.
+Rows of a data set: the non-blank ones, joined by a blank line; for GPTQ's windows the blank ones too; for lm-eval's
+each row is a document.  A local text file is taken whole, every line end read as a newline, but for llama.cpp's windows
+as it stands.  The same corpus as rows and as a file tokenizes differently: say which one a number belongs to.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from eval.progress import Progress
 from eval.specs import DataSpec
 
 TABLES = (".jsonl", ".parquet")
+CHAT_COLUMNS = {"messages", "conversations", "conversation"}
+CONVERSATIONS = (
+    "; conversations are not read: write each as text to a column of its own, with the tokenizer's "
+    "apply_chat_template(..., tokenize=False), and name that column in text_column"
+)
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 
 
@@ -149,8 +154,8 @@ def row_limit(spec: DataSpec) -> int:
 def load_text(spec: DataSpec, progress: Progress) -> str:
     """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
     if is_plain(spec):
-        return whole_file(text_file(spec))
-    return "\n\n".join(row for row in load_rows(spec, progress) if row.strip())
+        return whole_file(text_file(spec), raw=spec.method == "llamacpp")
+    return "\n\n".join(row for row in load_rows(spec, progress) if row.strip() or spec.method == "gptq")
 
 
 def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
@@ -169,27 +174,33 @@ def is_plain(spec: DataSpec) -> bool:
 def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
     """The rows of a data set that hold text; InputError if all of them are blank."""
     rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
-    texts = []
+    texts: list[str] = []
+    other = None
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
         for number, row in enumerate(rows, 1):
             if isinstance(row, str):
                 texts.append(row)
+            elif row is not None:
+                other = row
             phase.advance()
             if number == row_limit(spec):
                 break
     if not any(text.strip() for text in texts):
-        raise InputError(f"dataset {spec.dataset!r}: no text in its rows")
+        held = "" if other is None else f"; they hold values of type {type(other).__name__}"
+        hint = CONVERSATIONS if isinstance(other, list) else ""
+        raise InputError(f"dataset {spec.dataset!r}: no text in its rows{held}{hint}")
     return texts
 
 
-def whole_file(file: Path) -> str:
-    """A plain text file as it is, every line end read as a newline.
+def whole_file(file: Path, *, raw: bool = False) -> str:
+    """A plain text file, every line end read as a newline; ``raw``: as it stands, a byte order mark always stays.
 
     A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
-    has PPL 15.20 with newlines and 15.02 with the carriage returns kept.
+    has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8", newline="" if raw else None) as stream:
+            text = stream.read()
     except UnicodeDecodeError as error:
         raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
     if not text.strip():
@@ -275,4 +286,5 @@ def check_column(column: str, names: Iterable[str], where: str) -> None:
     """InputError unless ``column`` is one of ``names``."""
     known = list(names)
     if column not in known:
-        raise InputError(f"{where}: no text column {column!r}; there are: {', '.join(known)}")
+        hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""
+        raise InputError(f"{where}: no text column {column!r}; there are: {', '.join(known)}{hint}")

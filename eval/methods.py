@@ -1,4 +1,4 @@
-"""How a tokenized text is cut into windows: four methods, three of them those of the tools they are named after.
+"""How a tokenized text is cut into windows: five methods, four of them those of the tools they are named after.
 
 - ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens - eval_len, eval_stride)``,
   so that one that would end exactly at the last token is left out; every position is scored but the first, or the
@@ -11,6 +11,10 @@
   document, tokenized by itself, and begins with a prefix token, BOS or else EOS, that is not scored.  Every token of a
   document is scored once, a BOS of its own included, ``eval_len`` a window, the last window's context reaching back as
   far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
+- ``gptq`` (the evaluation of GPTQ's repository, which QuIP#, AWQ, FlatQuant and most papers on quantization took over):
+  ``n_tokens // eval_len`` windows that follow one another; every position is scored but the first, ``eval_len - 1`` a
+  window, so that its mean over windows of their means is the mean over all.  Rows of a data set are joined with the
+  blank ones among them (``eval/corpus.py``), and BOS stands where the tokenizer adds it, in the first window only.
 - ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what the ones before it have
   not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
   after the first window.  The last window is full and ends at the last token.
@@ -25,7 +29,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Method = Literal["exllamav3", "llamacpp", "lm_eval", "once"]
+Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 Ids = NDArray[np.int32]
 
 
@@ -62,6 +66,12 @@ def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
     return cuts
 
 
+def gptq(ids: Ids, eval_len: int) -> list[Cut]:
+    """Windows of ``eval_len`` that follow one another; what is left at the end of the text is dropped."""
+    starts = range(0, len(ids) - eval_len + 1, eval_len)
+    return [Cut(start, ids[start : start + eval_len], 1) for start in starts]
+
+
 def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> list[Cut]:
     """Windows of up to ``eval_len`` + 1 of documents that end before the text indices ``ends`` int64 [D]."""
     cuts, begin = [], 0
@@ -85,7 +95,7 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
 
 def least_tokens(method: Method, eval_len: int) -> int:
     """Tokens of a text that has a window at all."""
-    return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "once": 2}[method]
+    return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]
 
 
 def default_stride(method: Method, eval_len: int) -> int:
@@ -95,7 +105,7 @@ def default_stride(method: Method, eval_len: int) -> int:
 
 def check(method: Method, eval_len: int, eval_stride: int | None, *, warmup: bool, chat: bool) -> None:
     """ValueError that names the key which does not go with the method."""
-    fixed, where = method in ("llamacpp", "lm_eval"), f'with method "{method}"'
+    fixed, where = method in ("llamacpp", "lm_eval", "gptq"), f'with method "{method}"'
     if method == "exllamav3" and eval_stride is None:
         raise ValueError("eval_stride: missing")
     if fixed and eval_stride not in (None, eval_len):

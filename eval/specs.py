@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from eval import methods
+from eval import detokenizers, methods
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-LATER = {"method": "exllamav3", "noise_floor": False, "group": None}
+LATER = {"method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None}
 """Keys that came after the first results, with their defaults: left out of digests, so that those stay as they were."""
 
 
@@ -65,6 +65,7 @@ class DataSpec(Spec):
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
     max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
     method: methods.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
+    detokenize: detokenizers.Name | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: Length = Field(description="tokens in a window")
     max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
@@ -83,6 +84,8 @@ class DataSpec(Spec):
         methods.check(
             self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
         )
+        if self.detokenize and self.method != "lm_eval":
+            raise ValueError('detokenize: rewrites documents, which only method "lm_eval" has; leave it out')
         if self.dataset == "text" and self.path is None:
             raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
         if self.dataset != "text" and self.path is not None:

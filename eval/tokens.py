@@ -5,7 +5,8 @@ A text is tokenized as a whole, BOS as the tokenizer adds it.  Two methods (``ev
 - ``llamacpp``: one newline at the end of the text is dropped, special tokens that are written in it are text, and the
   token that stands in place of each chunk's first is the one that the tokenizer puts before a text, if it does;
 - ``lm_eval``: documents are tokenized by themselves, one that begins with the prefix token's own text without any
-  special tokens, as lm-eval does, so that BOS does not stand there twice.
+  special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each is rewritten first
+  (``eval/detokenizers.py``); its bytes and words stay those of the original.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from numpy.typing import NDArray
 from backends import hub
 from backends.base import InputError, installed_versions
 from backends.messages import one_line
-from eval import corpus, vocabulary
+from eval import corpus, detokenizers, vocabulary
 from eval.methods import Ids, Method
 from eval.progress import Progress
 from eval.specs import DataSpec
 from eval.store import Store
 
-TOKENS_VERSION = 4
+TOKENS_VERSION = 5
+"""5: ``llamacpp`` reads the line ends of a plain file as they are; texts may be detokenized."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
@@ -43,8 +45,8 @@ class Tokens:
 
     ``vocabulary`` is the digest of what the plain ids stand for (``eval/vocabulary.py``).  ``lead``: the token that
     the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
-    document.  ``sizes`` int32 [n]: UTF-8 bytes of the text that end with a token (a BOS: 0); None if the tokenizer
-    cannot tell.  ``n_bytes`` and ``n_words``: of all documents.
+    document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (a BOS: 0); None if the
+    tokenizer cannot tell.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.
     """
 
     ids: NDArray[np.int32]
@@ -67,6 +69,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     return {
         "version": TOKENS_VERSION,
         "method": spec.method,
+        "detokenize": spec.detokenize,
         "text": corpus.identity(spec),
         "tokenizer": digest.hexdigest(),
         "chat_template": spec.chat_template,
@@ -93,7 +96,8 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
     expected = (time.perf_counter() - began) * sum(map(len, texts)) / max(len(sample), 1)
     ids, sizes = [], []
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens", expected=expected) as phase:
-        for text in texts:
+        for original in texts:
+            text = detokenizers.DETOKENIZERS[spec.detokenize](original) if spec.detokenize else original
             found = encode(tokenizer, text, spec.method, lead)
             ids.append(np.asarray(found["input_ids"], dtype=np.int32))
             sizes.append(byte_sizes(text, found["offset_mapping"]) if "offset_mapping" in found else None)

@@ -33,7 +33,8 @@ class TextSize:
     """What exactly the scored entries of a run stand for, overlaps counted each time.
 
     ``n_bytes``: UTF-8 bytes, so that bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the
-    text's words, which lm-eval separates by white space; over all of a text it is lm-eval's own count.
+    text's words, which lm-eval separates by white space; over all of a text it is lm-eval's own count.  Of a text that
+    was detokenized both are those of the original, as in lm-eval's ``wikitext``.
     """
 
     n_bytes: int
@@ -79,6 +80,8 @@ def cuts(text: Tokens, spec: DataSpec) -> list[methods.Cut]:
     if spec.method == "lm_eval":
         assert text.lead is not None
         return methods.lm_eval(ids, text.ends, length, text.lead)
+    if spec.method == "gptq":
+        return methods.gptq(ids, length)
     if spec.method == "once":
         return methods.once(ids, length, spec.stride)
     return methods.exllamav3(ids, length, spec.stride, spec.warmup_tokens)
@@ -115,13 +118,14 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
 
 
 def scored_size(text: Tokens, found: Sequence[methods.Cut]) -> tuple[TextSize | None, str]:
-    """Bytes and words of the scored entries, or why they are not known."""
+    """Bytes and words of the scored entries, their share of the text's, or why they are not known."""
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
     scored = sum(int(text.sizes[each.start + each.score_from : each.end].sum()) for each in found)
     if not scored:
         return None, "bytes and words are not known: the scored tokens stand for none"
-    return TextSize(scored, text.n_words * scored / text.n_bytes), ""
+    read = int(text.sizes.sum())  # other than the text's own bytes where that was detokenized
+    return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
 def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:

@@ -167,6 +167,20 @@ def test_blank_rows_are_dropped(
     assert text(path=str(lines), max_text_rows=limit) == gold
 
 
+def test_blank_rows_stay_for_gptq(serve: Callable[[Any], Recorder], tmp_path: Path) -> None:
+    """``"\\n\\n".join(rows)`` of the rows as they are, each with its own newline; a row without text is none."""
+    rows = ["", " = A = \n", "", " a b \n", None, ""]
+    keys: dict[str, Any] = {"method": "gptq", "eval_stride": None}
+    gold = "\n\n = A = \n\n\n\n\n a b \n\n\n"
+    serve(datasets.Dataset.from_dict({"text": rows}))
+    assert text(dataset="wiki2", **keys) == gold
+    assert text(path=str(parquet(tmp_path / "a.parquet", text=rows)), **keys) == gold
+    assert text(dataset="wiki2", max_text_rows=2, **keys) == "\n\n = A = \n"
+    assert text(dataset="wiki2") == " = A = \n\n\n a b \n"
+    (tmp_path / "a.txt").write_bytes(b"a\r\n\n\nb\n")
+    assert text(path=str(tmp_path / "a.txt"), **keys) == "a\n\n\nb\n"
+
+
 @pytest.mark.parametrize(("limit", "count"), [(None, 5), (4, 4), (5, 4), (6, 5)])
 def test_documents_are_rows_as_they_are(limit: int | None, count: int, serve: Any, tmp_path: Path) -> None:
     """lm-eval drops no blank row; a row without text is none."""
@@ -205,14 +219,14 @@ def test_max_text_rows_goes_before_max_dataset_rows(
         ({"split": "train[1:3]"}, "r1 r2"),
         ({"split": "train[1:3]", "max_text_rows": 1}, "r1"),
         ({"split": "train[:80%]", "max_text_rows": 3}, "r0 r1 r2"),
-        ({"text_column": "id"}, None),  # no text in a column of numbers
-        ({"split": "train[:0]"}, None),
+        ({"text_column": "id"}, "; they hold values of type int"),
+        ({"split": "train[:0]"}, ""),
     ],
 )
-def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str | None) -> None:
+def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
     source = {**numbered(tmp_path / "a.jsonl"), **keys}
-    if gold is None:
-        assert refusal(**source) == "dataset 'json': no text in its rows"
+    if not gold.startswith("r"):
+        assert refusal(**source) == f"dataset 'json': no text in its rows{gold}"
     else:
         assert text(**source).split("\n\n") == gold.split()
 
@@ -256,15 +270,19 @@ def test_reason_is_folded_to_one_line(serve: Callable[[Any], Recorder]) -> None:
 
 
 @pytest.mark.parametrize("content", ["a\n\nb \n", "  a", "\ufeffé\u2028ß"])
-def test_local_text_is_taken_as_it_is(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("keys", [{}, {"method": "llamacpp", "eval_stride": None}])
+def test_local_text_is_taken_as_it_is(tmp_path: Path, content: str, keys: dict[str, Any]) -> None:
+    """A byte order mark is text, as it is for llama-perplexity, which reads bytes."""
     (tmp_path / "a.txt").write_bytes(content.encode())
-    assert corpus.load_text(spec(tmp_path, path="a.txt"), PROGRESS) == content  # relative to the spec's folder
+    assert corpus.load_text(spec(tmp_path, path="a.txt", **keys), PROGRESS) == content  # relative to the spec's folder
 
 
 def test_every_line_end_is_a_newline(tmp_path: Path) -> None:
-    """A copy of a corpus with Windows line ends scores as the original does."""
+    """A copy of a corpus with Windows line ends scores as the original does, but by llama-perplexity's method."""
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
     assert corpus.load_text(spec(tmp_path, path="a.txt"), PROGRESS) == "a\nb\nc\n"
+    raw = spec(tmp_path, path="a.txt", method="llamacpp", eval_stride=None)
+    assert corpus.load_text(raw, PROGRESS) == "a\r\nb\rc\n"
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -293,6 +311,21 @@ def test_columns_of_local_files(tmp_path: Path) -> None:
         message = refusal(path=str(file))
         assert str(file) in message
         assert message.endswith("no text column 'text'; there are: id, body")
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_conversations_are_told_what_can_be_done(tmp_path: Path, column: str) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    rows = parquet(tmp_path / "a.parquet", **{column: [chat]})
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps({column: chat, "id": 1}) + "\n")
+    for file in (rows, lines):
+        for keys in ({}, {"text_column": column}):  # no text column; a text column that holds no text
+            message = refusal(path=str(file), **keys)
+            assert "; conversations are not read: write each as text to a column of its own" in message
+            assert "apply_chat_template(..., tokenize=False)" in message
+    lines.write_text(json.dumps({column: chat, "rendered": "user: Hello"}) + "\n")
+    assert text(path=str(lines), text_column="rendered") == "user: Hello"
 
 
 @pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '"text"', '{"body": "b"}'])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -35,6 +36,24 @@ def test_data_examples(file: Path) -> None:
 def test_there_is_a_data_example_for_every_method() -> None:
     found = {spec_files.load_data_spec(file).method for file in DATA_FILES}
     assert found == set(get_args(methods.Method))
+
+
+def test_specs_of_the_page_of_published_numbers() -> None:
+    """Three whole ones, of which the second is the ready spec, and two that replace a data set by a file."""
+    page = (FOLDER.parent.parent / "docs" / "published_numbers.md").read_text()
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    whole = [block for block in blocks if "tokenizer_dir" in block]
+    assert [spec_files.parse_data_spec(block, Path("d.json")).method for block in whole] == [
+        "gptq",
+        "lm_eval",
+        "llamacpp",
+    ]
+    ready = spec_files.load_data_spec(FOLDER / "wiki2_lm_eval.json")
+    assert spec_files.parse_data_spec(whole[1], Path("d.json")).digest() == ready.digest()
+    hub = ("dataset", "dataset_name", "split", "text_column")
+    for block, local in zip(whole, blocks[3:], strict=False):
+        rest = {key: value for key, value in block.items() if key not in hub}
+        assert spec_files.parse_data_spec({**rest, **local}, Path("d.json")).path == local["path"]
 
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)

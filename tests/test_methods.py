@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -75,6 +75,20 @@ def test_llamacpp_scores_255_of_512() -> None:
     assert scored([cut]) == list(range(257, 512))
 
 
+@pytest.mark.parametrize(
+    ("n_tokens", "gold"),
+    [
+        (11, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1)]),
+        (12, [(0, [10, 11, 12, 13], 1), (4, [14, 15, 16, 17], 1), (8, [18, 19, 20, 21], 1)]),  # an exact last one
+        (4, [(0, [10, 11, 12, 13], 1)]),
+        (3, []),
+    ],
+)
+def test_gptq(n_tokens: int, gold: Any) -> None:
+    """``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``, ``[:, 1:]`` of it scored."""
+    assert plain(methods.gptq(text(n_tokens), 4)) == gold
+
+
 # lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens, 90, L, 1), as
 # (context, continuation); what is fed is their sum without its last token.
 LM_EVAL = {
@@ -125,7 +139,7 @@ def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
     assert scored(cuts) == list(range(1, n_tokens))
 
 
-@pytest.mark.parametrize("method", ["exllamav3", "llamacpp", "lm_eval", "once"])
+@pytest.mark.parametrize("method", get_args(methods.Method))
 def test_least_tokens(method: methods.Method) -> None:
     """A text of so many tokens has a window, one of a token less has none."""
     least = methods.least_tokens(method, 6)
@@ -135,6 +149,7 @@ def test_least_tokens(method: methods.Method) -> None:
             "exllamav3": methods.exllamav3(text(n), 6, 6),
             "llamacpp": methods.llamacpp(text(n), 6, None),
             "lm_eval": methods.lm_eval(text(n), np.array([n]), 6, 90),
+            "gptq": methods.gptq(text(n), 6),
             "once": methods.once(text(n), 6, 3),
         }
         return len(found[method])

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
 from demo.recipes import BASE, ROOT, gguf, make_models
+from demo.smollm2 import find_gguf, save_tokenizer
+from eval import tokens
+from eval.progress import Progress
+from eval.specs import parse_data_spec
 
 pytestmark = pytest.mark.engine
 needs_llama_cpp = pytest.mark.skipif(
@@ -145,25 +151,53 @@ def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, file
         assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [f"{each:.4f}" for each in numbers[:2]]
 
 
+@needs_llama_cpp
+def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
+    """With a byte order mark, with Windows line ends; the tool drops one newline at the end."""
+    import llama_cpp
+
+    reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
+    save_tokenizer({key: field.contents() for key, field in reader.fields.items()}, tmp_path)
+    model = llama_cpp.Llama(str(find_gguf()), vocab_only=True, verbose=False)
+    keys = {"tokenizer_dir": str(tmp_path), "dataset": "text", "path": "a.txt", "method": "llamacpp", "eval_len": 512}
+    spec, counts = parse_data_spec(keys, tmp_path / "d.json"), set()
+    for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
+        text = mark + b"".join(line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640])
+        (tmp_path / "a.txt").write_bytes(text)
+        ours = tokens.tokenize(tokens.texts_of(spec, progress), tmp_path, spec, progress).ids.tolist()
+        assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
+        counts.add(len(ours))
+    assert len(counts) == 4
+
+
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three documents, the first of which is shorter than a window, and with that alone."""
+    """A folder with three documents, the first of which is shorter than a window, that alone, and that as a page."""
     lines = OPTICKS.read_text().split("\n")
     rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
     folder = tmp_path_factory.mktemp("documents")
     (folder / "three.jsonl").write_text("".join(rows))
     (folder / "short.jsonl").write_text(rows[0])
+    (folder / "page.jsonl").write_text(rows[0].replace("text", "page", 1))
     return folder
 
 
-@pytest.mark.parametrize(("text", "tokenizer"), [("three", ""), ("short", "bos")])
-def test_lm_evals_three_numbers(files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "file"),
+    [("three", "", "three"), ("short", "bos", "short_bos"), ("page", "", "short_wikitext")],
+)
+def test_lm_evals_three_numbers(
+    files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
+) -> None:
     """Seven digits are those of its float64 softmax; its float32 one is 8.5e-6 nats a token too high."""
     args = argparse.Namespace(
-        model=files / tokenizer if tokenizer else BASE, text=documents / f"{text}.jsonl", max_length=1024
+        model=files / tokenizer if tokenizer else BASE,
+        text=documents / f"{text}.jsonl",
+        max_length=1024,
+        wikitext=text == "page",
     )
     rates = lm_eval_peer.compare_q(args, tmp_path)
-    gold = json.loads((PEERS / f"lm_eval_{text}{tokenizer and '_bos'}.json").read_text())
+    gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
     wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
     for name in lm_eval_peer.METRICS:
         assert getattr(rates, name).value == pytest.approx(wide[name], rel=3e-7), name

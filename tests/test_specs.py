@@ -24,8 +24,8 @@ DATA_VALUES: dict[str, list[Any]] = {
     "dataset_name": ["en", None], "dataset_split": ["test", "train[:1000]"], "split": ["validation"],
     "dataset_data_files": ["a.jsonl", ["a.jsonl", "b.jsonl"], {"train": "a.jsonl"}], "text_column": ["sentence"],
     "max_text_rows": [0, 1000, None], "max_dataset_rows": [0, 1000], "eval_stride": [1, 4096], "eval_len": [2, 4096],
-    "method": ["exllamav3", "llamacpp", "lm_eval", "once"],
-    "max_rows": [0, 1, None], "chat_template": [True, False],
+    "method": ["exllamav3", "llamacpp", "lm_eval", "gptq", "once"],
+    "detokenize": [None], "max_rows": [0, 1, None], "chat_template": [True, False],
     "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
     "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"], "display_eval_len": [2048, "2k"],
 }  # fmt: skip
@@ -113,6 +113,7 @@ def test_local_text() -> None:
             'd.json: eval_stride: with method "llamacpp" windows follow one another; leave it out',
         ),
         ({"method": "lm_eval"}, 'd.json: eval_stride: with method "lm_eval" windows follow one another'),
+        ({"method": "gptq"}, 'd.json: eval_stride: with method "gptq" windows follow one another'),
         ({"method": "once", "eval_stride": 2048}, 'd.json: eval_stride: must be below eval_len with method "once"'),
         (
             {"method": "llamacpp", "eval_len": 2, "eval_stride": None},
@@ -123,6 +124,10 @@ def test_local_text() -> None:
         ({"method": "llamacpp", "eval_stride": None, "warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
         ({"method": "llamacpp", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
         ({"method": "lm_eval", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"method": "gptq", "eval_stride": 2048, "warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
+        ({"method": "gptq", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"detokenize": "wikitext"}, "d.json: detokenize: rewrites documents, which only method"),
+        ({"method": "lm_eval", "eval_stride": None, "detokenize": "wiki"}, "d.json: detokenize: "),
         ({"eval_stride": 0}, "d.json: eval_stride: "),
         ({"eval_stride": -512}, "d.json: eval_stride: "),
         ({"eval_len": 0}, "d.json: eval_len: "),
@@ -148,6 +153,7 @@ def test_data_refusals(keys: dict[str, Any], gold: str) -> None:
         ({"method": "llamacpp", "eval_stride": None}, 2048),
         ({"method": "llamacpp", "eval_stride": 2048}, 2048),
         ({"method": "lm_eval", "eval_stride": 2048}, 2048),
+        ({"method": "gptq", "eval_stride": None}, 2048),
         ({"method": "once", "eval_stride": None}, 1024),
         ({"method": "once", "eval_stride": None, "eval_len": 3}, 1),
         ({"method": "once", "chat_template": True}, 512),
@@ -160,7 +166,7 @@ def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gol
 def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
-        (parse_data_spec(DATA, Path()), {"method": "exllamav3"}),
+        (parse_data_spec(DATA, Path()), {"method": "exllamav3", "detokenize": None}),
         (parse_model_spec(MODEL, Path()), {"noise_floor": False, "group": None}),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}

@@ -110,6 +110,13 @@ def test_llamacpp_drops_one_newline_and_no_more(tmp_path: Path, toy_model: Path)
     assert len(tokenized(tmp_path, toy_model, "ab\n").ids) == 3
 
 
+def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> None:
+    """llama-perplexity tokenizes the file's bytes and drops the last newline, not the carriage return before it."""
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
+    count = {m: len(tokenized(tmp_path, toy_model, "", m, path="b.txt").ids) for m in ("llamacpp", "gptq", "exllamav3")}
+    assert count == {"llamacpp": 3 + 9 - 2, "gptq": 3 + 6, "exllamav3": 3 + 6}
+
+
 def test_llamacpp_finds_bos_in_what_the_tokenizer_does(tmp_path: Path, toy_model: Path, with_bos: Path) -> None:
     assert tokenized(tmp_path, toy_model, "ab", "llamacpp").lead is None  # though it has a bos_token in its config
     found = tokenized(tmp_path, with_bos, "ab", "llamacpp")
@@ -170,11 +177,23 @@ def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Pat
     assert (found.n_bytes, found.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
 
 
+def test_a_page_is_scored_detokenized_and_counted_as_it_is(tmp_path: Path, toy_model: Path) -> None:
+    page = " = Title = \n \n It was 8 @,@ 600 , he said . \n"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"page": page}) + "\n")
+    keys = {"path": "a.jsonl", "text_column": "page", "detokenize": "wikitext"}
+    found = tokenized(tmp_path, toy_model, "", "lm_eval", **keys)
+    shown = " = Title =\n\nIt was 8,600, he said.\n"
+    assert found.ids.tolist() == tokenized(tmp_path, toy_model, shown).ids.tolist()
+    assert (found.n_bytes, found.n_words) == (len(page), len(re.split(r"\s+", page)))
+    assert found.sizes is not None
+    assert found.sizes.sum() == len(shown)
+
+
 def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
     (tmp_path / "a.txt").write_text("ab\n")
-    methods = ("exllamav3", "llamacpp", "lm_eval", "once")
-    seen = [json.dumps(tokens.identity(spec(tmp_path, method), toy_model)) for method in methods]
-    assert len(set(seen)) == 4
+    specs = [spec(tmp_path, method) for method in ("exllamav3", "llamacpp", "lm_eval", "gptq", "once")]
+    specs.append(spec(tmp_path, "lm_eval", detokenize="wikitext"))
+    assert len({json.dumps(tokens.identity(each, toy_model)) for each in specs}) == 6
 
 
 @pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])

@@ -125,6 +125,7 @@ METHODS: dict[str, dict[str, object]] = {
     "exllamav3": {"eval_stride": 2},
     "llamacpp": {"eval_stride": None},
     "lm_eval": {"eval_stride": None},
+    "gptq": {"eval_stride": None},
     "once": {"eval_stride": None},
 }
 
@@ -146,6 +147,7 @@ def described(data: EvalData) -> list[tuple[int, list[int], int]]:
         ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)]),
         ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)]),
         ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)]),
+        ("gptq", [(0, [0, 1, 2, 3], 1), (4, [4, 5, 6, 7], 1)]),
         ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)]),
     ],
 )
@@ -179,6 +181,7 @@ def test_once_takes_a_chat_prefix() -> None:
         ("exllamav3", (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),  # tokens 1 2 3, 3 4 5, 5 6 7
         ("llamacpp", 3 + 1),  # tokens 3 and 7
         ("lm_eval", 12),
+        ("gptq", (1 + 2 + 3) + (1 + 1 + 1)),  # tokens 1 2 3, 5 6 7
         ("once", 12 - 1),  # all but the first
     ],
 )
@@ -190,6 +193,13 @@ def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> Non
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
+def test_bytes_and_words_of_a_detokenized_text_are_those_of_the_original() -> None:
+    """12 bytes are left of an original of 36 bytes and 4 words: all of them, then the 9 of the first two windows."""
+    original = replace(LED, n_bytes=36)
+    assert of("lm_eval", original, detokenize="wikitext").text_size == TextSize(36, 4)
+    assert of("lm_eval", original, 2, detokenize="wikitext").text_size == TextSize(24, 4 * 8 / 12)
+
+
 def test_unknown_bytes_have_a_reason() -> None:
     data = cut(TEN, spec(), None)
     assert data.text_size is None
@@ -199,6 +209,12 @@ def test_unknown_bytes_have_a_reason() -> None:
     data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
     assert data.text_size is None
     assert "stand for none" in data.text_note
+
+
+def test_digests_of_methods_stay_as_they_were() -> None:
+    """Of these windows at version 0.1: scores and references that were kept stay valid."""
+    gold = {"exllamav3": "eb22865498f5", "llamacpp": "49e30ffa569f", "lm_eval": "686591f9a064", "once": "e1d4cfe09055"}
+    assert {method: of(method).digest[:12] for method in gold} == gold
 
 
 def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() -> None:
@@ -216,7 +232,7 @@ def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() 
 
 @pytest.mark.parametrize(
     ("method", "gold"),
-    [("llamacpp", "the text has 10 tokens, one window takes 11"), ("exllamav3", "one window takes 12")],
+    [("gptq", "the text has 10 tokens, one window takes 11"), ("llamacpp", "takes 11"), ("exllamav3", "takes 12")],
 )
 def test_text_that_is_too_short_for_a_method(method: str, gold: str) -> None:
     with pytest.raises(InputError, match=gold):
@@ -259,7 +275,7 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
 @pytest.mark.parametrize("method", METHODS)
 def test_command_line_by_each_method(method: str, compare_q: object, write_specs: object, tmp_path: Path) -> None:
     """1,000 toy tokens, windows of 100: a uniform model has PPL V whatever is scored."""
-    scored = {"exllamav3": 9 * 99, "llamacpp": 10 * 49, "lm_eval": 1000, "once": 999}[method]
+    scored = {"exllamav3": 9 * 99, "llamacpp": 10 * 49, "lm_eval": 1000, "gptq": 10 * 99, "once": 999}[method]
     stride = 100 if method == "exllamav3" else ...
     data, models = write_specs(method=method, eval_stride=stride)  # type: ignore[operator]
     ran: Ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")  # type: ignore[operator]
