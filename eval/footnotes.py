@@ -45,7 +45,8 @@ def windows(run: RunResult) -> list[str]:
 def best_notes(run: RunResult) -> list[str]:
     """What the mark of the best means, or why there is none."""
     if (length := too_short(run.models)) is not None:
-        return [f"no {BEST}: on {length:,} tokens of text a KLD twice as large is often not told apart; {LEAST:,} do"]
+        reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
+        return [f"no {BEST}: {reason} (from {LEAST:,} on it mostly is)"]
     if not any(best(run.models, name) for name in ("nll", "kld", "same_top")):
         return []
     return [
