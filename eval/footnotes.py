@@ -64,11 +64,11 @@ def error_notes(run: RunResult) -> list[str]:
     if count < 2:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
-    length = max(found.stretches.length for found in measured)
+    longest = documents(max(found.stretches.length for found in measured))
     about = (
-        f"± one standard error, from {count} stretches of the text, for documents of up to some {documents(length):,} "
-        "tokens; that of PPL is about the text and common to all rows: differences between rows are far more certain "
-        "(--pairs)"
+        f"± one standard error, from {count} stretches of the text (too small if its documents are longer than some "
+        f"{longest:,} tokens); that of PPL is about the text and common to all rows: differences between rows are far "
+        "more certain (--pairs)"
     )
     return [about, *cautions(measured, run.data.get("text_tokens"))]
 

@@ -10,8 +10,9 @@ from tests.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with
 
 WINDOWS = "2 windows, 40 scored tokens"
 ERRORS = (
-    "± one standard error, from 4 stretches of the text, for documents of up to some 10,000 tokens; that of PPL "
-    "is about the text and common to all rows: differences between rows are far more certain (--pairs)"
+    "± one standard error, from 4 stretches of the text (too small if its documents are longer than some 10,000 "
+    "tokens); that of PPL is about the text and common to all rows: differences between rows are far more "
+    "certain (--pairs)"
 )
 AGAINST = "KLD (nats, mean over tokens) and same top: against bf16"
 RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"
