@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
-A text is a row of articles (lognormal lengths, 4,870 tokens in the mean, as WikiText-2's 62), each with a level of its
-own, over which the level drifts with memories of 20, 200 and 1,000 tokens; the token's score is drawn around the level:
+A text is a row of articles (lognormal lengths, ``ARTICLES``: 4,870 tokens in the mean, as WikiText-2's 62, and longer
+and heavier tails), each with a level of its own, over which the level drifts with memories of 20, 200 and 1,000 tokens;
+the token's score is drawn around the level:
 
 - ``loss``: exponential, as WikiText-2's losses are (mean 2.95, standard deviation 2.98);
 - ``difference`` of two models' losses: Laplace, kurtosis 6 (a W4A16 checkpoint on Opticks: 7);
@@ -12,8 +13,8 @@ own, over which the level drifts with memories of 20, 200 and 1,000 tokens; the 
 Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
 loss that short contexts add (measured).  ``GROWTH`` compares what the stretches' length does to the error of the
 simulated loss and to that of the real one (SmolLM2-135M on WikiText-2's test text, 2048/512).  The errors compared:
-``clustered`` by stretches, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
-``independent``, llama.cpp's; both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.3 %.
+``stretches``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
+``independent``, llama.cpp's; both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import told_apart
 from eval import uncertainty
 
 BLOCK = 64  # tokens that share a level
-ARTICLE, SPREAD = 4870, 0.8  # mean tokens, standard deviation of the logarithm
-TEXTS = {16_000: 4000, 60_000: 4000, 120_000: 4000, 300_000: 4000, 1_000_000: 2000}
+ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8))
+"""Mean tokens, standard deviation of the logarithm."""
+WIKITEXT2 = ARTICLES[0]
+TEXTS = {4000: 2000, 16_000: 2000, 60_000: 2000, 120_000: 2000, 300_000: 2000, 1_000_000: 1000}
 METHODS = {"2048/512": (2048, 512, 1), "2048/2048": (2048, 2048, 1), "llamacpp 512": (512, 512, 257)}
 """Window length, stride, first scored position."""
+RULE = ("FEWEST_STRETCHES", "MOST_STRETCHES", "LEAST_STRETCH", "FEWEST_WAVES", "MOST_WAVES", "UNIT", "MEMORY", "SHORT")
+KINDS = ("stretches", "windows", "independent")
 REAL = {64: 0.0091, 512: 0.0155, 2048: 0.0243, 4096: 0.0305, 8192: 0.0363, 16384: 0.0379}
 """Length of stretches -> clustered standard error of the real mean loss."""
 CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (64, 0.58), (128, 0.34), (256, 0.2),
@@ -89,7 +95,7 @@ SCORES = {
 class Windows:
     """The entries that a method scores in a text: for each token how often (``times`` [tokens]), for each stretch where
     it begins, its entries, and the context's excess (``starts``, ``entries``, ``excess`` [G]); the windows' first and
-    last token + 1 (``first``, ``last`` [W]) and excess (``window_excess`` [W])."""
+    last token + 1 (``first``, ``last`` [W]) and excess (``window_excess`` [W]); ``span``: tokens from first to last."""
 
     times: NDArray[np.float32]
     starts: NDArray[np.int64]
@@ -98,6 +104,7 @@ class Windows:
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     window_excess: float
+    span: int
 
 
 def cut(tokens: int, method: str) -> Windows:
@@ -107,17 +114,19 @@ def cut(tokens: int, method: str) -> Windows:
     position = np.tile(np.arange(first, length), len(begins))
     index = np.repeat(begins, length - first) + position
     excess = np.interp(np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T)
-    stretch = uncertainty.stretch_of(index)
+    stretch = np.unique(uncertainty.places_of(index).stretch, return_inverse=True)[1]  # without empty ones
     starts = np.array([index[stretch == g].min() for g in range(stretch.max() + 1)])
     return Windows(
         times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(stretch),
         excess=np.bincount(stretch, np.tile(excess, len(begins))), first=begins + first, last=begins + length,
-        window_excess=float(excess.sum()),
+        window_excess=float(excess.sum()), span=uncertainty.length_of(index),
     )  # fmt: skip
 
 
-def levels(rng: np.random.Generator, score: Score, texts: int, blocks: int) -> NDArray[np.float32]:
-    """Levels [texts, blocks] of a score, around 0."""
+def levels(
+    rng: np.random.Generator, score: Score, texts: int, blocks: int, articles: tuple[float, float]
+) -> NDArray[np.float32]:
+    """Levels [texts, blocks] of a score, around 0; ``articles``: one of ``ARTICLES``."""
     found = np.zeros((blocks, texts), np.float32)
     for memory, deviation in score.drift.items():
         ratio = memory / BLOCK
@@ -130,21 +139,31 @@ def levels(rng: np.random.Generator, score: Score, texts: int, blocks: int) -> N
             now += np.float32(keep) * before
         found += steps
     found = np.ascontiguousarray(found.T)
-    articles = 3 * blocks * BLOCK // ARTICLE + 50
+    mean, spread = articles
+    count = 3 * blocks * BLOCK // int(mean) + 200
     for text in found:
-        lengths = rng.lognormal(math.log(ARTICLE / BLOCK) - SPREAD**2 / 2, SPREAD, articles).round().astype(int)
-        level = rng.standard_normal(articles, np.float32) * np.float32(score.article)
+        lengths = rng.lognormal(math.log(mean / BLOCK) - spread**2 / 2, spread, count).round().astype(int)
+        level = rng.standard_normal(count, np.float32) * np.float32(score.article)
         text += np.repeat(level, np.maximum(lengths, 1))[:blocks]
     return found
 
 
-def simulate(name: str, tokens: int, texts: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
+def simulate(
+    name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2
+) -> Iterator[NDArray[np.float32]]:
     """Texts' scores [tokens], each token's as it would be scored with the full context and without noise."""
-    rng = np.random.default_rng([seed, tokens, list(SCORES).index(name)])
+    rng = np.random.default_rng([seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)])
     blocks, at_once = -(-tokens // BLOCK), 250
     for done in range(0, texts, at_once):
-        for level in levels(rng, SCORES[name], min(at_once, texts - done), blocks):
+        for level in levels(rng, SCORES[name], min(at_once, texts - done), blocks, articles):
             yield SCORES[name].draw(rng, level).reshape(-1)[:tokens]
+
+
+def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
+    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), of clusters [G] that are independent."""
+    off = total - total.sum() / tokens.sum() * tokens
+    groups = len(off)
+    return math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum()) if groups > 1 else None
 
 
 def estimate(
@@ -164,33 +183,36 @@ def estimate(
     by_window = sums[windows.last] - sums[windows.first] + score.context * windows.window_excess
     by_window += rng.standard_normal(len(length)) * score.noise * np.sqrt(length)
     half = {
-        "windows": 1.96 * (uncertainty.clustered(by_window, length) or 0),
+        "windows": 1.96 * (by_cluster(by_window, length) or 0),
         "independent": 1.96 * (variance / n) ** 0.5,
     }
-    error = uncertainty.clustered(total, windows.entries) or 0
-    half["clustered"] = uncertainty.interval(0, error, len(total))[1]
+    error = uncertainty.clustered(total, windows.entries, windows.span) or 0
+    half["stretches"] = uncertainty.interval(0, error, uncertainty.waves(len(total), windows.span))[1]
     return mean - truth, half
 
 
-def coverage(name: str, tokens: int, texts: int, seed: int = 0) -> dict[str, dict[str, float]]:
+def coverage(
+    name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2,
+    methods: Sequence[str] = tuple(METHODS),
+) -> dict[str, dict[str, float]]:  # fmt: skip
     """Method -> share (%) of texts whose interval holds the true mean by each error, the true error, the mean width."""
-    score, geometry = SCORES[name], {method: cut(tokens, method) for method in METHODS}
-    off: dict[str, list[float]] = {method: [] for method in METHODS}
-    half: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+    score, geometry = SCORES[name], {method: cut(tokens, method) for method in methods}
+    off: dict[str, list[float]] = {method: [] for method in methods}
+    half: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     rng = np.random.default_rng([seed, 1])
-    for scores in simulate(name, tokens, texts, seed):
+    for scores in simulate(name, tokens, texts, seed, articles):
         for method, windows in geometry.items():
             error, widths = estimate(scores, windows, score, rng)
             off[method].append(error)
             half[method].append(widths)
     found = {}
-    for method in METHODS:
+    for method in methods:
         errors = np.abs(off[method])
-        found[method] = {"stretches": len(geometry[method].starts), "true_error": float(np.std(off[method]))}
-        for kind in ("clustered", "windows", "independent"):
+        found[method] = {"true_error": float(np.std(off[method]))}
+        for kind in KINDS:
             reach = np.array([widths[kind] for widths in half[method]])
             found[method][kind] = round(100 * float(np.mean(errors <= reach)), 2)
-        found[method]["half_width"] = float(np.mean([widths["clustered"] for widths in half[method]]))
+        found[method]["half_width"] = float(np.mean([widths["stretches"] for widths in half[method]]))
     return found
 
 
@@ -202,27 +224,53 @@ def growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
         counted = scores * windows.times
         for i, length in enumerate(lengths):
             starts = np.arange(0, tokens, length)
-            error = uncertainty.clustered(
-                np.add.reduceat(counted, starts, dtype=np.float64), np.add.reduceat(windows.times, starts)
+            kept = np.add.reduceat(windows.times, starts) > 0
+            error = by_cluster(
+                np.add.reduceat(counted, starts, dtype=np.float64)[kept], np.add.reduceat(windows.times, starts)[kept]
             )
             squares[i] += (error or 0) ** 2
     return dict(zip(lengths, np.sqrt(squares / texts).round(4).tolist(), strict=True))
+
+
+def cells(fraction: float) -> Iterator[dict[str, Any]]:
+    """Every row of the results: WikiText-2's articles by all methods, longer ones by the first."""
+    for articles, name in itertools.product(ARTICLES, SCORES):
+        methods = list(METHODS)[: None if articles == WIKITEXT2 else 1]
+        for tokens, full in TEXTS.items():
+            if articles != WIKITEXT2 and tokens < 60_000:
+                continue
+            texts = int(full * fraction)
+            for method, cell in coverage(name, tokens, texts, articles=articles, methods=methods).items():
+                weighted = articles[0] * math.exp(articles[1] ** 2)  # mean length of the article that a token is in
+                held = uncertainty.documents(tokens) >= weighted
+                yield {"articles": articles, "score": name, "tokens": tokens, "method": method, "texts": texts,
+                       "within_the_note": held, **cell}  # fmt: skip
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The results as a page."""
     lines = [
         "# Coverage of 95 % intervals", "", "Share (%) of simulated texts whose interval holds the true mean "
-        "(`benchmarks/coverage.py`).", "",
-        "| score | tokens | windows | stretches | clustered | by window | independent |",
-        "|---|---:|---|---:|---:|---:|---:|",
+        "(`benchmarks/coverage.py`): from stretches of the text as the tables do it, by window, and with independent "
+        "tokens.  Articles: mean tokens, standard deviation of the logarithm.  Said: the footnote says that the errors "
+        "are for shorter documents.", "",
+        "| articles | score | tokens | windows | stretches | by window | independent | said |",
+        "|---|---|---:|---|---:|---:|---:|---|",
     ]  # fmt: skip
     for row in found["coverage"]:
-        shown = " | ".join(f"{row[kind]:.1f}" for kind in ("clustered", "windows", "independent"))
-        lines.append(f"| {row['score']} | {row['tokens']:,} | {row['method']} | {row['stretches']} | {shown} |")
-    lines += ["", "Standard error of the mean loss, 300,000 tokens, by length of the stretches:", "",
+        shown = " | ".join(f"{row[kind]:.1f}" for kind in KINDS)
+        mean, spread = row["articles"]
+        lines.append(f"| {mean:,}, {spread} | {row['score']} | {row['tokens']:,} | {row['method']} | {shown} | "
+                     f"{'' if row['within_the_note'] else 'yes'} |")  # fmt: skip
+    lines += ["", "Standard error of the mean loss, 300,000 tokens, clustered by stretches of a length:", "",
               "| tokens | real | simulated |", "|---:|---:|---:|"]  # fmt: skip
     lines += [f"| {int(n):,} | {REAL[int(n)]:.4f} | {error:.4f} |" for n, error in found["growth"].items()]
+    lines += ["", "Share (%) of simulated texts in which a KLD that is so many times another is told apart from it "
+              "(`benchmarks/told_apart.py`):", "",
+              f"| tokens | {' | '.join(f'{times}' for times in told_apart.TIMES)} |",
+              f"|---:{'|---:' * len(told_apart.TIMES)}|"]  # fmt: skip
+    for tokens, seen in found["told_apart"].items():
+        lines.append(f"| {int(tokens):,} | {' | '.join(f'{share:.1f}' for share in seen)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -232,18 +280,16 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=1.0, help="of the texts, for a quick look")
     options = parser.parse_args()
     began, rows = time.perf_counter(), []
-    for name in SCORES:
-        for tokens, full in TEXTS.items():
-            texts = int(full * options.fraction)
-            for method, cell in coverage(name, tokens, texts).items():
-                rows.append({"score": name, "tokens": tokens, "method": method, "texts": texts, **cell})
-                print(rows[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
+    for row in cells(options.fraction):
+        rows.append(row)
+        print(row, f"{time.perf_counter() - began:.0f} s", flush=True)
     found = {
         "versions": {"python": platform.python_version(), "numpy": np.__version__}, "seed": 0,
-        "rule": {"fewest": uncertainty.FEWEST_STRETCHES, "most": uncertainty.MOST_STRETCHES, "unit": uncertainty.UNIT},
+        "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
         "growth": growth(texts=int(400 * options.fraction)), "coverage": rows,
+        "told_apart": {n: told_apart.shares(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
     }  # fmt: skip
-    print(found["growth"])
+    print(found["growth"], found["told_apart"])
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         options.output.with_suffix(".md").write_text(markdown(found), encoding="utf-8")

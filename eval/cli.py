@@ -157,7 +157,7 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
         print("", *statistics_block.blocks(table), sep="\n")
     chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.named(table, args.pair)]
     if chosen:
-        print("", *pairs.text(chosen), sep="\n")
+        print("", *pairs.text(chosen, table.data.get("text_tokens")), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
         from eval import drawing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +20,16 @@ from eval.distributions import CONFIDENCES, Curve, Histogram, bucket_of, curve, 
 from eval.uncertainty import (
     Mean,
     Perplexity,
+    Places,
     Value,
     caution,
     clustered,
     exponential,
-    length_of,
     mean,
     perplexity,
     perplexity_of,
+    places_of,
     root,
-    stretch_of,
 )  # fmt: skip
 
 
@@ -124,10 +124,11 @@ class Estimates:
         """Share of the positions at which model and reference have the same most probable token."""
         return self.against.same_top if self.against else None
 
-    @property
-    def caution(self) -> str | None:
-        """What must be said of the errors if the text is short."""
-        return caution(self.stretches.length)
+
+def cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
+    """What must be said of the errors of models, each once; of a text of so many tokens, if that is known."""
+    said = (caution(each.stretches.length, text_tokens) for each in found)
+    return sorted({each for each in said if each})
 
 
 def summarize(
@@ -139,30 +140,30 @@ def summarize(
     ``index`` [N]: place in the text of the token of each entry; ``position`` [N]: in its window.  ``text``: bytes and
     words of the scored tokens together, each as often as it was scored; None if they are not known.
     """
-    logprob, stretch = columns["logprob"], stretch_of(index)
+    logprob, places = columns["logprob"], places_of(index)
     finite = np.isfinite(logprob)
-    mean_logprob = mean(logprob, None, stretch)
+    mean_logprob = mean(logprob, None, places)
     ppl = perplexity_of(mean_logprob)
     compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
     return Estimates(
         ppl=ppl,
-        against=against_reference(columns, stretch) if compared else None,
-        top1=mean(columns["top1"], finite, stretch) if "top1" in columns else None,
-        entropy=mean(columns["entropy"], None, stretch) if "entropy" in columns else None,
+        against=against_reference(columns, places) if compared else None,
+        top1=mean(columns["top1"], finite, places) if "top1" in columns else None,
+        entropy=mean(columns["entropy"], None, places) if "entropy" in columns else None,
         rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
-        stretches=sums(columns, stretch, length_of(index)),
+        stretches=sums(columns, places),
         curve=curve(position, -logprob, columns.get("kld")),
     )
 
 
-def against_reference(columns: Mapping[str, NDArray[Any]], stretch: NDArray[Any]) -> AgainstReference:
+def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> AgainstReference:
     """The statistics of a model's columns [N] that need its reference's."""
     model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
     # Where the reference is nan, its most probable token is whatever argmax made of that.
     both = np.isfinite(model) & np.isfinite(reference)
     model, reference = (np.where(both, each, np.nan) for each in (model, reference))  # inf - inf would warn
-    ppl, ref_ppl = (perplexity(each, None, stretch) for each in (model, reference))
-    ratio = mean(reference - model, None, stretch)
+    ppl, ref_ppl = (perplexity(each, None, places) for each in (model, reference))
+    ratio = mean(reference - model, None, places)
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
     return AgainstReference(
@@ -170,15 +171,15 @@ def against_reference(columns: Mapping[str, NDArray[Any]], stretch: NDArray[Any]
         ln_ppl_ratio=ratio,
         correlation=correlation(model[both], reference[both]),
         ppl_ratio=exponential(ratio),
-        ppl_difference=difference_of(ppl, ref_ppl, model, reference, stretch),
-        kld=mean(kld, None, stretch),
+        ppl_difference=difference_of(ppl, ref_ppl, model, reference, places),
+        kld=mean(kld, None, places),
         kld_percentiles=percentiles(kld[np.isfinite(kld)]),
         kld_histogram=histogram(kld[np.isfinite(kld)]),
-        delta_p=mean(delta, None, stretch),
-        delta_p_rms=root(mean(delta**2, None, stretch)),
+        delta_p=mean(delta, None, places),
+        delta_p_rms=root(mean(delta**2, None, places)),
         delta_p_percentiles=percentiles(delta[both]),
-        same_top=mean(columns["same_top"], both, stretch),
-        confidence=by_confidence(kld, columns["ref_top1_logprob"], stretch),
+        same_top=mean(columns["same_top"], both, places),
+        confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
     )
 
 
@@ -191,16 +192,16 @@ def correlation(model: NDArray[np.float64], reference: NDArray[np.float64]) -> f
 
 def difference_of(
     ppl: Perplexity, ref_ppl: Perplexity, model: NDArray[np.float64], reference: NDArray[np.float64],
-    stretch: NDArray[Any],
+    places: Places,
 ) -> Value:  # fmt: skip
     """PPL(Q) - PPL(ref), of log-probabilities [N] that are finite in both, or nan in both."""
     if ppl.value is None or ref_ppl.value is None:
         return Value(None)
-    linear = mean(ref_ppl.value * reference - ppl.value * model, None, stretch)
+    linear = mean(ref_ppl.value * reference - ppl.value * model, None, places)
     return Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
 
 
-def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], stretch: NDArray[Any]) -> tuple[Bucket, ...]:
+def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Places) -> tuple[Bucket, ...]:
     """KLD in each bucket of the reference's largest probability; tokens where that is not finite are in none."""
     known = np.isfinite(ref_top1_logprob)
     place = np.where(known, bucket_of(np.where(known, ref_top1_logprob, 0)), -1)
@@ -209,7 +210,7 @@ def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], stretch: ND
         inside = place == i
         values = kld[inside & np.isfinite(kld)]
         median = float(np.median(values)) if len(values) else None
-        found.append(Bucket(low, high, float(inside.mean()), mean(kld[inside], None, stretch[inside]), median))
+        found.append(Bucket(low, high, float(inside.mean()), mean(kld[inside], None, places[inside]), median))
     return tuple(found)
 
 
@@ -231,7 +232,7 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
     return TextRates(Value(*bits), exponential(nats), exponential(per(n_words)), n_bytes, n_words)
 
 
-def sums(columns: Mapping[str, NDArray[Any]], stretch: NDArray[Any], length: int) -> Stretches:
+def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> Stretches:
     """Sums of what can be compared between models, by stretch."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
@@ -239,12 +240,12 @@ def sums(columns: Mapping[str, NDArray[Any]], stretch: NDArray[Any], length: int
     whole: list[str] = []
     for name, each in values.items():
         finite = np.isfinite(each)
-        found[name] = tuple(np.bincount(stretch, np.where(finite, each, 0)).tolist())
+        found[name] = tuple(np.bincount(places.stretch, np.where(finite, each, 0)).tolist())
         if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
             continue  # argmax of nan is some token
         if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
-    return Stretches(tuple(np.bincount(stretch).tolist()), **found, whole=tuple(whole), length=length)
+    return Stretches(tuple(np.bincount(places.stretch).tolist()), **found, whole=tuple(whole), length=places.length)
 
 
 def difference(a: Stretches, b: Stretches, name: str) -> Value | None:
@@ -256,4 +257,4 @@ def difference(a: Stretches, b: Stretches, name: str) -> Value | None:
         return None
     tokens = np.asarray(a.tokens)
     off = np.asarray(getattr(a, name)) - np.asarray(getattr(b, name))
-    return Value(float(off.sum()) / int(tokens.sum()), clustered(off, tokens))
+    return Value(float(off.sum()) / int(tokens.sum()), clustered(off, tokens, a.length))

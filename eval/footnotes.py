@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from eval import merge
-from eval.differences import best, groups
+from eval.differences import LEAST, best, groups, too_short
 from eval.digits import KLD_DIGITS, PPL_DIGITS, cell
+from eval.estimates import cautions
 from eval.results import MARK, ModelResult, RunResult
 from eval.tables import BEST, FLOOR, places
+from eval.uncertainty import documents
 
 
 def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
@@ -20,8 +22,7 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
         notes += text_rates(run)
-    if any(best(run.models, name) for name in ("nll", "kld", "same_top")):
-        notes.append(f"{BEST} the best of its column, and what cannot be told from it (95 %, paired differences)")
+    notes += best_notes(run)
     if any(model.is_noise_floor for model in run.models):
         notes.append(f"{FLOOR} marked as the noise floor, the reference's weights with other roundings{floor_kld(run)}")
     if cached := sum(model.cached for model in run.models):
@@ -43,6 +44,19 @@ def windows(run: RunResult) -> list[str]:
     return [f"{cut}{rows:,} windows, {tokens:,} scored tokens" for rows, tokens in sorted(scored)]
 
 
+def best_notes(run: RunResult) -> list[str]:
+    """What the mark of the best means, or why there is none."""
+    if (length := too_short(run.models)) is not None:
+        reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
+        return [f"no {BEST}: {reason} (from {LEAST:,} on it mostly is)"]
+    if not any(best(run.models, name) for name in ("nll", "kld", "same_top")):
+        return []
+    return [
+        f"{BEST} the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
+        "(95 %, paired differences)"
+    ]
+
+
 def error_notes(run: RunResult) -> list[str]:
     """What the errors are; nothing without a model."""
     measured = [model.estimates for model in run.models if model.estimates]
@@ -52,11 +66,13 @@ def error_notes(run: RunResult) -> list[str]:
     if count < 2:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
+    longest = documents(max(found.stretches.length for found in measured))
     about = (
-        f"± one standard error, over {count} stretches of the text; that of PPL is about the text and common to all "
-        "rows: differences between rows are far more certain (--pairs)"
+        f"± one standard error, from {count} stretches of the text (too small if its documents are longer than some "
+        f"{longest:,} tokens); that of PPL is about the text and common to all rows: differences between rows are far "
+        "more certain (--pairs)"
     )
-    return [about, *sorted({found.caution for found in measured if found.caution})]
+    return [about, *cautions(measured, run.data.get("text_tokens"))]
 
 
 def reference_ppl(run: RunResult) -> str:

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from eval import look, report
+from eval.differences import LEAST
 from eval.files import replacing
 from eval.footnotes import footnotes
 from eval.inspector import Inspection
 from eval.results import RunResult
-from eval.uncertainty import T975
+from eval.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
 
 FOLDER = Path(__file__).parent / "html"
 SCRIPTS = (
@@ -49,8 +50,12 @@ def payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]
         "names": names,
         "styles": group_styles([group for group, _ in names]),
         "footnotes": notes(run),
+        "quantized": [model.is_quantized for model in run.models],
         "t975": T975,
-    }
+        "rule": {
+            "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT, "least": LEAST,
+        },
+    }  # fmt: skip
 
 
 def notes(run: RunResult) -> list[str]:

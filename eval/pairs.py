@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from backends.base import InputError
 from eval.differences import Difference, compared
 from eval.digits import decimals, with_error
+from eval.estimates import cautions
 from eval.results import ModelResult, RunResult
 
 HEADING = (
@@ -36,10 +37,10 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
             raise InputError(f"--pair: no model is called {label!r}; there are: {', '.join(known)}")
 
 
-def text(pairs: Sequence[Pair]) -> list[str]:
-    """The lines of all pairs, ``HEADING`` first."""
-    cautions = {found.caution for pair in pairs for model in pair if (found := model.estimates) and found.caution}
-    lines = [*HEADING, *(f"Caution: {each}" for each in sorted(cautions))]
+def text(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[str]:
+    """The lines of all pairs, ``HEADING`` first.  ``text_tokens``: of the whole text that the windows were cut from."""
+    measured = [found for pair in pairs for model in pair if (found := model.estimates)]
+    lines = [*HEADING, *(f"Caution: {each}" for each in cautions(measured, text_tokens))]
     for pair in pairs:
         lines += ["", f"{pair[0].label} against {pair[1].label}", *measure(pair, "PPL", "nll")]
         lines += measure(pair, "KLD", "kld")

@@ -67,6 +67,16 @@ class ModelResult:
         return bool(self.spec.get("noise_floor"))
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether its layers store less than 16 bits a weight; where the size is not known, whether any is quantized.
+
+        A model of which neither is known counts as quantized.
+        """
+        if self.storage.bpw_layer is not None:
+            return self.storage.bpw_layer < 16
+        return not self.layers or any(group.weights not in layers.PLAIN for group in self.layers)
+
+    @property
     def layers(self) -> tuple[LayerGroup, ...]:
         """How its layers ran; empty where the engine does not tell."""
         return tuple(LayerGroup(**group) for group in self.provenance.get("layers", ()))

@@ -1,25 +1,32 @@
 """Means of per-token scores, and their errors.  numpy only; sums and counts travel, one division at the end.
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
-article is easy for thousands of tokens.  Every entry is therefore assigned to a disjoint stretch of the text by the
-place of its token, whatever window it was scored in, and the mean m of a score y over N entries has
+article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint stretches of the
+text by the place of its token, whatever window it was scored in.  With u_g = sum of y - m * entries over stretch g, the
+mean m of a score y over N entries has
 
-    stderr ** 2 = G / (G - 1) * sum over stretches of (sum of y - m * entries) ** 2 / N ** 2
+    stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
+    p_j = 2 * (sum over g of u_g * cos(pi * j * (g + 1/2) / G)) ** 2
 
-the clustered (ratio) estimator of Liang and Zeger (Biometrika 73, 1986), which Miller (arXiv 2411.00640, 2024) asks of
-language model evaluations.  Neighbouring stretches must not be alike, or the error is too small; so they are long, and
-G = root(tokens of text / 5,000), at least 3 and at most 30: their length and number both grow with the text (Flegal and
-Jones, Annals of Statistics 38, 2010).  WikiText-2's test text has 7 of 43,000 tokens.  A 95 % interval is
-m ± t(0.975, G - 1) stderr: wide where stretches are few, for then the error itself is known to 30 % (7) or 50 % (3).
+and m ± t(0.975, B) stderr is a 95 % interval.  This is the estimator from the B slowest waves of Lazarus, Lewis,
+Stock and Watson (J. Business & Economic Statistics 36, 2018), times a factor.  Changes of the mean over a text are in
+its slow waves, the noise of single tokens in all.  (All waves, B = G - 1, without the factor are the clustered
+estimator of Liang and Zeger, Biometrika 73, 1986, which Miller, arXiv 2411.00640, 2024, asks of language model
+evaluations.)  What remembers tau tokens has waves of frequency f smaller than that of its mean, by
+1 + (2 pi f tau) ** 2: hence the factor, for a memory that grows as the root of the text does.  B = root(tokens of
+text / 30,000), at least 4, at most 16: the error itself is known to 35 % (4 waves) or better.
 
-On simulated texts of articles with 5,000 tokens, whose losses depend on each other as WikiText-2's do, 95 % intervals
-cover 93.7 to 95.2 % from 60,000 tokens on, and 87 to 92 % at 16,000 (``benchmarks/coverage.py``): ``caution`` is for
-shorter texts.  What it cannot know is how long the documents are: of 20,000 tokens each, a text of 300,000 is covered
-89 % of the time.
+How long its documents are, a text's scores do not tell.  Of 2,000 simulated texts of 60,000 tokens made of documents
+of 13,800 (lognormal, sigma 1.5) we estimated the memory as well: intervals by it held in 85 % of those with a long one,
+and in 74 % of those with a short one, for a text that is all one document shows no change.  So the rule is fixed, and
+``documents`` says for what.  In texts that depend as WikiText-2's losses do (``benchmarks/coverage.py``,
+``results/coverage.md``), intervals cover 92.5 to 98.8 % of 4,000 and 16,000 tokens and 94.7 to 98.4 % of 60,000 to
+1,000,000 where documents are as short as the footnote says; documents of 4,600 with sigma 1.5, which are longer than
+that, 93.1 to 95.1 %; of 13,800 with sigma 1.5, 84 to 91 %, and from 1,000,000 on 92.4 to 93.2 %.
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
-llama.cpp's, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent, and covers 9 to 59 %: on WikiText-2
-at 2048/512 it is 11 times smaller (mean loss of SmolLM2-135M: 0.0028 for 0.031).
+llama.cpp's, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent, and covers 3 to 74 %: on WikiText-2
+at 2048/512 it is 0.0028 where the clustered one of stretches of 16,384 tokens is 0.038 (mean loss of SmolLM2-135M).
 """
 
 from __future__ import annotations
@@ -32,15 +39,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_EXPONENT = math.log(1.7e308)
-FEWEST_STRETCHES, MOST_STRETCHES, UNIT = 3, 30, 5000
-"""root(tokens of text / UNIT) stretches, within the two limits."""
-SHORT = 60_000
-"""Tokens of text from which intervals cover 93 % and more; of 40,000 they were seen to cover 92.7 %."""
+FEWEST_STRETCHES, MOST_STRETCHES, LEAST_STRETCH = 3, 30, 100
+"""How many stretches a text is cut into; the most if they have ``LEAST_STRETCH`` tokens."""
+FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
+"""root(tokens of text / UNIT) waves, within the two limits, and one less than stretches."""
+MEMORY = 12_000
+"""Tokens; tuned by the simulation."""
+SHORT = 20_000
+"""Tokens of text below which a text's own length is no longer counted on, and there is a caution."""
 T975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
 )  # fmt: skip
 """Student's t at 0.975 for 1 to 29 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where entries stand in a text: the ``stretch`` [N] of each, and how many tokens of ``length`` were cut."""
+
+    stretch: NDArray[Any]
+    length: int
+
+    def __getitem__(self, chosen: NDArray[np.bool_]) -> Places:
+        """The places of some entries in the same text."""
+        return Places(self.stretch[chosen], self.length)
 
 
 @dataclass(frozen=True)
@@ -80,12 +103,12 @@ class Value:
     stderr_independent: float | None = None
 
 
-def stretch_of(index: NDArray[Any]) -> NDArray[np.int64]:
-    """Stretch [N] of each entry, from the place [N] of its token in the text, in any order and with any gaps."""
+def places_of(index: NDArray[Any]) -> Places:
+    """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps."""
     length = length_of(index)
-    count = min(max(math.isqrt(length // UNIT), FEWEST_STRETCHES), MOST_STRETCHES)
+    count = min(max(length // LEAST_STRETCH, FEWEST_STRETCHES), MOST_STRETCHES)
     place = index.astype(np.int64) - (int(index.min()) if length else 0)
-    return np.asarray(place * count // max(length, 1))
+    return Places(np.asarray(place * count // max(length, 1)), length)
 
 
 def length_of(index: NDArray[Any]) -> int:
@@ -93,34 +116,53 @@ def length_of(index: NDArray[Any]) -> int:
     return int(index.max()) - int(index.min()) + 1 if len(index) else 0
 
 
-def caution(length: int) -> str | None:
-    """What must be said of errors from a text of so many tokens; None if they were seen to hold."""
+def documents(length: int) -> int:
+    """Tokens of the document that a token stands in, in the mean, up to which intervals cover 94 %; in two digits."""
+    found = max(length // 10, 10_000)
+    unit = int(10 ** (len(str(found)) - 2))
+    return found // unit * unit
+
+
+def caution(length: int, text: int | None = None) -> str | None:
+    """What must be said of errors from so many tokens out of a ``text`` (its tokens); None if they can be believed."""
     if length >= SHORT:
         return None
-    return f"the text has {length:,} tokens: with less than {SHORT:,}, the errors (±) are often too small"
+    part = f"the scored part spans {length:,} tokens" + (f" of a text of {text:,}" if text and text > length else "")
+    advice = "score more windows (-r, max_rows)" if text and text >= SHORT else "take a longer text"
+    return f"{part}: with less than {SHORT:,}, errors (±) may be far too small; {advice}"
 
 
-def clustered(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
-    """Standard error of sum(total) / sum(tokens), from sums and counts [G] of stretches; None for fewer than two."""
+def waves(groups: int, length: int) -> int:
+    """How many waves over so many stretches of a text errors come from, which are also their degrees of freedom."""
+    return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
+
+
+def clustered(total: NDArray[Any], tokens: NDArray[Any], length: int) -> float | None:
+    """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's stretches.
+
+    ``length``: the text's tokens.  None for fewer than two stretches, and if it overflows.
+    """
     total, tokens = total[tokens > 0].astype(np.float64), tokens[tokens > 0]
     groups, n = len(tokens), tokens.sum()
     if groups < 2:
         return None
+    wave = np.arange(1, waves(groups, length) + 1)
+    slow = np.cos(np.pi * wave[:, None] * (np.arange(groups) + 0.5) / groups)
     with np.errstate(over="ignore", invalid="ignore"):
-        off = total - total.sum() / n * tokens
-        squares = float(off @ off)
-    return math.sqrt(groups / (groups - 1) * squares) / float(n) if math.isfinite(squares) else None
+        squares = 2 * (slow @ (total - total.sum() / n * tokens)) ** 2
+        square = float(np.mean(squares * (1 + MEMORY * wave**2 / max(length, SHORT))))
+    return math.sqrt(square) / float(n) if math.isfinite(square) else None
 
 
-def interval(value: float, stderr: float, groups: int) -> tuple[float, float]:
-    """95 % interval of an estimate from so many stretches, 2 to 30; ValueError for other numbers."""
-    if not 2 <= groups <= len(T975) + 1:
-        raise ValueError(f"an interval needs 2 to {len(T975) + 1} stretches, not {groups}")
-    reach = T975[groups - 2] * stderr
+def interval(value: float, stderr: float, freedom: int) -> tuple[float, float]:
+    """95 % interval of an estimate with 1 to 29 degrees of freedom (``waves``); ValueError for other numbers."""
+    if not 1 <= freedom <= len(T975):
+        raise ValueError(f"an interval needs 1 to {len(T975)} degrees of freedom, not {freedom}")
+    reach = T975[freedom - 1] * stderr
     return value - reach, value + reach
 
 
-def mean(values: NDArray[Any], finite: NDArray[np.bool_] | None = None, stretch: NDArray[Any] | None = None) -> Mean:
+def mean(values: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: Places | None = None) -> Mean:
     """Mean of numbers [N], summed in float64, over the finite ones (and, of those, where ``finite``)."""
     used = np.isfinite(values) if finite is None else np.isfinite(values) & finite
     kept = values[used].astype(np.float64)
@@ -131,8 +173,9 @@ def mean(values: NDArray[Any], finite: NDArray[np.bool_] | None = None, stretch:
         variance = float(kept.var())
     independent = math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
     error = None
-    if stretch is not None:
-        error = clustered(np.bincount(stretch[used], kept), np.bincount(stretch[used]))
+    if places is not None:
+        stretch = places.stretch[used]
+        error = clustered(np.bincount(stretch, kept), np.bincount(stretch), places.length)
     return Mean(total / tokens, total, tokens, len(used) - tokens, error, independent)
 
 
@@ -146,10 +189,10 @@ def exponential(of: Mean, sign: int = 1) -> Value:
 
 
 def perplexity(
-    logprob: NDArray[Any], finite: NDArray[np.bool_] | None = None, stretch: NDArray[Any] | None = None
+    logprob: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: Places | None = None
 ) -> Perplexity:
     """Perplexity of float32 log-probabilities [N], of the finite ones (and, of those, where ``finite``)."""
-    return perplexity_of(mean(logprob, finite, stretch))
+    return perplexity_of(mean(logprob, finite, places))
 
 
 def perplexity_of(of: Mean) -> Perplexity:

@@ -17,7 +17,12 @@ from eval.estimates import Estimates, Stretches, correlation, difference, summar
 from eval.uncertainty import Mean, Value
 
 LN2 = math.log(2)
-QUARTERS = np.arange(1, 5)  # places in the text of four tokens, which make three stretches: {1, 2}, {3}, {4}
+QUARTERS = np.arange(1, 5)
+"""Places in the text of four tokens, which make three stretches, {1, 2}, {3}, {4}, and so two waves.
+
+Of sums off by u, v, w the first wave is cos 30° (u - w), the second u / 2 - v + w / 2 = -3/2 v; weighted by 1 + 0.6 and
+1 + 0.6 * 4 (12,000 / 20,000): error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2, that is
+(1.2 (u - w)^2 + 7.65 v^2) / 16."""
 
 
 def four_tokens() -> dict[str, np.ndarray]:
@@ -48,25 +53,25 @@ def near(found: Mean | Value | Any, value: float, stderr: float | None, independ
 
 def test_perplexity(four: Estimates) -> None:
     """2 ** 2.  Losses off their mean by -1, 0, 1, 0: independent root(2 / 4 / 3); stretches' sums 3, 3, 2 off by -1, 1,
-    0: root(3 / 2 * 2) / 4; both times 4 ln 2."""
-    assert near(four.ppl, 4, math.sqrt(3) * LN2, 4 * LN2 / math.sqrt(6))
+    0: root(1.2 + 7.65) / 4; both times 4 ln 2."""
+    assert near(four.ppl, 4, math.sqrt(8.85) * LN2, 4 * LN2 / math.sqrt(6))
     assert (four.ppl.tokens, four.ppl.non_finite) == (4, 0)
     assert four.ppl.logprob_sum == pytest.approx(-8 * LN2)
 
 
 def test_reference_perplexity(four: Estimates) -> None:
     """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); stretches' sums 2, 2, 3
-    off by -1.5, .25, 1.25: squares 3.875, root(1.5 * 3.875) / 4."""
+    off by -1.5, .25, 1.25: root(1.2 * 2.75^2 + 7.65 / 16) / 4."""
     assert four.against is not None
     ppl = 2**1.75
-    assert near(four.against.ref_ppl, ppl, ppl * LN2 * math.sqrt(5.8125) / 4, ppl * LN2 * math.sqrt(2.75 / 12))
+    assert near(four.against.ref_ppl, ppl, ppl * LN2 * math.sqrt(9.553125) / 4, ppl * LN2 * math.sqrt(2.75 / 12))
 
 
 def test_ratio_of_perplexities(four: Estimates) -> None:
     """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); stretches' sums 1, 1, -1
-    off by .5, .75, -1.25: squares 2.375, root(1.5 * 2.375) / 4.  The ratio is 2 ** (1/4), with its multiple of them."""
+    off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
     assert four.against is not None
-    clustered, independent = LN2 * math.sqrt(3.5625) / 4, LN2 * math.sqrt(0.6875 / 3)
+    clustered, independent = LN2 * math.sqrt(7.978125) / 4, LN2 * math.sqrt(0.6875 / 3)
     assert near(four.against.ln_ppl_ratio, LN2 / 4, clustered, independent)
     assert near(four.against.ppl_ratio, 2**0.25, 2**0.25 * clustered, 2**0.25 * independent)
 
@@ -87,22 +92,22 @@ def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
 
 def test_difference_of_perplexities(four: Estimates) -> None:
     """4 - 2 ** 1.75 = .6364143.  4 a - 3.3635857 b: .6364143, 4.6364143, 5.2728287, -2.0907570, mean 2.1137251.
-    Stretches' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(1.5 * 28.7504) / 4.
+    Stretches' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
     Independent: off by -1.4773107, 2.5226893, 3.1591036, -4.2044820, root(36.2040 / 4 / 3)."""
     assert four.against is not None
     off = (-1.4773107, 2.5226893, 3.1591036, -4.2044820)
-    clustered = math.sqrt(1.5 * ((off[0] + off[1]) ** 2 + off[2] ** 2 + off[3] ** 2)) / 4
+    clustered = math.sqrt(1.2 * (off[0] + off[1] - off[3]) ** 2 + 7.65 * off[2] ** 2) / 4
     independent = math.sqrt(math.fsum(each**2 for each in off) / 12)
-    assert (clustered, independent) == pytest.approx((math.sqrt(1.5 * 28.7504) / 4, math.sqrt(36.2040 / 12)), rel=1e-5)
+    assert (clustered, independent) == pytest.approx((math.sqrt(109.4198) / 4, math.sqrt(36.2040 / 12)), rel=1e-5)
     assert near(four.against.ppl_difference, 0.63641434, clustered * LN2, independent * LN2)
 
 
 def test_kld(four: Estimates) -> None:
     """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); stretches' sums .75, 1, .25 off by -1/4,
-    1/2, -1/4: root(1.5 * .375) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
+    1/2, -1/4: root(7.65 / 4) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
     assert four.against is not None
     assert four.kld is four.against.kld
-    assert near(four.kld, 0.5, 0.1875, math.sqrt(0.03125))
+    assert near(four.kld, 0.5, math.sqrt(1.9125) / 4, math.sqrt(0.03125))
     assert four.against.kld_percentiles == pytest.approx(
         {"min": 0.25, "0.1": 0.25, "1": 0.25, "5": 0.25, "10": 0.25, "25": 0.25, "50": 0.375, "75": 0.625, "90": 0.85,
          "95": 0.925, "99": 0.985, "99.9": 0.9985, "max": 1.0}
@@ -113,9 +118,9 @@ def test_kld(four: Estimates) -> None:
 
 def test_change_of_probability(four: Estimates) -> None:
     """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); stretches' sums -1/4,
-    -1/8, 1/8 off by -1/8, -1/16, 3/16: root(1.5 * .0546875) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
+    -1/8, 1/8 off by -1/8, -1/16, 3/16: root(.1470703125) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
     assert four.against is not None
-    assert near(four.against.delta_p, -1 / 16, math.sqrt(0.08203125) / 4, math.sqrt(5 / 768))
+    assert near(four.against.delta_p, -1 / 16, math.sqrt(0.1470703125) / 4, math.sqrt(5 / 768))
     found = four.against.delta_p_percentiles
     assert found["min"] == pytest.approx(-0.25)
     assert found["25"] == pytest.approx(-0.15625)
@@ -126,27 +131,27 @@ def test_change_of_probability(four: Estimates) -> None:
 
 def test_rms_change_of_probability(four: Estimates) -> None:
     """Squares 0, 1/16, 1/64, 1/64: mean 3/128, mean square 9/8192.  Independent root((9/8192 - 9/16384) / 3);
-    stretches' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(1.5 * 3/8192) / 4; both over 2 root(3/128)."""
+    stretches' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
     assert four.against is not None
     rms = math.sqrt(3 / 128)
-    independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(1.5 * 3 / 8192) / 4
+    independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(18.45 / 16384) / 4
     assert near(four.against.delta_p_rms, rms, clustered / (2 * rms), independent / (2 * rms))
 
 
 def test_shares(four: Estimates) -> None:
-    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; stretches' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.5 * .375) / 4.
-    Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(1.5 / 2) / 4."""
+    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; stretches' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
+    Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
     assert four.same_top is not None
     assert four.top1 is not None
-    assert near(four.same_top, 0.75, 0.1875, 0.25)
-    assert near(four.top1, 0.5, math.sqrt(0.75) / 4, math.sqrt(1 / 12))
+    assert near(four.same_top, 0.75, math.sqrt(1.153125) / 4, 0.25)
+    assert near(four.top1, 0.5, math.sqrt(2.2125) / 4, math.sqrt(1 / 12))
 
 
 def test_entropy(four: Estimates) -> None:
     """1/2, 1, 3/2, 1: mean 1, independent root(1/2 / 4 / 3); sums 3/2, 3/2, 1 off by -1/2, 1/2, 0:
-    root(1.5 / 2) / 4."""
+    root(8.85 / 4) / 4."""
     assert four.entropy is not None
-    assert near(four.entropy, 1, math.sqrt(0.75) / 4, math.sqrt(1 / 24))
+    assert near(four.entropy, 1, math.sqrt(2.2125) / 4, math.sqrt(1 / 24))
 
 
 def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
@@ -165,10 +170,10 @@ def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
 
 def test_rates_over_bytes_and_words(four: Estimates) -> None:
     """8 ln 2 over 16 bytes: 1/2 bit each, perplexity 2 ** (1/2); over 2 words 2 ** 4.  Errors: those of the mean,
-    root(3) / 4 and root(1/6) in bits a token, times 4 tokens over 16 bytes or 2 words."""
+    root(8.85) / 4 and root(1/6) in bits a token, times 4 tokens over 16 bytes or 2 words."""
     rates = four.rates
     assert rates is not None
-    clustered, independent = math.sqrt(3) / 4, math.sqrt(1 / 6)
+    clustered, independent = math.sqrt(8.85) / 4, math.sqrt(1 / 6)
     assert near(rates.bits_per_byte, 0.5, clustered / 4, independent / 4)
     root2 = math.sqrt(2)
     assert near(rates.byte_perplexity, root2, root2 * LN2 * clustered / 4, root2 * LN2 * independent / 4)
@@ -195,12 +200,14 @@ def test_sums_of_stretches(four: Estimates) -> None:
 
 
 def test_difference_of_two_models() -> None:
-    """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: root(2 * 2) / 5.  The other way
+    """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
+    cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
     round it has the other sign."""
     a = Stretches((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
     b = Stretches((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
-    assert difference(a, b, "kld") == Value(1, 0.4)
-    assert difference(b, a, "kld") == Value(-1, 0.4)
+    error = pytest.approx(math.sqrt(6.4) / 5)
+    assert difference(a, b, "kld") == Value(1, error)  # type: ignore[arg-type]
+    assert difference(b, a, "kld") == Value(-1, error)  # type: ignore[arg-type]
     assert difference(a, a, "kld") == Value(0, 0)
 
 
@@ -256,10 +263,10 @@ def test_one_token() -> None:
 
 
 def test_short_texts_have_a_caution(four: Estimates) -> None:
-    assert four.caution is not None
-    assert four.caution.startswith("the text has 4 tokens: ")
-    longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 60_000]), np.array([1, 2]))
-    assert longer.caution is None
+    (said,) = estimates.cautions([four, four], 4)
+    assert said.startswith("the scored part spans 4 tokens: ")
+    longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
+    assert estimates.cautions([longer], 20_000) == []
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])
@@ -337,7 +344,11 @@ def loop_mean(values: list[float], stretch: list[int]) -> tuple[float, float, fl
     independent = math.sqrt((math.fsum(v * v for v, _ in kept) / n - mean**2) / (n - 1))
     groups = sorted({g for _, g in kept})
     off = [math.fsum(v - mean for v, g in kept if g == group) for group in groups]
-    return mean, math.sqrt(len(groups) / (len(groups) - 1) * math.fsum(o * o for o in off)) / n, independent
+    count, squares = min(4, len(groups) - 1), 0.0
+    for j in range(1, count + 1):
+        part = math.fsum(o * math.cos(math.pi * j * (g + 0.5) / len(groups)) for g, o in enumerate(off))
+        squares += 2 * part**2 * (1 + 0.6 * j**2) / count  # 12,000 / 20,000
+    return mean, math.sqrt(squares) / n, independent
 
 
 def loop_percentile(values: list[float], percent: float) -> float:
@@ -371,12 +382,12 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
 
 
 def test_everything_against_plain_loops() -> None:
-    """20 overlapping windows of 100 every 30 of a text that begins at 7; stretches are thirds of 669 tokens."""
+    """20 overlapping windows of 100 every 30 of a text that begins at 7; stretches are sixths of 669 tokens."""
     places = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
     n = len(places)
     columns = noisy_columns(n)
     found = summarize(columns, np.array([i for i, _ in places]), np.array([p for _, p in places], np.int32))
-    stretch = [(i - 8) * 3 // 669 for i, _ in places]
+    stretch = [(i - 8) * 6 // 669 for i, _ in places]
     given = {name: [float(v) for v in column] for name, column in columns.items()}
     a, b = ([-v for v in given[name]] for name in ("logprob", "ref_logprob"))
     both = [math.isfinite(x) and math.isfinite(y) for x, y in zip(a, b, strict=True)]
@@ -433,7 +444,7 @@ def test_everything_against_plain_loops() -> None:
         assert bucket.kld.non_finite == sum(v is not None and not math.isfinite(v) for v in inside)
     for name, values in (("nll", a), ("kld", given["kld"]), ("same_top", given["same_top"])):
         sums = [
-            math.fsum(v for v, g in zip(values, stretch, strict=True) if g == i and math.isfinite(v)) for i in range(3)
+            math.fsum(v for v, g in zip(values, stretch, strict=True) if g == i and math.isfinite(v)) for i in range(6)
         ]
         assert getattr(found.stretches, name) == pytest.approx(sums)
     assert found.stretches.whole == ()

@@ -17,27 +17,27 @@ C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
 
 
 def test_the_better_one_is_named() -> None:
-    """exp(-0.5) = 0.60653: 39.347 % less, +- 6.0653 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.025."""
+    """exp(-0.5) = 0.60653: 39.347 % less, +- 7.0046 %.  KLD: -1, -1, -1, -2 over 40: -0.125 +- 0.02887."""
     assert pairs.text([(A, B)]) == [
         *pairs.HEADING,
         "",
         "a against b",
-        "  PPL: a is better: 0.50 ± 0.10 nats",
-        "       ln(PPL ratio) -0.50, 95 %: -0.82 to -0.18; PPL -39.3 ± 6.1 %",
-        "  KLD: a is better: 0.125 ± 0.025 nats",
-        "       difference -0.125, 95 %: -0.205 to -0.045",
+        "  PPL: a is better: 0.50 ± 0.12 nats",
+        "       ln(PPL ratio) -0.50, 95 %: -0.87 to -0.13; PPL -39.3 ± 7.0 %",
+        "  KLD: a is better: 0.125 ± 0.029 nats",
+        "       difference -0.125, 95 %: -0.217 to -0.033",
     ]
     assert pairs.text([(B, A)])[4:6] == [
-        "  PPL: a is better: 0.50 ± 0.10 nats",
-        "       ln(PPL ratio) +0.50, 95 %: +0.18 to +0.82; PPL +65 ± 16 %",
+        "  PPL: a is better: 0.50 ± 0.12 nats",
+        "       ln(PPL ratio) +0.50, 95 %: +0.13 to +0.87; PPL +65 ± 19 %",
     ]
 
 
 def test_no_difference_and_no_error() -> None:
-    """exp(-0.2) = 0.81873, times 0.23094 = 0.189; and a model against itself."""
+    """exp(-0.2) = 0.81873, times 0.32161 = 0.263; and a model against itself."""
     assert pairs.text([(A, C)])[4:] == [
-        "  PPL: no difference to be seen: -0.20 ± 0.23 nats",
-        "       ln(PPL ratio) -0.20, 95 %: -0.93 to +0.53; PPL -18 ± 19 %",
+        "  PPL: no difference to be seen: -0.20 ± 0.32 nats",
+        "       ln(PPL ratio) -0.20, 95 %: -1.22 to +0.82; PPL -18 ± 26 %",
         "  KLD: no difference to be seen: 0.00000 ± 0 nats",
         "       difference +0.00000, 95 %: +0.00000 to +0.00000",
     ]
@@ -78,4 +78,5 @@ def test_eighty_columns_hold_every_line(line: str) -> None:
 def test_a_short_text_is_said_with_the_pairs() -> None:
     assert A.estimates is not None
     short = replace(A, estimates=replace(A.estimates, stretches=replace(A.estimates.stretches, length=5000)))
-    assert pairs.text([(short, B)])[2].startswith("Caution: the text has 5,000 tokens")
+    found = pairs.text([(short, B)], 5001)[2]
+    assert found.startswith("Caution: the scored part spans 5,000 tokens of a text of 5,001: with less than 20,000")

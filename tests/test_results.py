@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from backends.base import Storage
 from eval.estimates import Estimates, summarize
 from eval.results import MARK, ModelResult, RunResult
 from eval.uncertainty import Perplexity
@@ -96,3 +100,14 @@ def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() ->
     assert run_of(fewer, QUANT).reference_ppl == 7.25
     assert run_of(fewer, QUANT, REF).reference_ppl == 7.5
     assert run_of(with_against(QUANT, ref_ppl=Perplexity(None, -1e9, 40, 0))).reference_ppl is None
+
+
+@pytest.mark.parametrize(("bpw", "weights", "quantized"), [
+    (16.0, ["int4 g128"], False), (32.0, [], False), (8.02, ["bfloat16"], True), (None, [], True),
+    (None, ["bfloat16", "float32"], False), (None, ["bfloat16", "nvfp4 g16"], True),
+])  # fmt: skip
+def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: bool) -> None:
+    """The size decides, or else the layers' weights; a row of which nothing is known counts as quantized."""
+    layers = [{"layers": "a", "count": 1, "weights": each, "activations": "bfloat16", "kernel": "K", "asked": ""}
+              for each in weights]  # fmt: skip
+    assert replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized == quantized

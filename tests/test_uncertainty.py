@@ -9,9 +9,35 @@ import pytest
 
 from benchmarks import coverage
 from eval import uncertainty
-from eval.uncertainty import Mean, Value, caution, clustered, exponential, interval, mean, perplexity, root, stretch_of
+from eval.uncertainty import (
+    Mean,
+    Places,
+    Value,
+    caution,
+    clustered,
+    documents,
+    exponential,
+    interval,
+    mean,
+    perplexity,
+    places_of,
+    root,
+    waves,
+)  # fmt: skip
 
 LN2 = math.log(2)
+LONG = 10**18
+"""Tokens of a text so long that no memory widens its errors."""
+
+
+def stretch_of(index: np.ndarray) -> np.ndarray:
+    """The stretch of each entry."""
+    return places_of(index).stretch
+
+
+def at(*stretches: int) -> Places:
+    """Entries in these stretches of a long text."""
+    return Places(np.array(stretches), LONG)
 
 
 def test_stretches_are_equal_lengths_of_text() -> None:
@@ -35,11 +61,10 @@ def test_gaps_between_windows_are_text() -> None:
 
 
 @pytest.mark.parametrize(("length", "count"), [
-    (1, 1), (2, 2), (3, 3), (79_999, 3), (80_000, 4), (124_999, 4), (125_000, 5), (301_567, 7), (1_000_000, 14),
-    (5000 * 900, 30), (40_000_000, 30),
+    (1, 1), (2, 2), (3, 3), (399, 3), (400, 4), (2999, 29), (3000, 30), (40_000_000, 30),
 ])  # fmt: skip
 def test_number_of_stretches(length: int, count: int) -> None:
-    """root(length / 5000), 3 to 30, and no more than there are tokens; the last token is in the last one."""
+    """One for 100 tokens, 3 to 30, and no more than there are tokens; the last token is in the last one."""
     found = stretch_of(np.array([7, 7 + length - 1]))
     assert found.tolist() == [0, count - 1]
 
@@ -49,29 +74,52 @@ def test_no_entries_have_no_stretch() -> None:
     assert uncertainty.length_of(np.array([], np.int64)) == 0
 
 
-def test_clustered_error_of_two_stretches() -> None:
-    """Sums 2 and 10 of 2 and 3 entries: mean 2.4, off by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8;
-    root(2 / 1 * (7.84 + 7.84)) / 5 = 5.6 / 5."""
-    assert clustered(np.array([2.0, 10.0]), np.array([2, 3])) == pytest.approx(1.12, rel=1e-12)
+@pytest.mark.parametrize(("groups", "length", "count"), [
+    (30, 0, 4), (30, 749_999, 4), (30, 750_000, 5), (30, 40_000_000, 16), (3, 10**6, 2), (2, 0, 1),
+])  # fmt: skip
+def test_number_of_waves(groups: int, length: int, count: int) -> None:
+    """root(length / 30,000), 4 to 16, and less than stretches."""
+    assert waves(groups, length) == count
 
 
-def test_clustered_error_of_three_stretches() -> None:
+def test_error_of_two_stretches() -> None:
+    """Sums 2 and 10 of 2 and 3 entries: mean 2.4, off by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8; the one wave is cos 45° *
+    -5.6, twice its square 5.6^2; of 120,000 tokens 1 + 0.1 of it, below 20,000 always 1 + 0.6."""
+    sums, counts = np.array([2.0, 10.0]), np.array([2, 3])
+    assert clustered(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
+    assert clustered(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
+    assert clustered(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    assert clustered(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+
+
+def test_all_waves_give_the_clustered_error() -> None:
     """Sums 1, 4, 10 of 1, 2, 3 entries: mean 2.5, off by -1.5, -1, 2.5; root(3 / 2 * 9.5) / 6.  Empty ones are none."""
     expected = math.sqrt(14.25) / 6
-    assert clustered(np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3])) == pytest.approx(expected, rel=1e-12)
-    assert clustered(np.array([1.0, 0, 4.0, 10.0]), np.array([1, 0, 2, 3])) == pytest.approx(expected, rel=1e-12)
+    assert clustered(np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
+    assert clustered(np.array([1.0, 0, 4.0, 10.0]), np.array([1, 0, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
+    draws = np.random.default_rng(0).normal(size=17)
+    clusters = coverage.by_cluster(draws, np.full(17, 9))
+    assert clustered(draws, np.full(17, 9), LONG) == pytest.approx(clusters, rel=1e-12)
+
+
+def test_fast_changes_are_not_counted() -> None:
+    """30 stretches of 10 entries by turns 1 above and below their mean: of their waves only the fast ones are large."""
+    turns = np.tile([1.0, -1.0], 15)
+    found = clustered(turns, np.full(30, 10), 120_000)
+    assert found is not None
+    assert found < 0.3 * math.sqrt(30 / 29 * 30) / 300
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 0], [0, 0], []])
 def test_one_stretch_tells_no_error(tokens: list[int]) -> None:
-    assert clustered(np.ones(len(tokens)), np.array(tokens, int)) is None
+    assert clustered(np.ones(len(tokens)), np.array(tokens, int), LONG) is None
 
 
 def test_student() -> None:
     """The published quantiles, and all of them by integrating the density: 95 % lie within."""
     published = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 14: 2.145, 20: 2.086, 29: 2.045}
     assert {df: uncertainty.T975[df - 1] for df in published} == published
-    assert len(uncertainty.T975) == uncertainty.MOST_STRETCHES - 1
+    assert len(uncertainty.T975) >= uncertainty.MOST_WAVES
     for df, quantile in enumerate(uncertainty.T975, start=1):
         scale = math.gamma((df + 1) / 2) / math.gamma(df / 2) / math.sqrt(df * math.pi)
         x = (np.arange(100_000) + 0.5) / 100_000 * quantile
@@ -80,26 +128,38 @@ def test_student() -> None:
 
 
 def test_interval() -> None:
-    """3 stretches: 10 +- 4.303 * 2."""
-    assert interval(10, 2, 3) == pytest.approx((1.394, 18.606))
-    assert interval(10, 2, 30) == pytest.approx((5.91, 14.09))
+    """2 degrees of freedom: 10 +- 4.303 * 2."""
+    assert interval(10, 2, 2) == pytest.approx((1.394, 18.606))
+    assert interval(10, 2, 29) == pytest.approx((5.91, 14.09))
 
 
-@pytest.mark.parametrize("groups", [-1, 0, 1, 31])
-def test_an_interval_of_other_numbers_of_stretches_is_refused(groups: int) -> None:
-    with pytest.raises(ValueError, match=f"2 to 30 stretches, not {groups}"):
-        interval(10, 2, groups)
+@pytest.mark.parametrize("freedom", [-1, 0, 30])
+def test_an_interval_of_other_degrees_of_freedom_is_refused(freedom: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to 29 degrees of freedom, not {freedom}"):
+        interval(10, 2, freedom)
 
 
 def test_caution() -> None:
-    assert caution(60_000) is None
-    assert caution(59_999) == "the text has 59,999 tokens: with less than 60,000, the errors (±) are often too small"
+    assert caution(20_000) is None
+    about = "with less than 20,000, errors (±) may be far too small"
+    assert caution(783) == f"the scored part spans 783 tokens: {about}; take a longer text"
+    assert caution(783, 784) == f"the scored part spans 783 tokens of a text of 784: {about}; take a longer text"
+    assert caution(783, 27_324) == (
+        f"the scored part spans 783 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
+    )
+
+
+def test_documents() -> None:
+    """A tenth of the text, at least 10,000, in two digits."""
+    assert [documents(length) for length in (0, 100_000, 129_999, 301_567, 1_000_000)] == [
+        10_000, 10_000, 12_000, 30_000, 100_000,
+    ]  # fmt: skip
 
 
 def test_mean_and_its_errors() -> None:
     """1, 2, 6: mean 3, mean square off 14 / 3, independent root(14 / 3 / 2); stretches {1, 2} and {6}: off by -3 and 3,
     root(2 * 18) / 3 = 2."""
-    found = mean(np.array([1, 2, 6], np.float32), None, np.array([0, 0, 1]))
+    found = mean(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
     assert (found.value, found.total, found.tokens, found.non_finite) == (3, 9, 3, 0)
     assert found.stderr == pytest.approx(2, rel=1e-12)
     assert found.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
@@ -115,7 +175,8 @@ def test_mean_of_shares() -> None:
 def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
     """1 and 3 in two stretches: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
     values = np.array([1, np.nan, np.inf, 3, -np.inf], np.float32)
-    assert mean(values, None, np.array([0, 0, 0, 1, 1])) == Mean(2, 4, 2, 3, 1, 1)
+    found = mean(values, None, at(0, 0, 0, 1, 1))
+    assert found == Mean(2, 4, 2, 3, pytest.approx(1), 1)  # type: ignore[arg-type]
     assert mean(values, np.array([False, True, True, True, True])) == Mean(3, 3, 1, 4)
     shares = np.array([True, True, False, True])
     assert mean(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
@@ -124,27 +185,27 @@ def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
 @pytest.mark.parametrize("values", [[np.nan, np.inf], []])
 def test_mean_of_nothing_is_unknown(values: list[float]) -> None:
     given = np.array(values, np.float32)
-    assert mean(given, None, np.zeros(len(given), int)) == Mean(None, 0, 0, len(values))
+    assert mean(given, None, at(*[0] * len(given))) == Mean(None, 0, 0, len(values))
 
 
 def test_errors_of_one_token_are_unknown() -> None:
-    assert mean(np.array([5], np.float32), None, np.array([0])) == Mean(5, 5, 1, 0, None, None)
+    assert mean(np.array([5], np.float32), None, at(0)) == Mean(5, 5, 1, 0, None, None)
 
 
 def test_errors_of_a_constant_are_zero() -> None:
-    found = mean(np.full(1000, 0.1, np.float32), None, np.arange(1000) // 250)
+    found = mean(np.full(1000, 0.1, np.float32), None, at(*np.arange(1000) // 250))
     assert (found.stderr, found.stderr_independent) == (pytest.approx(0, abs=1e-15), pytest.approx(0, abs=1e-15))
 
 
 def test_mean_is_summed_in_float64() -> None:
     """In float32, 2 ** 24 ones plus one more are still 2 ** 24."""
-    found = mean(np.full(2**24 + 1, 1, np.float32), None, np.zeros(2**24 + 1, np.int8))
+    found = mean(np.full(2**24 + 1, 1, np.float32), None, Places(np.zeros(2**24 + 1, np.int8), LONG))
     assert (found.total, found.value) == (2**24 + 1, 1)
 
 
 def test_perplexity_and_its_errors() -> None:
     """Losses ln 2 and ln 8: mean ln 4, off by ln 2; independent root(ln2^2 / 1), clustered root(2 * 2 ln2^2) / 2."""
-    found = perplexity(np.log(np.array([0.5, 0.125], np.float32)), None, np.array([0, 1]))
+    found = perplexity(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
     assert found.value == pytest.approx(4, rel=1e-7)
     assert (found.tokens, found.non_finite) == (2, 0)
     assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
@@ -188,60 +249,7 @@ def test_root() -> None:
     assert root(Mean(None, 0, 0, 4)) == Value(None)
 
 
-def test_the_simulation_estimates_as_the_tables_do() -> None:
-    """Its shortcuts, over tokens times how often they are scored, against ``mean`` over every entry."""
-    tokens = 70_000
-    score = coverage.Score(2.95, 0.27, {}, 0.0, 0.0, coverage.losses)  # no noise of entries, no effect of context
-    scores = next(coverage.simulate("loss", tokens, 1))
-    for method, (length, stride, first) in coverage.METHODS.items():
-        index = np.concatenate([np.arange(at + first, at + length) for at in range(0, tokens - length, stride)])
-        window = np.repeat(np.arange(len(index) // (length - first)), length - first)
-        found = mean(scores[index], None, stretch_of(index))
-        by_window = mean(scores[index], None, window)
-        off, half = coverage.estimate(scores, coverage.cut(tokens, method), score, np.random.default_rng(0))
-        assert found.value
-        assert found.stderr
-        assert found.stderr_independent
-        assert by_window.stderr
-        assert off == pytest.approx(found.value - 2.95, rel=1e-6)
-        assert half["clustered"] == pytest.approx(4.303 * found.stderr, rel=1e-5)  # 3 stretches
-        assert half["independent"] == pytest.approx(
-            1.96 * found.stderr_independent, rel=1e-4
-        )  # float32 sums of squares
-        assert half["windows"] == pytest.approx(1.96 * by_window.stderr, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", list(coverage.SCORES))
-def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
-    """200 texts of 60,000 tokens: within four standard errors, as their own spread tells them."""
-    means = [float(scores.mean(dtype=np.float64)) for scores in coverage.simulate(name, 60_000, 200)]
-    error = float(np.std(means)) / math.sqrt(len(means))
-    assert np.mean(means) == pytest.approx(coverage.SCORES[name].mean, abs=4 * error)
-    assert error < 0.003 * max(1.0, coverage.SCORES[name].mean)
-
-
-def test_simulated_errors_grow_with_the_stretches_as_the_real_ones_do() -> None:
-    """In 50 texts; the real ones are one text's, and known to 3 % (64 tokens) and 17 % (16,384)."""
-    for length, simulated in coverage.growth(texts=50).items():
-        assert simulated == pytest.approx(coverage.REAL[length], rel=0.06 if length < 8192 else 0.17)
-
-
-@pytest.mark.parametrize(("name", "tokens", "texts"), [("loss", 60_000, 1500), ("difference", 60_000, 1000),
-                                                       ("kld", 60_000, 1000), ("loss", 300_000, 300)])  # fmt: skip
-def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
-    """93 to 97 % of the texts (results/coverage.md has every length, and more texts); independent ones far less."""
-    for method, found in coverage.coverage(name, tokens, texts).items():
-        assert 93 <= found["clustered"] <= 97, (method, found)
-        assert found["independent"] < 70, (method, found)
-        assert found["windows"] < 80, (method, found)
-
-
-def test_intervals_of_short_texts_do_not() -> None:
-    """Why there is a caution: 16,000 tokens are three articles."""
-    assert coverage.coverage("loss", 16_000, 1000)["2048/512"]["clustered"] < 91
-
-
 def test_an_error_that_overflows_is_not_known() -> None:
     """1e200 squared is beyond float64; the mean is not."""
-    found = mean(np.array([1e200, -1e200, 1e200, 1e200]), None, np.array([0, 1, 2, 2]))
+    found = mean(np.array([1e200, -1e200, 1e200, 1e200]), None, at(0, 1, 2, 2))
     assert (found.value, found.stderr, found.stderr_independent) == (5e199, None, None)

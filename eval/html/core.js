@@ -41,6 +41,7 @@ function model(raw, id) {
     against,
     failed: Boolean(raw.error),
     noiseFloor: Boolean(raw.noise_floor),
+    quantized: PAYLOAD.quantized[id],
     label: raw.label + (raw.deviations ? " †" : "") + (raw.noise_floor ? " ≈" : ""),
     kernel: raw.kernel,
     bpw: raw.layer_bpw,

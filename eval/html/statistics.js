@@ -1,11 +1,26 @@
 // Paired differences of two models' means, from their sums by stretch: eval/uncertainty.py, clustered().
-function clustered(total, tokens) {
-  const kept = tokens.map((each, i) => i).filter((i) => tokens[i] > 0);
+// The waves over so many stretches: eval/uncertainty.py, waves().
+const waves = (groups, length) =>
+  Math.min(
+    Math.max(Math.floor(Math.sqrt(Math.floor(length / PAYLOAD.rule.unit))), PAYLOAD.rule.fewest),
+    PAYLOAD.rule.most,
+    groups - 1,
+  );
+function clustered(total, tokens, length) {
+  const kept = tokens.map((each, i) => i).filter((i) => tokens[i] > 0),
+    groups = kept.length;
   const n = kept.reduce((sum, i) => sum + tokens[i], 0),
     mean = kept.reduce((sum, i) => sum + total[i], 0) / n;
-  if (kept.length < 2) return null;
-  const squares = kept.reduce((sum, i) => sum + (total[i] - mean * tokens[i]) ** 2, 0);
-  return Math.sqrt((kept.length / (kept.length - 1)) * squares) / n;
+  if (groups < 2) return null;
+  const count = waves(groups, length),
+    memory = PAYLOAD.rule.memory / Math.max(length, PAYLOAD.rule.short);
+  let squares = 0;
+  for (let j = 1; j <= count; j++) {
+    const slow = (g) => Math.cos((Math.PI * j * (g + 0.5)) / groups);
+    const part = kept.reduce((sum, i, g) => sum + slow(g) * (total[i] - mean * tokens[i]), 0);
+    squares += 2 * part ** 2 * (1 + memory * j ** 2);
+  }
+  return Math.sqrt(squares / count) / n;
 }
 
 // Mean of "nll", "kld" or "same_top" of a minus that of b: value, stderr, and the 95 % interval; null if they have none.
@@ -18,21 +33,23 @@ function difference(a, b, name) {
   const off = one[name].map((each, i) => each - other[name][i]);
   const n = one.tokens.reduce((sum, each) => sum + each, 0);
   const value = off.reduce((sum, each) => sum + each, 0) / n,
-    stderr = clustered(off, one.tokens);
+    stderr = clustered(off, one.tokens, one.length);
   const groups = one.tokens.filter((each) => each > 0).length;
-  const reach = known(stderr) ? PAYLOAD.t975[groups - 2] * stderr : null;
+  const reach = known(stderr) ? PAYLOAD.t975[waves(groups, one.length) - 1] * stderr : null;
   return { value, stderr, low: known(reach) ? value - reach : null, high: known(reach) ? value + reach : null };
 }
 
 // Whether a difference is told apart from 0: its 95 % interval does not hold it (eval/differences.py).
 const distinct = (found) => found !== null && known(found.low) && (found.low > 0 || found.high < 0);
 
-// The models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/differences.py, best().
+// The quantized models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/differences.py,
+// best().
 function best(models, name) {
-  const candidates = models.filter((m) => m.stretches && m.stretches[name] && !m.isReference && !m.noiseFloor);
+  const may = (m) => m.quantized && !m.isReference && !m.noiseFloor;
+  const candidates = models.filter((m) => m.stretches && m.stretches[name] && may(m));
   const groups = (m) => m.stretches.tokens.filter((n) => n > 0).length;
   if (name !== "nll" && new Set(MODELS.map((m) => m.raw.reference_key).filter(Boolean)).size > 1) return [];
-  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2)) return [];
+  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2 || m.stretches.length < PAYLOAD.rule.least)) return [];
   const mean = (m) =>
     ((name === "same_top" ? -1 : 1) * m.stretches[name].reduce((sum, each) => sum + each, 0)) /
     m.stretches.tokens.reduce((sum, n) => sum + n, 0);

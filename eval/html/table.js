@@ -178,7 +178,7 @@ function numberCells(column, each, best) {
   const cells = [
     h(
       "td",
-      { ...same, title: marked ? "the best of its column, or not told apart from it" : null },
+      { ...same, title: marked ? "the best quantized model of its column, or not told apart from it" : null },
       marked ? h("span", { class: "best" }, "★") : null,
       numberText(column, each),
     ),

@@ -1,0 +1,65 @@
+"""From how many tokens on a difference of two models' KLD is seen: ``eval/differences.py``, ``LEAST``.
+
+Two quantized models are scored on one simulated text.  A token's KLD is lognormal (sigma 1: the 99.9th percentile is 20
+medians, as in a W8A8 checkpoint on Opticks) around a level that drifts over the text (``DRIFTS``: memory in tokens ->
+standard deviation of the part that both models share; half of it more is each one's own, against the other's), and the
+two models' logarithms at one token are correlated by 0.6.  The second KLD is ``TIMES`` the first in the mean.  What
+counts is how often the 95 % interval of the paired difference lies on the right side of 0 (of 1 time: on neither).
+``benchmarks/coverage.py`` prints it with its results.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval import uncertainty
+
+LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
+TIMES = (1, 1.25, 1.5, 2, 4, 13)
+SHARED = 0.6
+DRIFTS = {20: 0.25, 200: 0.12, 1000: 0.06, 5000: 0.12}
+
+
+def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float64]:
+    """Levels [texts, tokens] around 0: first-order memories, each of 20 tokens at once."""
+    blocks = -(-tokens // 20)
+    found = np.zeros((texts, blocks))
+    for memory, deviation in DRIFTS.items():
+        keep = math.exp(-20 / memory)
+        level = deviation * rng.standard_normal(texts)
+        for block in range(blocks):
+            found[:, block] += level
+            level = keep * level + math.sqrt(1 - keep**2) * deviation * rng.standard_normal(texts)
+    return np.repeat(found, 20, axis=1)[:, :tokens]
+
+
+def sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> NDArray[np.float64]:
+    """KLD of two models, mean 1 each, summed by stretch: [2, texts, G]."""
+    tokens = places.length
+    text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
+    both = math.sqrt(SHARED) * rng.standard_normal((texts, tokens))
+    starts = np.searchsorted(places.stretch, np.arange(places.stretch.max() + 1))
+    found = []
+    for sign in (1, -1):
+        own = both + math.sqrt(1 - SHARED) * rng.standard_normal((texts, tokens))
+        found.append(np.add.reduceat(np.exp(own - 0.5) * (1 + text + sign * apart), starts, axis=1))
+    return np.array(found)
+
+
+def shares(tokens: int, texts: int, seed: int = 0) -> list[float]:
+    """For each of ``TIMES`` the share (%) of texts in which the larger KLD is seen to be larger."""
+    rng, places, at_once = np.random.default_rng([seed, tokens]), uncertainty.places_of(np.arange(tokens)), 100
+    entries = np.bincount(places.stretch)
+    freedom = uncertainty.waves(len(entries), tokens)
+    seen = np.zeros(len(TIMES))
+    for done in range(0, texts, at_once):
+        for first, second in np.moveaxis(sums(rng, min(at_once, texts - done), places), 0, 1):
+            for i, times in enumerate(TIMES):
+                off = times * second - first
+                error = uncertainty.clustered(off, entries, tokens) or 0
+                low, high = uncertainty.interval(float(off.sum()) / tokens, error, freedom)
+                seen[i] += low <= 0 <= high if times == 1 else low > 0
+    return [round(each, 1) for each in (100 * seen / texts).tolist()]
