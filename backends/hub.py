@@ -137,8 +137,10 @@ def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Re
     try:
         found: Any = HfApi().repo_info(
             name, repo_type=kind, revision=revision, timeout=hub_client.patience(),
-            **({"files_metadata": True} if files else {"expand": ["sha"]}),
+            **({"files_metadata": True} if files else {"expand": ["sha", "gated"]}),
         )  # fmt: skip
+        if found.gated:  # anybody may ask what there is, not everybody may have it
+            HfApi().auth_check(name, repo_type=kind)
         sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
         return Repo(kind, name, found.id, found.sha or "", sizes)
     except Exception as error:  # the hub's answers, and whatever the layers below the client raise

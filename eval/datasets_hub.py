@@ -219,7 +219,12 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
                 return call(source.path, **asked)
         except Exception:  # the library words it differently in each of its steps
             raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
-    return call(source.path, **asked)
+    try:
+        return call(source.path, **asked)
+    except FileNotFoundError:
+        if not source.pattern:
+            raise
+        raise InputError(f"no file {source.patterns[0]} on the hub") from None
 
 
 def check_there(source: Source) -> None:

@@ -182,7 +182,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             else:
                 self.reply({}) if not parts else self.fail(404, "", "Not found")
                 return
-            words = ("revision", "tree", "paths-info", "refs", "resolve")
+            words = ("revision", "tree", "paths-info", "refs", "resolve", "auth-check")
             length = next((i for i, part in enumerate(rest) if part in words), len(rest))
             name, tail = "/".join(rest[:length]), [unquote(part) for part in rest[length:]]
             if new := hub.renamed.get((kind, name)):
@@ -192,10 +192,10 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.fail(401, "RepoNotFound", "Invalid username or password.")
             elif (files := repo.files(tail[1] if len(tail) > 1 else "main")) is None:
                 self.fail(404, "RevisionNotFound", f"Invalid rev id: {tail[1]}")
+            elif name in hub.gated and (not api or tail[:1] == ["auth-check"]):
+                self.refuse(name)
             elif api:
                 self.describe(repo, tail, files)
-            elif name in hub.gated and not tail[-1].startswith("README"):
-                self.refuse(name)
             else:
                 self.resolve(repo, tail[1], "/".join(tail[2:]), files)
 
@@ -219,17 +219,15 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             elif what == "paths-info":
                 wanted = parse_qs(self.body.decode()).get("paths", [])
                 self.reply([entry(path, files[path]) for path in wanted if path in files])
-            elif "expand" in query:
-                self.reply({"_id": "0", "id": repo.id, "sha": repo.refs.get(revision, revision)})
             else:
                 keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda each: (  # noqa: E731
                     {"size": each["size"], "blobId": each["oid"]} if "blobs" in query else {}
                 )
                 siblings = [{"rfilename": path, **keep(entry(path, data))} for path, data in files.items()]
                 sha = repo.refs.get(revision, revision)
-                about = {"_id": "0", "id": repo.id, "sha": sha, "private": False, "siblings": siblings, "tags": []}
-                gated = "manual" if repo.id in hub.gated else False
-                self.reply({**about, "gated": gated, "downloads": 0, "likes": 0})
+                about = {"_id": "0", "id": repo.id, "sha": sha, "gated": "manual" if repo.id in hub.gated else False}
+                more = {"private": False, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}
+                self.reply(about if "expand" in query else {**about, **more})
 
         def tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
             """One page of a listing."""
