@@ -60,7 +60,7 @@ def _ask(endpoint: str) -> str:
 
     def ask() -> None:
         try:
-            get_session().head(endpoint, timeout=patience(), follow_redirects=False)
+            get_session().head(endpoint, timeout=2 * patience(), follow_redirects=False)
             answers.append("")
         except Exception as error:  # the client's, the HTTP library's, proxies', TLS
             answers.append(one_line(error))

@@ -6,8 +6,12 @@ One process answers many questions, since importing the clients takes seconds.
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +19,16 @@ from tests.hub import Hub, Request
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOP = """
-import json, sys
-names = {}
+import json, os, sys
+names, answers = {}, os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what is printed is no answer
 for line in sys.stdin:
     try:
         exec(json.loads(line), names)
         answer = {"value": names.pop("value", None)}
     except Exception as error:
         answer = {"kind": type(error).__name__, "error": str(error)}
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer), file=answers, flush=True)
 """
 PREPARED = """
 import pathlib
@@ -43,17 +48,33 @@ class Watch:
 """
 
 
-class Client:
-    """A process with a cache of its own in ``home``; a context manager."""
+def copy(screen: int, file: int) -> None:
+    """What is drawn on a terminal goes into a file, until its program ends."""
+    with suppress(OSError):
+        while data := os.read(screen, 65536):
+            os.write(file, data)
 
-    def __init__(self, hub: Hub, home: Path, **variables: str) -> None:
+
+class Client:
+    """A process with a cache of its own in ``home``; its standard error is in ``said``.  A context manager.
+
+    ``terminal``: that is a terminal for it, where bars are drawn.
+    """
+
+    def __init__(self, hub: Hub, home: Path, *, terminal: bool = False, **variables: str) -> None:
         self.hub = hub
         self.said = home / "stderr.txt"
         home.mkdir(parents=True, exist_ok=True)
+        stderr = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if terminal:
+            screen, there = pty.openpty()
+            threading.Thread(target=copy, args=(screen, stderr), daemon=True).start()
+            stderr = there
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said.open("w"),
-            text=True, cwd=ROOT, env=hub.environment(home, PYTHONPATH=str(ROOT), **variables),
+            [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            cwd=ROOT, env=hub.environment(home, PYTHONPATH=str(ROOT), **variables),
         )  # fmt: skip
+        os.close(stderr)
         self.run(PREPARED)
 
     def __enter__(self) -> Client:
