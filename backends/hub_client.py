@@ -46,7 +46,7 @@ def away() -> str:
 
 def patience() -> float:
     """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
-    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 5)
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
 
 
 def _ask(endpoint: str) -> str:
@@ -163,6 +163,8 @@ def reason(error: BaseException, page: str, revision: str | None) -> str:
             return f"the hub limits how often you may ask; {wait(each)}, or sign in for a higher limit ({SIGN_IN})"
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
             return "no space left for it; HF_HOME names another place for the hub's cache"
+        if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
+            return f"{page} answers {status}: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
     return one_line(error)
 
 

@@ -5,7 +5,8 @@ their sources: ``/api/{models,datasets}/...`` (info, revision, refs, tree in pag
 ``ETag``, ``X-Repo-Commit``, ``X-Linked-ETag`` and ``X-Linked-Size``.  Large files (``LFS``) are redirected to a second
 server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``, so Xet is never used.
 
-Faults: ``gated``, ``renamed``, ``limited`` (429), ``cut`` (the connection breaks in the middle of a file, once).
+Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``stale`` (a
+token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file).
 Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which they read when they are imported:
 start them with ``Hub.environment()``.
 
@@ -63,7 +64,8 @@ class Hub:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.renamed: dict[tuple[str, str], str] = {}
         self.gated: dict[str, int] = {}
-        self.limited = 0
+        self.failing: list[int] = []
+        self.stale = ""
         self.cut: dict[str, int] = {}
         self.requests: list[Request] = []
         self.blobs: dict[str, bytes] = {}
@@ -109,12 +111,6 @@ class Hub:
         """The connection breaks when ``after`` bytes of this large file have been sent, the next time."""
         self.cut[sha256(data)] = after
 
-    def forget(self) -> None:
-        """Start a new record, without faults."""
-        self.requests.clear()
-        self.cut.clear()
-        self.limited = 0
-
 
 def sha256(data: bytes) -> str:
     """The name of a large file in the storage."""
@@ -158,12 +154,14 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with hub.lock:
-                limited, hub.limited = hub.limited > 0, max(hub.limited - 1, 0)
+                status = hub.failing.pop(0) if hub.failing else 0
                 token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
                 asked = self.headers.get("Range") or ""
                 hub.requests.append(Request(where, self.command, self.path, asked, token))
-            if limited:
-                self.fail(429, "", "Too many requests", {"Retry-After": "300"})
+            if status:
+                self.reply({"error": "no"}, status, {"Retry-After": "300"} if status == 429 else {})
+            elif token and token == hub.stale:
+                self.fail(401, "", "Invalid credentials in Authorization header")
             elif where == "storage":
                 self.send_file(hub.blobs[self.path.removeprefix("/lfs/")], {}, self.path)
             else:

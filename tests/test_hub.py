@@ -28,6 +28,7 @@ MODEL: dict[str, bytes | str] = {
     "consolidated.00.pth": b"pickled",
     "README.md": "# A model",
 }
+FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
 FETCH = """
 watch = Watch()
 folder = hub.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
@@ -123,7 +124,7 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert fetch(client, "org/sharded") == [
         folder, 6_000_000, 6_000_000, ["org/sharded: 6.0 MB to download"],
     ]  # fmt: skip
-    assert [each.path.rpartition("/")[2] for each in server.asked("/resolve/", "HEAD")] == SHARDS
+    assert sorted(each.path.rpartition("/")[2] for each in server.asked("/resolve/", "HEAD")) == SHARDS
     assert len(server.asked("/lfs/")) == 2
     assert [(Path(folder) / name).read_bytes() for name in SHARDS] == WEIGHTS
     assert sorted(file.name for file in Path(folder).iterdir()) == sorted([*SMALL, *SHARDS])
@@ -185,14 +186,29 @@ def test_renamed(server: Hub, client: Client) -> None:
     assert said == ["org/old: is org/new on the hub now", "org/old: 6.0 MB to download"]
 
 
-def test_asked_too_often(server: Hub, client: Client) -> None:
-    """The client would wait for 300 s, five times over, without a word."""
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (429, "not in the local cache, and the hub limits how often you may ask; try again in 300 s, or sign in for a "
+              "higher limit (`hf auth login` or HF_TOKEN)"),
+        (503, f"not in the local cache, and {FAULT.replace('404', '503')}"),
+        (404, FAULT),
+    ],
+)  # fmt: skip
+def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client) -> None:
+    """At 429 the client would wait for 300 s, five times over, without a word."""
     server.add("models", "org/busy", MODEL)
-    server.limited = 1
-    assert refused(client, "org/busy") == (
-        "org/busy: not in the local cache, and the hub limits how often you may ask; try again in 300 s, "
-        "or sign in for a higher limit (`hf auth login` or HF_TOKEN)"
-    )
+    server.failing = [status]
+    assert refused(client, "org/busy") == f"org/busy: {reason.format(server.url + '/org/busy')}"
+
+
+def test_a_token_that_is_no_longer_known(server: Hub, client: Client) -> None:
+    server.add("models", "org/busy", MODEL)
+    server.stale = "hf_old"
+    client.run("import os; os.environ['HF_TOKEN'] = 'hf_old'")
+    text = refused(client, "org/busy")
+    client.run("del os.environ['HF_TOKEN']")
+    assert text == "org/busy: the hub does not know your token; sign in again (`hf auth login` or HF_TOKEN)"
 
 
 @pytest.mark.parametrize(
