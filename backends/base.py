@@ -223,6 +223,14 @@ class Backend(ABC):
         return request
 
     @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        """What ``fetch`` of a remote model would mean, e.g. ``16.1 GB to download``; it downloads nothing.
+
+        InputError with the reason in one line if the model cannot be had.
+        """
+        return ""
+
+    @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
         """What a fetched model's files say; InputError if they are missing.  Cheap: it is called before every run."""
         return ModelFacts()

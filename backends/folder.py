@@ -22,6 +22,10 @@ class FolderModel(Backend):
         return replace(request, model_dir=str(folder), revision=None)
 
     @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        return hub.probe(request.model_dir, request.revision)
+
+    @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
         folder = hub.resolve(request.model_dir, request.revision)
         config = checkpoint.config_of(folder)

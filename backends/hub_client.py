@@ -68,7 +68,8 @@ def _ask(endpoint: str) -> str:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(patience())
-    return answers[0] if answers else f"no answer within {patience():.0f} s"
+    late = f"no answer within {patience():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
+    return answers[0] if answers else late
 
 
 @contextmanager

@@ -78,6 +78,13 @@ class LlamacppOptions(BaseModel):
     type_v: CacheType = "f16"
 
 
+def hub_files(model_dir: str) -> tuple[str, list[str]]:
+    """The repository and the files, in order, of the model that ``owner/repo/file.gguf`` is a shard of."""
+    owner, name, path = model_dir.split("/", 2)
+    folder, slash, file = path.rpartition("/")
+    return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in gguf_file.shard_names(file)]
+
+
 class LlamacppBackend(LogitsBackend):
     """See the module's docstring."""
 
@@ -117,13 +124,15 @@ class LlamacppBackend(LogitsBackend):
 
     @classmethod
     def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
-        match = HUB_FILE.fullmatch(request.model_dir)
-        if match is None or not cls.is_remote(request):
+        if not cls.is_remote(request):
             return request
-        folder, slash, name = match[2].rpartition("/")
-        files = [f"{folder}{slash}{shard}" for shard in gguf_file.shard_names(name)]
-        snapshot = hub.fetch("model", match[1], request.revision, files, watch)
-        return replace(request, model_dir=str(snapshot / files[0]))
+        repo, files = hub_files(request.model_dir)
+        return replace(request, model_dir=str(hub.fetch("model", repo, request.revision, files, watch) / files[0]))
+
+    @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        repo, files = hub_files(request.model_dir)
+        return hub.probe(repo, request.revision, files)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:

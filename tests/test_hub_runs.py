@@ -116,6 +116,8 @@ def test_gguf_files(server: Hub, tmp_path: Path) -> None:
         assert client.refusal(GGUF.format(name="org/repo-GGUF/Q4/n.gguf")) == (
             "org/repo-GGUF: no file Q4/n.gguf on the hub (did you mean 'Q4/m.gguf'?)"
         )
+        split = "LoadRequest('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
+        assert client.run(f"value = LlamacppBackend.would_fetch({split})") == "in the local cache"
         assert client.refusal(GGUF.format(name="org/none/m.gguf")) == f"org/none: {WHY}"
         client.run("from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True")
         assert client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00001-of-00002.gguf"))[0] == place
