@@ -10,6 +10,7 @@ import fnmatch
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,15 +112,13 @@ def fetch(kind: str, name: str, revision: str | None, patterns: Sequence[str], w
         check_room(name, missing)
     from huggingface_hub import snapshot_download
 
+    shown = watch is not SILENT  # else the client's own bars are all that there is
     try:
-        with hub_client.heard(watch, name):
+        with hub_client.heard(watch, name) if shown else nullcontext():
             folder = snapshot_download(
-                name,
-                repo_type=kind,
-                revision=revision,
-                allow_patterns=list(patterns),
-                tqdm_class=hub_client.meter(watch),
-            )
+                name, repo_type=kind, revision=revision, allow_patterns=list(patterns),
+                tqdm_class=hub_client.meter(watch) if shown else None,
+            )  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
         raise InputError(f"{name}: {hub_client.reason(error, page(kind, name), revision)}") from None
     return Path(folder)

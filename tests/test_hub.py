@@ -274,3 +274,11 @@ def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> 
             except TimeoutError:
                 break
     assert connections == 1
+
+
+def test_a_name_that_is_never_looked_up(server: Hub, tmp_path: Path) -> None:
+    """A resolver that does not answer is bounded by no time limit of the HTTP client."""
+    variables = {"HF_ENDPOINT": "http://hub.invalid", "HF_HUB_ETAG_TIMEOUT": "1"}
+    with Client(server, tmp_path / "home", **variables) as away:
+        away.run("import socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(600)")
+        assert "http://hub.invalid cannot be reached (no answer within 1 s" in refused(away, "org/model")
