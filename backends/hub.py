@@ -127,7 +127,7 @@ def fetch(kind: str, name: str, revision: str | None, patterns: Sequence[str], w
 def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Repo:
     """What the hub has under a name; InputError with the reason in one line, HubAwayError if it cannot be asked now.
 
-    ``files`` off: without its files and their sizes, of which a data set can have 70,000.
+    ``files`` off: without its files and their sizes, which make a long answer for a large data set.
     """
     if why := hub_client.away():
         raise HubAwayError(f"{name}: {why}")

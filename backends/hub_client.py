@@ -1,7 +1,7 @@
 """The Hugging Face hub's client, kept short and quiet: is the hub there, what went wrong, how far a download is.
 
 Left alone the client retries: without a network a data set's answer came after 24 s where connections are refused, and
-after more than 60 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
+not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, h
 
 
 def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> None:
-    """A socket that takes connections and says nothing: the client alone would try six times with 60 s each."""
+    """A socket that takes connections and says nothing, where the client alone had no answer after 130 s."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(0.01)
         place = f"http://127.0.0.1:{silent.getsockname()[1]}"
