@@ -7,7 +7,7 @@ driver never does that.
 
 As a script: perplexity of one model, every position of every window, without a limit on the number of windows:
 
-    python compare_q_vllm.py --model DIR --dataset wikitext --dataset-config wikitext-2-raw-v1 --context-length 2048
+    python compare_q_vllm.py --model DIR --dataset wiki2 --context-length 2048
 """
 
 from __future__ import annotations

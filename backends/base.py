@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.watch import SILENT, Watch
+
 if TYPE_CHECKING:
     import torch
 
@@ -220,9 +222,20 @@ class Backend(ABC):
         return False
 
     @classmethod
-    def fetch(cls, request: LoadRequest) -> LoadRequest:
-        """The request with a model on this machine, downloaded if need be; InputError with the reason."""
+    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
+        """The request with a model on this machine, downloaded if need be; InputError with the reason.
+
+        ``watch`` is told how large the download is and how far.
+        """
         return request
+
+    @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        """What ``fetch`` of a remote model would mean, e.g. ``16.1 GB to download``; it downloads nothing.
+
+        InputError with the reason in one line if the model cannot be had.
+        """
+        return ""
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from backends import checkpoint, hub
 from backends.base import Backend, InputError, LoadRequest, ModelFacts
+from backends.watch import SILENT, Watch
 
 
 class FolderModel(Backend):
@@ -16,8 +17,13 @@ class FolderModel(Backend):
         return hub.is_hub_id(request.model_dir)
 
     @classmethod
-    def fetch(cls, request: LoadRequest) -> LoadRequest:
-        return replace(request, model_dir=str(hub.resolve(request.model_dir, request.revision)), revision=None)
+    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
+        folder = hub.resolve(request.model_dir, request.revision, watch=watch)
+        return replace(request, model_dir=str(folder), revision=None)
+
+    @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        return hub.probe(request.model_dir, request.revision)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends import ggml, gguf_file
+from backends import ggml, gguf_file, hub
 from backends.base import (
     Capabilities,
     InputError,
@@ -44,9 +44,9 @@ from backends.base import (
 )
 from backends.capture import captured
 from backends.layers import Layer, group
-from backends.messages import one_line
 from backends.options import parse_options
 from backends.schemes import UNKNOWN
+from backends.watch import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +76,13 @@ class LlamacppOptions(BaseModel):
     flash_attn: bool | None = None
     type_k: CacheType = "f16"
     type_v: CacheType = "f16"
+
+
+def hub_files(model_dir: str) -> tuple[str, list[str]]:
+    """The repository and the files, in order, of the model that ``owner/repo/file.gguf`` is a shard of."""
+    owner, name, path = model_dir.split("/", 2)
+    folder, slash, file = path.rpartition("/")
+    return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in gguf_file.shard_names(file)]
 
 
 class LlamacppBackend(LogitsBackend):
@@ -117,21 +124,16 @@ class LlamacppBackend(LogitsBackend):
         return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
 
     @classmethod
-    def fetch(cls, request: LoadRequest) -> LoadRequest:
-        from huggingface_hub import hf_hub_download
-
-        match = HUB_FILE.fullmatch(request.model_dir)
-        if match is None or not cls.is_remote(request):
+    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
+        if not cls.is_remote(request):
             return request
-        folder, slash, name = match[2].rpartition("/")
-        try:
-            files = [
-                hf_hub_download(match[1], f"{folder}{slash}{shard}", revision=request.revision)
-                for shard in gguf_file.shard_names(name)
-            ]
-        except Exception as error:  # refusals, missing files, timeouts, full disks: each layer below raises its own
-            raise InputError(f"model_dir: {request.model_dir}: the hub refused it: {one_line(error)}") from None
-        return replace(request, model_dir=files[0])
+        repo, files = hub_files(request.model_dir)
+        return replace(request, model_dir=str(hub.fetch("model", repo, request.revision, files, watch) / files[0]))
+
+    @classmethod
+    def would_fetch(cls, request: LoadRequest) -> str:
+        repo, files = hub_files(request.model_dir)
+        return hub.probe(repo, request.revision, files)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:

@@ -16,3 +16,12 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """An exception's text with all white space folded, cut at ``limit`` characters; its type where it has no text."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def bytes_in_words(size: float) -> str:
+    """A number of bytes, e.g. ``16.1 GB``."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.95:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

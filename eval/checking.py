@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from backends import hub
 from backends.base import InputError
@@ -19,22 +19,24 @@ def check(
 ) -> tuple[list[str], list[str]]:
     """(what would run, what is wrong), a line each.
 
-    A local text is tokenized, and so is one that the cache holds, to count its windows; one on the hub is only asked
-    whether it is there.
+    A local text is tokenized, and so is one that the cache holds, to count its windows; the hub is only asked what it
+    has.
     """
     lines, problems = [], []
     longest, data = data_spec.longest, None
     try:
-        data = local_data(data_spec, max_rows, store, progress)
-        lines.append(describe_data(data_spec, data))
-        longest = data.length if data else longest
+        missing = downloads(data_spec, store)
+        if not missing:
+            data = windows.build(data_spec, max_rows, store, progress)
+            longest = data.length
+        lines += [describe_data(data_spec, data), *missing]
     except InputError as error:
         problems.append(f"data: {error}")
-    planned, missing = jobs.plan(model_specs, longest)
-    problems += missing
+    planned, wrong = jobs.plan(model_specs, longest)
+    problems += wrong
     for job in planned:
-        lines += describe(job)
         try:
+            lines += describe(job)
             if data is not None:
                 jobs.check_vocabulary(job, data)
         except InputError as error:
@@ -42,19 +44,20 @@ def check(
     return lines, problems
 
 
-def local_data(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress) -> EvalData | None:
-    """The windows, where text and tokenizer are on this machine; None where they are still to be downloaded."""
+def downloads(spec: DataSpec, store: Store) -> list[str]:
+    """What of text and tokenizer is still to be downloaded, a line each; InputError for what is nowhere."""
     corpus.identity(spec)  # names a missing file
-    tokenizer = spec.locate(spec.tokenizer_dir)
+    name, found = spec.locate(spec.tokenizer_dir), []
     try:
-        hub.resolve(tokenizer, spec.tokenizer_revision, tokenizer_only=True, download=False)
+        hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
     except InputError:
-        if not hub.is_hub_id(tokenizer):
+        if not hub.is_hub_id(name):
             raise
-        return None
-    if not corpus.is_here(spec) and not windows.are_stored(spec, store):
-        return None
-    return windows.build(spec, max_rows, store, progress)
+        size = hub.probe(name, spec.tokenizer_revision, hub.TOKENIZER_FILES)
+        found.append(f"data: the tokenizer of {name}, {size}")
+    if not corpus.is_here(spec) and (found or not windows.are_stored(spec, store)):
+        found.append(f"data: {corpus.probe(spec)}")
+    return found
 
 
 def describe_data(spec: DataSpec, data: EvalData | None) -> str:
@@ -67,13 +70,8 @@ def describe_data(spec: DataSpec, data: EvalData | None) -> str:
     return f"{cut}: {len(data.windows):,} windows, {scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
 
 
-def describe(job: Job) -> Iterator[str]:
-    """A model in one line, and whether its files would be downloaded."""
+def describe(job: Job) -> list[str]:
+    """A model in one line, and what of its files would be downloaded."""
     version = " ".join(job.backend.capabilities.installed() or ())
-    yield f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
-    if not job.is_remote:
-        return
-    try:
-        hub.resolve(job.request.model_dir, job.request.revision, download=False)
-    except InputError:
-        yield f"{job.request.label}: would be downloaded from the hub"
+    line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
+    return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]

@@ -1,4 +1,4 @@
-"""Data sets -> text.  Upstream's twelve names, any other hub or local data set, and local text files.
+"""Data sets -> text: those of the hub (``eval/datasets_hub.py``), and local text files.
 
 Rows of a data set: the non-blank ones, joined by a blank line; for GPTQ's windows the blank ones too; for lm-eval's
 each row is a document.  A local text file is taken whole, every line end read as a newline, but for llama.cpp's windows
@@ -9,63 +9,19 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import itertools
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from backends.base import InputError
-from backends.messages import nearest, one_line
+from backends.messages import one_line
+from eval import datasets_hub
+from eval.datasets_hub import CONVERSATIONS, SOURCES, check_column, hub_rows, map_names, row_limit, source_of
 from eval.progress import Progress
 from eval.specs import DataSpec
 
 TABLES = (".jsonl", ".parquet")
-CHAT_COLUMNS = {"messages", "conversations", "conversation"}
-CONVERSATIONS = (
-    "; conversations are not read: write each as text to a column of its own, with the tokenizer's "
-    "apply_chat_template(..., tokenize=False), and name that column in text_column"
-)
-FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a data set lies: arguments of ``datasets.load_dataset``, and how it is called in titles."""
-
-    path: str
-    name: str | None = None
-    split: str = "test"
-    column: str = "text"
-    display: str = ""
-    data_files: Any = None
-
-
-WIKITEXT2 = Source("wikitext", "wikitext-2-raw-v1", display="wikitext2")
-WIKITEXT103 = Source("wikitext", "wikitext-103-raw-v1", display="wiki103")
-SOURCES = {
-    "wiki2": WIKITEXT2,
-    "wikitext2": WIKITEXT2,
-    "wiki103": WIKITEXT103,
-    "wikitext103": WIKITEXT103,
-    # Upstream's ptb_text_only is a loading script, which datasets 4 and later refuse: the hub's parquet copy of it.
-    "ptb": Source(
-        "parquet", column="sentence", display="PTB",
-        data_files={"test": "hf://datasets/ptb-text-only/ptb_text_only@refs/convert/parquet/penn_treebank/test/*.parquet"},
-    ),
-    "lambada": Source("EleutherAI/lambada_openai", display="lambada"),
-    "tinystories": Source("roneneldan/TinyStories", split="validation", display="TinyStories"),
-    "c4": Source("allenai/c4", "en", split="validation", display="c4"),
-    "openwebtext10k": Source(
-        "parquet", split="train", display="openwebtext",
-        data_files="hf://datasets/stas/openwebtext-10k@refs/convert/parquet/plain_text/train/*.parquet",
-    ),
-    "openwebtext": Source("Skylion007/openwebtext", split="train[:1000]", display="openwebtext"),
-    "fineweb": Source("HuggingFaceFW/fineweb", "sample-10BT", split="train[:1000]", display="fineweb"),
-    "fineweb-edu": Source("HuggingFaceFW/fineweb-edu", "sample-10BT", split="train[:1000]", display="fineweb-edu"),
-}  # fmt: skip
 
 
 def display_name(spec: DataSpec) -> str:
@@ -73,28 +29,6 @@ def display_name(spec: DataSpec) -> str:
     source = SOURCES.get(spec.dataset.lower())
     fallback = Path(spec.path).stem if spec.path else spec.dataset
     return spec.dataset_display_name or (source.display if source else fallback)
-
-
-def source_of(spec: DataSpec) -> Source:
-    """The known source, with every key that the spec sets in its place."""
-    known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
-    return Source(
-        path=spec.locate(spec.dataset_path or known.path),
-        name=spec.dataset_name or known.name,
-        split=spec.dataset_split or spec.split or known.split,
-        column=spec.text_column or known.column,
-        display=known.display,
-        data_files=map_names(spec.dataset_data_files, spec.locate) or known.data_files,
-    )
-
-
-def map_names(names: Any, change: Callable[[str], str]) -> Any:
-    """``change`` applied to each file name in a string, list or mapping, as load_dataset takes them."""
-    if isinstance(names, str):
-        return change(names)
-    if isinstance(names, list):
-        return [map_names(name, change) for name in names]
-    return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
@@ -114,7 +48,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     if Path(source.path).is_dir():
         local += sorted(Path(source.path).rglob("*"))
     files = [file_digest(file) for file in local if file.is_file()]
-    return {**vars(source), "files": files, "rows": row_limit(spec), "revision": spec.revision}
+    return {**vars(source), "files": files, "rows": row_limit(spec)}
 
 
 def is_here(spec: DataSpec) -> bool:
@@ -146,9 +80,9 @@ def text_file(spec: DataSpec) -> Path:
     return file
 
 
-def row_limit(spec: DataSpec) -> int:
-    """How many rows of the data set are wanted; 0: all.  ``max_text_rows`` comes first if it is there at all."""
-    return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
+def probe(spec: DataSpec) -> str:
+    """What text a run would read, in a few words; InputError in one line if it is not there.  Downloads no data."""
+    return text_file(spec).name if spec.dataset == "text" else datasets_hub.probe(spec)
 
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
@@ -247,44 +181,3 @@ def jsonl_row(line: str, column: str, where: str) -> Any:
         raise InputError(f"{where}: must be a JSON object")
     check_column(column, row, where)
     return row[column]
-
-
-def hub_rows(spec: DataSpec) -> Iterator[Any]:
-    """The text column of a data set, row by row; InputError with the library's reason if it cannot be had."""
-    source = source_of(spec)
-    try:
-        yield from open_rows(source, spec.revision, row_limit(spec))
-    except InputError:
-        raise
-    except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
-        hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
-        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {one_line(error)}{hint}") from None
-
-
-def open_rows(source: Source, revision: str | None, limit: int) -> Iterator[Any]:
-    """The text column of a source, streamed where only its first rows are wanted.
-
-    A stream cannot be sliced: ``train[:1000]`` is streamed and cut here, any other slice is loaded.
-    """
-    import datasets
-
-    datasets.disable_progress_bars()
-    first = FIRST_ROWS.fullmatch(source.split)
-    stream = first is not None or (limit > 0 and "[" not in source.split)
-    rows = datasets.load_dataset(
-        source.path, source.name, split=first["split"] if first else source.split, data_files=source.data_files,
-        revision=revision, streaming=stream,
-    )  # fmt: skip
-    if rows.column_names:
-        check_column(source.column, rows.column_names, f"dataset {source.path!r}")
-    for row in itertools.islice(rows, int(first["rows"])) if first else rows:
-        check_column(source.column, row, f"dataset {source.path!r}")
-        yield row[source.column]
-
-
-def check_column(column: str, names: Iterable[str], where: str) -> None:
-    """InputError unless ``column`` is one of ``names``."""
-    known = list(names)
-    if column not in known:
-        hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""
-        raise InputError(f"{where}: no text column {column!r}; there are: {', '.join(known)}{hint}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,6 +17,8 @@ from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.progress import Progress as RichProgress
 from rich.progress_bar import ProgressBar
 from rich.text import Text
+
+from backends.messages import bytes_in_words
 
 
 class EtaColumn(ProgressColumn):
@@ -50,6 +52,9 @@ class Counter(ProgressColumn):
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f"/{task.total:.0f}"
         unit = task.fields["unit"]
+        if unit == "bytes":
+            total = "" if task.total is None else f"/{bytes_in_words(task.total)}"
+            return Text(f"{bytes_in_words(task.completed)}{total}")
         return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
 
 
@@ -58,6 +63,7 @@ class Phase:
     """One running phase; ``seconds`` is set when it ends."""
 
     unit: str
+    tell: Callable[[str], None] = print
     rich: RichProgress | None = None
     task: TaskID | None = None
     done: int = 0
@@ -69,6 +75,15 @@ class Phase:
         self.done += amount
         if self.rich is not None and self.task is not None:
             self.rich.advance(self.task, amount)
+
+    def expect(self, total: int) -> None:
+        """``total`` units will come, which was not known at the start."""
+        if self.rich is not None and self.task is not None:
+            self.rich.update(self.task, total=total)
+
+    def say(self, text: str) -> None:
+        """One line of plain text, above the bar."""
+        self.tell(text)
 
 
 class Progress:
@@ -86,7 +101,7 @@ class Progress:
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
         """Show one phase: ``total`` in units, or ``expected``, its likely seconds, where only that is known."""
-        phase = Phase(unit)
+        phase = Phase(unit, self.say)
         if not self.console.is_terminal:
             yield phase
         else:
@@ -104,4 +119,7 @@ class Progress:
                 yield phase
         phase.seconds = time.perf_counter() - phase.started
         amount = f"{phase.done} {unit} in " if unit else ""
-        self.say(f"{title}: {amount}{phase.seconds:.1f} s")
+        if unit == "bytes":
+            amount = f"{bytes_in_words(phase.done)} in "
+        if phase.done or unit != "bytes":  # nothing was left to fetch
+            self.say(f"{title}: {amount}{phase.seconds:.1f} s")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from backends import hub
 from backends.base import InputError, Window
-from eval import corpus, methods, tokens
+from eval import corpus, datasets_hub, methods, tokens
 from eval.progress import Progress
 from eval.specs import DataSpec
 from eval.store import Store
@@ -130,13 +130,14 @@ def scored_size(text: Tokens, found: Sequence[methods.Cut]) -> tuple[TextSize | 
 
 def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:
     """The windows of a data spec; the tokens come from the store if nothing they depend on has changed."""
-    folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True)
+    folder = tokenizer_folder(spec, progress)
     key = store.key("tokens", tokens.identity(spec, folder))
     store.use("tokens", key)
     if clear:
         store.clear("tokens", key)
     found = tokens.load(store, key)
     if found is None:
+        datasets_hub.fetch(spec, progress)
         found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
         tokens.save(store, key, found)
     return cut(found, spec, max_rows, folder)
@@ -146,6 +147,15 @@ def are_stored(spec: DataSpec, store: Store) -> bool:
     """Whether the tokenized text is in the store; the tokenizer must be on this machine."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
     return store.path("tokens", store.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
+
+
+def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
+    """The tokenizer's folder, fetched from the hub if need be."""
+    name = spec.locate(spec.tokenizer_dir)
+    if not hub.is_hub_id(name):
+        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
+    with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
+        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
 
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -258,33 +257,16 @@ def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pyt
     assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppBackend.check, wanted)
 
 
-def test_hub_model_with_all_its_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def download(repo: str, name: str, revision: str | None = None) -> str:
-        asked.append((repo, name))
-        return str(tmp_path / name)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = request("owner/repo-GGUF/Q8/m-00002-of-00002.gguf")
     LlamacppBackend.check(wanted)
     assert LlamacppBackend.is_remote(wanted)
-    assert LlamacppBackend.fetch(wanted).model_dir == str(tmp_path / "Q8" / "m-00001-of-00002.gguf")
-    assert asked == [("owner/repo-GGUF", "Q8/m-00001-of-00002.gguf"), ("owner/repo-GGUF", "Q8/m-00002-of-00002.gguf")]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "repo").mkdir(parents=True)
     (tmp_path / "owner" / "repo" / "m.gguf").touch()
     local = request("owner/repo/m.gguf")
     assert not LlamacppBackend.is_remote(local)
     assert LlamacppBackend.fetch(local) is local
-
-
-def test_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*_: Any, **__: Any) -> str:
-        raise OSError("no\nroute")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert "the hub refused it: no route" in refusal(LlamacppBackend.fetch, request("owner/repo/m.gguf"))
 
 
 @pytest.fixture(scope="module")

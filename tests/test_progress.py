@@ -35,6 +35,24 @@ def test_a_failed_phase_says_nothing_of_success(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == ""
 
 
+def test_bytes_are_shown_in_their_unit(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    progress = Progress()
+    with progress.phase("fetching x", unit="bytes") as phase:
+        phase.advance(999)
+        phase.advance(1)
+    with progress.phase("fetching y", unit="bytes"):
+        pass  # nothing was left to fetch
+    assert capfd.readouterr().err == f"fetching x: 1.0 kB in {phase.seconds:.1f} s\n"
+    progress.console = Console(file=screen, force_terminal=True, width=100)
+    with progress.phase("fetching z", unit="bytes") as phase:
+        phase.expect(16_060_000_000)
+        phase.say("org/z: 16.1 GB to download")
+        phase.advance(4_000_000)
+    assert "4.0 MB/16.1 GB" in screen.getvalue()
+    assert "org/z: 16.1 GB to download" in screen.getvalue()
+
+
 def test_bar_on_a_terminal() -> None:
     screen = io.StringIO()
     progress = Progress()
