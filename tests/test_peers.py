@@ -26,7 +26,7 @@ from demo.recipes import BASE, ROOT, gguf, make_models
 from demo.smollm2 import find_gguf, save_tokenizer
 from eval import tokens
 from eval.progress import Progress
-from eval.specs import parse_data_spec
+from eval.spec_files import parse_data_spec
 
 pytestmark = pytest.mark.engine
 needs_llama_cpp = pytest.mark.skipif(
