@@ -1,3 +1,3 @@
 """The driver: specs, windows, scores, statistics, and every way to show them."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
