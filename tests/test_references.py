@@ -429,7 +429,7 @@ def test_a_head_that_cannot_be_recomputed(
     monkeypatch.setattr(TransformersBackend, "head", head)
     ran = measured(pair)
     assert ran.status == 0, ran.out
-    assert f"ref: bfloat16 logits are kept, not states: {reason}" in ran.err
+    assert f"ref: float32 logits are kept, not states: {reason}" in ran.err
     assert "of logits, in " in ran.err
     reference = ran.results["reference"]
     assert reference["kind"] == "logits"
