@@ -99,8 +99,8 @@ def installed_backends() -> set[str]:
 def has_tile_code(system_info: str) -> bool:
     """Whether a build multiplies in AMX tiles, by its ``llama_print_system_info``.
 
-    GCC's ``_tile_loadconfig`` declares 8 of the 64 bytes that it reads (bug 114098, in 11.4, 12.2 and 13.2 among
-    others): the stores of ggml's tile configuration are dropped, and its products of Q4_0 and Q4_1 crash.
+    ``_tile_loadconfig`` of GCC 12.2, and up to 13.2, declares 8 of the 64 bytes that it reads: the stores of ggml's
+    tile configuration are dropped, and its products of Q4_0 and Q4_1 crash (12.2, on a Xeon with AMX: SIGILL).
     """
     return re.search(r"\bAMX_\w+ = 1", system_info) is not None
 

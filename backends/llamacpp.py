@@ -7,9 +7,9 @@ cache in f16), but for these:
 - the context is as long as the longest window, the logical batch as long as the physical one (512 tokens): it decides
   how many rows of logits llama.cpp holds at once, and no score;
 - as many threads as torch takes, where llama.cpp takes 4;
-- no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which the GCCs of many
-  distributions miscompile (12.2 of Debian 12 among them): Q4_0 and Q4_1 then crash the process.  ``make`` builds
-  without that code; ``"use_extra_bufts": true`` runs it.
+- no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which GCC 12.2 of
+  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds without that code;
+  ``"use_extra_bufts": true`` runs it.
 
 Logits that are -inf.  A model may exclude tokens for good (Chameleon's images: -3.4e38; draft vocabularies: -inf).
 Such a token has the probability 0 for the model and a KL divergence of +inf wherever a reference gives it any, which
@@ -58,7 +58,7 @@ FLOOR = -65504.0
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 BATCH = 512
 NO_TILES = (
-    "this llama.cpp was built with AMX tile code, which many GCCs miscompile: its weights were not repacked, which is "
+    "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")

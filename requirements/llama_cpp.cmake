@@ -5,7 +5,7 @@
 set(LLAMA_BUILD_COMMON OFF)
 
 # ggml's default is -march=native. On a CPU with AMX that is tile code, which gcc 12.2 miscompiles (its _tile_loadconfig
-# declares 8 of the 64 bytes that it reads, GCC bug 114098): Q4_0 and Q4_1 crash. And what was built on one machine
+# declares 8 of the 64 bytes that it reads, until GCC 13.2): Q4_0 and Q4_1 crash. And what was built on one machine
 # dies on an older one. So the CPU's library is built twice, for x86-64-v3 (AVX2; Haswell and Zen, and all since) and
 # with AVX-512 in glibc-hwcaps/x86-64-v4, where glibc 2.33 and newer look first on a CPU that has it. Two cores of an
 # AMD EPYC with AVX-512, prefill over that of -march=native: AVX2 alone 0.53 for Q4_0, 0.84 for Q8_0, 0.70 for F16; both
