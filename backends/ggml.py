@@ -78,7 +78,9 @@ def libraries() -> dict[str, str]:
     if package is None or package.origin is None:
         return {}
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
-    found = {file.name: file.stat() for file in sorted(folder.glob("*")) if file.is_file()}
+    # In glibc-hwcaps/x86-64-v4 lies the CPU's library for CPUs with AVX-512, if `make` built it.
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    found = {str(file.relative_to(folder)): file.stat() for file in files}
     return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
 
 
@@ -92,6 +94,15 @@ def build() -> str:
 def installed_backends() -> set[str]:
     """ggml's backends that are installed: cpu, cuda, blas, ..."""
     return {match[1] for name in libraries() if (match := LIBRARY.match(name))} - {"base"}
+
+
+def has_tile_code(system_info: str) -> bool:
+    """Whether a build multiplies in AMX tiles, by its ``llama_print_system_info``.
+
+    ``_tile_loadconfig`` of GCC 12.2, and up to 13.2, declares 8 of the 64 bytes that it reads: the stores of ggml's
+    tile configuration are dropped, and its products of Q4_0 and Q4_1 crash (12.2, on a Xeon with AMX: SIGILL).
+    """
+    return re.search(r"\bAMX_\w+ = 1", system_info) is not None
 
 
 def environment() -> dict[str, str]:

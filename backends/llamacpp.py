@@ -6,14 +6,17 @@ cache in f16), but for these:
 - all layers on the GPU where the build has one;
 - the context is as long as the longest window, the logical batch as long as the physical one (512 tokens): it decides
   how many rows of logits llama.cpp holds at once, and no score;
-- as many threads as torch takes, where llama.cpp takes 4.
+- as many threads as torch takes, where llama.cpp takes 4;
+- no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which GCC 12.2 of
+  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds without that code;
+  ``"use_extra_bufts": true`` runs it.
 
 Logits that are -inf.  A model may exclude tokens for good (Chameleon's images: -3.4e38; draft vocabularies: -inf).
 Such a token has the probability 0 for the model and a KL divergence of +inf wherever a reference gives it any, which
-would leave a model without a single finite position.  Logits below ``FLOOR``, the least that a float16 store holds, are
-therefore set to it: the probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the
-divergence becomes p_ref * (65504 + ...).  A *target* below it is set to -inf, so that its position is left out and
-counted, as is a position without any logit above it.  How many were set is in the results.  NaN stays NaN.
+would leave a model without a single finite position.  Logits below ``FLOOR``, the lowest float16, are therefore set to
+it: the probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the divergence
+becomes p_ref * (65504 + ...).  A *target* below it is set to -inf, so that its position is left out and counted, as is
+a position without any logit above it.  How many were set is in the results.  NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -54,6 +57,10 @@ if TYPE_CHECKING:
 FLOOR = -65504.0
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 BATCH = 512
+NO_TILES = (
+    "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
+    "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
+)
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
 
@@ -74,6 +81,7 @@ class LlamacppOptions(BaseModel):
     n_ubatch: Positive = BATCH
     n_threads: Positive | None = None
     flash_attn: bool | None = None
+    use_extra_bufts: bool | None = None
     type_k: CacheType = "f16"
     type_v: CacheType = "f16"
 
@@ -92,7 +100,8 @@ class LlamacppBackend(LogitsBackend):
         load_fns=("llamacpp",),
         fwd_fn="llamacpp",
         packages=("llama-cpp-python",),
-        install="pip install llama-cpp-python gguf (NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on before it)",
+        install="pip install llama-cpp-python gguf (before it, on an NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on, on a CPU "
+        "with AMX: CMAKE_ARGS=-DGGML_NATIVE=OFF)",
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
         files=(".gguf",),
         torch=False,
@@ -106,6 +115,7 @@ class LlamacppBackend(LogitsBackend):
         self.context: Any = None
         self.batch: Any = None
         self.threads = 0
+        self.repacks = True
         self.said = ggml.Log()
         self.floored = self.excluded = 0
 
@@ -175,18 +185,27 @@ class LlamacppBackend(LogitsBackend):
         parameters.split_mode = getattr(self.library, f"LLAMA_SPLIT_MODE_{self.options.split_mode.upper()}")
         if split := self.options.tensor_split:
             parameters.tensor_split = (ctypes.c_float * max(self.library.llama_max_devices(), 16))(*split)
+        chosen = self.options.use_extra_bufts
+        self.repacks = not ggml.has_tile_code(self._system_info()) if chosen is None else chosen
+        parameters.use_extra_bufts = self.repacks
         return parameters
+
+    def _system_info(self) -> str:
+        """What the loaded build can do: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
+        return str(self.library.llama_print_system_info().decode().strip(" |"))
 
     def _context_parameters(self) -> Any:
         import torch
+        from gguf import GGMLQuantizationType as Types  # llama-cpp-python 0.3.36 has no name for bf16
 
         self.threads = self.options.n_threads or torch.get_num_threads()
         parameters = self.library.llama_context_default_params()
         parameters.n_ctx = self.request.max_tokens
         parameters.n_batch, parameters.n_ubatch = self.options.n_batch, self.options.n_ubatch
         parameters.n_threads = parameters.n_threads_batch = self.threads
-        parameters.type_k = getattr(self.library, f"GGML_TYPE_{self.options.type_k.upper()}")
-        parameters.type_v = getattr(self.library, f"GGML_TYPE_{self.options.type_v.upper()}")
+        parameters.type_k, parameters.type_v = (
+            Types[name.upper()].value for name in (self.options.type_k, self.options.type_v)
+        )
         if self.options.flash_attn is not None:
             parameters.flash_attn_type = int(self.options.flash_attn)
         return parameters
@@ -239,14 +258,10 @@ class LlamacppBackend(LogitsBackend):
 
     def provenance(self) -> dict[str, Any]:
         flash, library = FLASH.search(self.said.text), self.library
-        floored = self.floored - self.excluded
-        note = (
-            f"{floored} logits that llama.cpp excludes count as {FLOOR:.0f}: "
-            "KL divergence is finite where it would be infinite"
-        )
         return {
             "llama.cpp": library.llama_version().decode(),
-            "system_info": library.llama_print_system_info().decode().strip(" |"),
+            "system_info": self._system_info(),
+            "use_extra_bufts": self.repacks,
             "devices": dict(Counter(self.said.devices.values())),
             "buffers_mib": {name: float(size) for name, size in BUFFER.findall(self.said.text)},
             "n_ctx": library.llama_n_ctx(self.context),
@@ -258,10 +273,22 @@ class LlamacppBackend(LogitsBackend):
             "type_v": self.options.type_v,
             "batch": "one window at a time",
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
-            "notes": [note] if floored else [],
+            "notes": self._notes(),
             "warnings": self.said.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }
+
+    def _notes(self) -> list[str]:
+        """What the reader of a table must know."""
+        notes = []
+        if floored := self.floored - self.excluded:
+            notes.append(
+                f"{floored} logits that llama.cpp excludes count as {FLOOR:.0f}: "
+                "KL divergence is finite where it would be infinite"
+            )
+        if not self.repacks and self.options.use_extra_bufts is None:
+            notes.append(NO_TILES)
+        return notes
 
     def close(self) -> None:
         with captured(self.request.log_file):

@@ -22,7 +22,7 @@ from eval.progress import Progress
 from eval.store import Store
 from eval.windows import EvalData
 
-VERSION = 2
+VERSION = 3
 """Method of recording; a change that moves numbers raises it."""
 MEANING = {
     "vocabulary": "was made with another tokenizer",

@@ -258,7 +258,7 @@ class Runner:
         size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.kind}"
         self.progress.say(f"{self.reference.label}: kept as the reference, {size}, in {self.reference.path}")
         if store.reason:
-            self.progress.say(f"{self.reference.label}: logits are kept in float16, not states: {store.reason}")
+            self.progress.say(f"{self.reference.label}: {store.head.dtype} logits are kept, not states: {store.reason}")
 
     def compared_with(self, job: Job, task: Task) -> dict[str, object] | None:
         """The facts of a comparison that the results need."""

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from backends import gguf_file, logit_statistics
+from backends import gguf_file, logit_statistics, reference
 from backends.base import LoadRequest, LogitsBackend, ModelError, Task, Window
 from backends.llamacpp import FLOOR, LlamacppBackend, floor
 from backends.transformers import TransformersBackend
@@ -146,6 +146,25 @@ def test_what_ran(toy_gguf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
     out, err = capfd.readouterr()
     assert out + err == ""
     assert "llama_model_loader" in log.read_text()
+
+
+@needs_llama_cpp
+def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
+    """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
+    windows, building, store = toy_windows(2), tmp_path / "building", tmp_path / "store"
+    ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
+    building.mkdir()
+    list(measure.token_scores(ours, windows, Task(record=building)))
+    reference.seal(building, store, {}, len(windows))
+    assert reference.Reader(store).row(0).dtype == torch.float32
+    task = Task(reference=store, vocab_size=TOY_VOCAB)
+    assert not any(np.any(scores.kld) for scores in measure.token_scores(ours, windows, task))
+    for window, scores in zip(windows, measure.token_scores(other, windows, task), strict=True):
+        p, q = (backend.logits(window)[:-1].double().log_softmax(-1).cpu() for backend in (ours, other))
+        exact = (p.exp() * (p - q)).sum(-1).numpy()
+        assert 0 < exact.mean() < 1e-2
+        assert scores.kld is not None
+        np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
 
 
 @needs_llama_cpp

@@ -114,16 +114,15 @@ def decimals(printed: str) -> int:
 
 @needs_llama_cpp
 def test_our_block_is_that_of_the_exact_logits(llama: Llama) -> None:
-    """On any CPU.  The bounds are those of the store, which keeps the reference's logits in float16: seen were 0.4 % of
-    a standard error, 0.0035 nats (of the largest divergence) and 0.13 % (of a change of probability)."""
+    """On any CPU: what is left is float32 against float64."""
     assert llama.ours.keys() == llama.exact.keys()
     for name, values in llama.exact.items():
         ours = llama.ours[name]
         if len(values) == 2:
-            assert ours[0] == pytest.approx(values[0], abs=0.01 * values[1]), name
-            assert ours[1] == pytest.approx(values[1], rel=1e-3), name
+            assert ours[0] == pytest.approx(values[0], abs=1e-4 * values[1]), name
+            assert ours[1] == pytest.approx(values[1], rel=1e-4), name
         else:
-            assert ours[0] == pytest.approx(values[0], abs=0.006 if name.endswith("KLD") else 0.3), name
+            assert ours[0] == pytest.approx(values[0], abs=1e-5 if name.endswith("KLD") else 1e-3), name
     assert llama.ours["Mean PPL(Q)"] == pytest.approx(llama.exact["Mean PPL(Q)"], rel=1e-6)
 
 
@@ -189,7 +188,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lm_evals_three_numbers(
     files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
 ) -> None:
-    """Seven digits are those of its float64 softmax; its float32 one is 8.5e-6 nats a token too high."""
+    """Its float64 softmax; its float32 one is 8.5e-6 nats a token too high.  Seven digits are equal on the CPU of its
+    run; another order of float32 additions moved the word perplexity by 3e-6 on an Intel Xeon."""
     args = argparse.Namespace(
         model=files / tokenizer if tokenizer else BASE,
         text=documents / f"{text}.jsonl",
@@ -200,5 +200,5 @@ def test_lm_evals_three_numbers(
     gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
     wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
     for name in lm_eval_peer.METRICS:
-        assert getattr(rates, name).value == pytest.approx(wide[name], rel=3e-7), name
-        assert getattr(rates, name).value == pytest.approx(narrow[name], rel=2e-5), name
+        assert getattr(rates, name).value == pytest.approx(wide[name], rel=1e-5), name
+        assert getattr(rates, name).value == pytest.approx(narrow[name], rel=3e-5), name

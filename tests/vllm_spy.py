@@ -1,12 +1,14 @@
-"""Worker extensions for tests: one counts what vLLM gathers, one edits logits as some models do."""
+"""Worker extensions for tests: they count what vLLM gathers, edit logits as some models do, keep those scored."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from backends.vllm_scorer import Scorer
 from backends.vllm_worker import ScoringExtension
 
 
@@ -57,3 +59,33 @@ class EditedExtension(ScoringExtension):
 
         model.compute_logits = edited
         return super().compare_q_install()
+
+
+class KeepingExtension(ScoringExtension):
+    """Keeps the logits that are scored, from the very step: bf16 kernels give others to a batch of another shape."""
+
+    _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
+
+    def compare_q_install(self) -> str:
+        score = Scorer.score
+
+        def kept(scorer: Scorer, row: int, n_scored: int, at: int, logits: Any, targets: Any) -> None:
+            if self._compare_q_kept is not None and not scorer.plan.probe:
+                assert at == sum(map(len, self._compare_q_kept.setdefault(row, [])))
+                self._compare_q_kept[row].append(logits.clone())
+            score(scorer, row, n_scored, at, logits, targets)
+
+        Scorer.score = kept  # type: ignore[method-assign]
+        return super().compare_q_install()
+
+    def compare_q_keep(self) -> None:
+        """Keep the logits of the next run."""
+        self._compare_q_kept = {}
+
+    def compare_q_save(self, folder: str) -> None:
+        """Write them to ``{row}.safetensors`` in a folder: ``logits`` [T, V] of the scored positions."""
+        from safetensors.torch import save_file
+
+        for row, parts in (self._compare_q_kept or {}).items():
+            save_file({"logits": torch.cat(parts)}, Path(folder) / f"{row}.safetensors")
+        self._compare_q_kept = None
