@@ -100,7 +100,8 @@ def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[M
     """``--check``: print what would run and what is wrong."""
     max_rows = data_spec.max_rows if args.rows is None else args.rows
     lines, problems = checking.check(data_spec, model_specs, max_rows, Store(args.cache_dir), Progress())
-    print(*lines, sep="\n")
+    for line in lines:
+        print(line)
     return complain("\n".join(problems)) if problems else 0
 
 
@@ -203,7 +204,9 @@ def copy_scores(store: Store, run: RunResult, folder: Path) -> None:
 
 def engine_table() -> Table:
     """``--list-engines``."""
-    drawn = Table("load_fn", "installed, or how to install", "what for")
+    drawn = Table()
+    for name in ("load_fn", "installed, or how to install", "what for"):
+        drawn.add_column(name, overflow="fold")  # an address that ends in dots is no use
     for _, backend in backends.engines():
         capabilities = backend.capabilities
         found = capabilities.installed()
