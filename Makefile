@@ -61,7 +61,7 @@ $(READY): requirements/$(TARGET).lock pyproject.toml
 
 # pip takes what is installed, or a wheel of its cache, for the same build: it does not look at CMAKE_ARGS.
 $(LLAMA): requirements/llama_cpp.txt requirements/llama_cpp.cmake | $(READY)
-	@echo "building llama.cpp into $(VENV); two to five minutes on two cores"
+	@echo "building llama.cpp into $(VENV); three to six minutes on two cores"
 	CMAKE_ARGS="$(LLAMA_FLAGS)" $(PIP) install -qq --no-deps --no-cache-dir --force-reinstall \
 	  -r requirements/llama_cpp.txt
 	touch $@
