@@ -58,14 +58,19 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
     raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")
 
 
+def reader_of(file: str) -> str | None:
+    """The load_fn of the engine that alone reads files with this suffix; None if there is none."""
+    for _, backend in engines():
+        if file.lower().endswith(backend.capabilities.files):
+            return backend.capabilities.load_fns[0]
+    return None
+
+
 def check_files(name: str, backend: type[Backend]) -> None:
     """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
     folder = Path(name)
-    for _, other in engines():
-        for suffix in other.capabilities.files:
-            if suffix in backend.capabilities.files:
-                continue
-            inside = folder.is_dir() and any(folder.glob(f"*{suffix}")) and not any(folder.glob("*.safetensors"))
-            if name.lower().endswith(suffix) or inside:
-                load_fn = other.capabilities.load_fns[0]
-                raise InputError(f'model_dir: {name}: {suffix} files are for "load_fn": "{load_fn}"')
+    inside = [] if not folder.is_dir() or any(folder.glob("*.safetensors")) else sorted(folder.iterdir())
+    for file in (name, *(each.name for each in inside)):
+        load_fn = reader_of(file)
+        if load_fn is not None and load_fn not in backend.capabilities.load_fns:
+            raise InputError(f'model_dir: {name}: {Path(file).suffix} files are for "load_fn": "{load_fn}"')

@@ -238,6 +238,11 @@ class Backend(ABC):
         return ""
 
     @classmethod
+    def here(cls, request: LoadRequest) -> LoadRequest | None:
+        """The request with a model that is on this machine; None if something would have to be downloaded."""
+        return None if cls.is_remote(request) else request
+
+    @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
         """What a fetched model's files say; InputError if they are missing.  Cheap: it is called before every run."""
         return ModelFacts()
@@ -246,6 +251,11 @@ class Backend(ABC):
     def stamp(cls, request: LoadRequest) -> str:
         """What changes when a fetched model does: part of the key of its scores.  InputError for damaged files."""
         return ""
+
+    @classmethod
+    def content(cls, request: LoadRequest) -> str:
+        """Like ``stamp``, but the same for a copy of the model on another machine."""
+        return cls.stamp(request)
 
     @classmethod
     @abstractmethod

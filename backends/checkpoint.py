@@ -176,11 +176,12 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in read_header(file).items()}
 
 
-def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
+def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
     """Hex digest that changes when the model's files do: configs, code, headers, sizes, times and samples of weights.
 
     Engines take more than sampling defaults from generation_config.json: tokens that Gemma 4 must never score, say.
-    Tokenizer, README and other files are left out: editing them must not recompute anything.
+    Tokenizer, README and other files are left out: editing them must not recompute anything.  ``times`` off: the same
+    for a copy of the folder on another machine.
     """
     digest = hashlib.sha256()
     patterns = ("config.json", "generation_config.json", "*quant*.json", "params.json", "*.py")
@@ -188,5 +189,6 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = ()) -> str:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     for file in [*weight_files(folder), *override_tensors]:
         header, stat = header_bytes(file), file.stat()
-        digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode() + header + sampled(file))
+        when = stat.st_mtime_ns if times else ""
+        digest.update(f"\0{file.name}\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
     return digest.hexdigest()

@@ -22,6 +22,14 @@ class FolderModel(Backend):
         return replace(request, model_dir=str(folder), revision=None)
 
     @classmethod
+    def here(cls, request: LoadRequest) -> LoadRequest | None:
+        try:
+            folder = hub.resolve(request.model_dir, request.revision, download=False)
+        except InputError:
+            return None
+        return replace(request, model_dir=str(folder), revision=None)
+
+    @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
         return hub.probe(request.model_dir, request.revision)
 
@@ -36,3 +44,8 @@ class FolderModel(Backend):
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
         return checkpoint.stamp(hub.resolve(request.model_dir, request.revision), request.override_tensors)
+
+    @classmethod
+    def content(cls, request: LoadRequest) -> str:
+        folder = hub.resolve(request.model_dir, request.revision)
+        return checkpoint.stamp(folder, request.override_tensors, times=False)

@@ -150,12 +150,16 @@ class GgufModel:
         head = bits[self.head]
         return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
 
-    def stamp(self) -> str:
-        """Hex digest that changes when the files do: headers, names, sizes, times, a sample of the weights."""
+    def stamp(self, *, times: bool = True) -> str:
+        """Hex digest that changes when the files do: headers, names, sizes, times, a sample of the weights.
+
+        ``times`` off: the same for a copy on another machine.
+        """
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:
             stat = file.stat()
-            digest.update(f"\0{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}".encode() + checkpoint.sampled(file))
+            when = stat.st_mtime_ns if times else ""
+            digest.update(f"\0{file.name}\0{stat.st_size}\0{when}".encode() + checkpoint.sampled(file))
         return digest.hexdigest()
 
 

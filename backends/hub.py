@@ -132,6 +132,7 @@ def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Re
     if why := hub_client.away():
         raise HubAwayError(f"{name}: {why}")
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
 
     try:
         found: Any = HfApi().repo_info(
@@ -146,15 +147,18 @@ def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Re
         why = hub_client.reason(error, page(kind, name), revision)
         status = getattr(getattr(error, "response", None), "status_code", None)
         known = status is not None and status not in (408, 429) and status < 500
-        raise (InputError if known or isinstance(error, ValueError) else HubAwayError)(f"{name}: {why}") from None
+        final = known or isinstance(error, HFValidationError)
+        raise (InputError if final else HubAwayError)(f"{name}: {why}") from None
 
 
 def check(repo: Repo, patterns: Sequence[str]) -> Repo:
     """The repository; InputError if it lacks what is wanted."""
+    from backends import reader_of  # which imports this file by way of the engines
+
     for pattern in patterns:
         if pattern == "*.safetensors" and not repo.wanted([pattern]):
-            other = [file for file in repo.sizes if file.endswith(".gguf")]
-            cure = f'; with "load_fn": "llamacpp" {repo.name}/{other[0]} can be measured' if other else ""
+            other = next((file for file in repo.sizes if reader_of(file)), None)
+            cure = f'; with "load_fn": "{reader_of(other)}" {repo.name}/{other} can be measured' if other else ""
             raise InputError(f"{repo.name}: no .safetensors files; compare_q loads no pickled weights{cure}")
         if "*" not in pattern and pattern not in repo.sizes:
             raise InputError(f"{repo.name}: no file {pattern} on the hub{nearest(pattern, repo.sizes)}")

@@ -141,6 +141,16 @@ class LlamacppBackend(LogitsBackend):
         return replace(request, model_dir=str(hub.fetch("model", repo, request.revision, files, watch) / files[0]))
 
     @classmethod
+    def here(cls, request: LoadRequest) -> LoadRequest | None:
+        if not cls.is_remote(request):
+            return request
+        repo, files = hub_files(request.model_dir)
+        try:
+            return replace(request, model_dir=str(hub.cached("model", repo, request.revision, files, "") / files[0]))
+        except InputError:
+            return None
+
+    @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
         repo, files = hub_files(request.model_dir)
         return hub.probe(repo, request.revision, files)
@@ -152,6 +162,10 @@ class LlamacppBackend(LogitsBackend):
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
         return gguf_file.read_model(Path(request.model_dir)).stamp()
+
+    @classmethod
+    def content(cls, request: LoadRequest) -> str:
+        return gguf_file.read_model(Path(request.model_dir)).stamp(times=False)
 
     @classmethod
     def versions(cls) -> dict[str, str]:

@@ -20,8 +20,8 @@ def one_line(error: BaseException, limit: int = 300) -> str:
 
 def bytes_in_words(size: float) -> str:
     """A number of bytes, e.g. ``16.1 GB``."""
-    for unit in ("bytes", "kB", "MB"):
+    for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.95:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
-    return f"{size:.1f} GB"
+    return f"{size:.1f} TB"

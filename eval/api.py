@@ -121,6 +121,8 @@ def compare(
 
 def measure(runner: Runner, data: DataSpec, models: Sequence[ModelSpec], rows: int | None) -> RunResult:
     """Run checked specs: what the command line and ``compare`` share.  ``rows`` None: the data spec's ``max_rows``."""
+    if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
+        raise InputError(f"rows: {rows!r} is no number of windows; 0 means all")
     return runner.run(data, models, data.max_rows if rows is None else rows)
 
 

@@ -105,7 +105,7 @@ def rows(text: str) -> int:
 
 def size(text: str) -> int:
     """``--cache-limit``: bytes; a number alone, or with KB to TB (powers of 1,000) or KiB to TiB (of 1,024)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; give for example 20GB or 500MiB")
     power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
@@ -139,7 +139,11 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
             if given:
                 raise InputError(f"--from: shows a finished run; {flag} is for one that is still to run")
     elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
-        raise InputError("-d and -m: both are needed (or --from, or --list-engines); see --help")
+        raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
+    if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):
+        raise InputError("--cache: lists the cache and does nothing else; leave --from, -d, -m and -cc out")
+    if args.cache_limit is not None and (args.source or args.check or args.list_engines):
+        raise InputError("--cache-limit: goes with a run, or with --cache")
     return args
 
 

@@ -16,12 +16,14 @@ from pathlib import Path
 
 from filelock import Timeout
 from rich.table import Table
+from rich.text import Text
 
+from backends.messages import bytes_in_words
 from backends.reference import MANIFEST
 from eval.store import KINDS, Store
 
-KEY = re.compile(r"\.?([0-9a-f]{40})(?:\.part)?")
-LOG = re.compile(r".*\.([0-9a-f]{8})\.log")
+KEY = re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet|\.npz)?|\.([0-9a-f]{40})(?:\..+)?\.part")
+LOG = re.compile(r".*\.([0-9a-f]{40})\.log")
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
@@ -29,7 +31,7 @@ MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "refere
 class Entry:
     """One thing that is kept: its ``paths``, bytes, when it was last used (seconds since 1970), and whose it is.
 
-    ``key``: of 40 hexadecimal digits; of a log the first 8.
+    ``key``: 40 hexadecimal digits.  What a run that was killed left half-written is part of the entry.
     """
 
     kind: str
@@ -50,10 +52,9 @@ def kind_entries(store: Store, kind: str) -> Iterator[Entry]:
     """The entries of one kind; files that vanish meanwhile are left out."""
     parts: dict[str, list[Path]] = {}
     for path in (store.root / kind).iterdir():
-        name = path.name if path.is_dir() or kind == "logs" else path.stem
-        match = (LOG if kind == "logs" else KEY).fullmatch(name)
-        if match and path.suffix != ".lock":
-            parts.setdefault(match[1], []).append(path)
+        match = (LOG if kind == "logs" else KEY).fullmatch(path.name)
+        if match:
+            parts.setdefault(next(filter(None, match.groups())), []).append(path)
     for key, paths in parts.items():
         with suppress(OSError):
             files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
@@ -79,35 +80,37 @@ def prune(store: Store, limit: int) -> tuple[list[Entry], int]:
     """
     kept = entries(store)
     left = sum(entry.size for entry in kept)
-    used = store.used_by_runs()
     removed = []
     for entry in reversed(kept):
         if left <= limit:
             break
-        if not any(key.startswith(entry.key) for key in used) and remove(store, entry):
+        if remove(store, entry):
             removed.append(entry)
             left -= entry.size
     return removed, left
 
 
 def remove(store: Store, entry: Entry) -> bool:
-    """Delete one entry, unless a run holds its lock."""
-    lock = store.lock(entry.kind, entry.key)
+    """Delete one entry, unless a run uses it or holds its lock, or it is not ours to delete; whether it is gone."""
     try:
-        with lock.acquire(timeout=0):
+        with store.lock(entry.kind, entry.key).acquire(timeout=0):
+            if entry.key in store.used_by_runs():  # asked now: a run may have begun since the entries were listed
+                return False
             for path in entry.paths:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    except Timeout:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    except (Timeout, OSError):
         return False
-    return True
+    return not any(path.exists() for path in entry.paths)
 
 
 def limited(store: Store, limit: int) -> str:
     """Prune, and what became of it in one line."""
     removed, left = prune(store, limit)
     freed = sum(entry.size for entry in removed)
-    kept = f"{size_text(left)} are left" + (f", over the limit of {size_text(limit)}: in use" if left > limit else "")
-    return f"cache: removed {len(removed)} entries, {size_text(freed)}; {kept}"
+    kept = f"{bytes_in_words(left)} are left" + (
+        f", over the limit of {bytes_in_words(limit)}: in use" if left > limit else ""
+    )
+    return f"cache: removed {len(removed)} entries, {bytes_in_words(freed)}; {kept}"
 
 
 def listing(store: Store) -> tuple[Table, str]:
@@ -116,7 +119,7 @@ def listing(store: Store) -> tuple[Table, str]:
     drawn = Table("what", "of", "size", "last used", "key")
     for entry in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        drawn.add_row(MEANING[entry.kind], entry.label, size_text(entry.size), when, entry.key[:8])
+        drawn.add_row(MEANING[entry.kind], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
     return drawn, f"{store.root}: {sums(found)}"
 
 
@@ -127,14 +130,5 @@ def sums(found: Iterable[Entry]) -> str:
     for kind in KINDS:
         sizes = [entry.size for entry in listed if entry.kind == kind]
         if sizes:
-            parts.append(f"{len(sizes)} {kind} {size_text(sum(sizes))}")
-    return ", ".join([*parts, f"{size_text(sum(entry.size for entry in listed))} in all"])
-
-
-def size_text(size: float) -> str:
-    """Bytes for people, in powers of 1,000 as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+            parts.append(f"{len(sizes)} {kind} {bytes_in_words(sum(sizes))}")
+    return ", ".join([*parts, f"{bytes_in_words(sum(entry.size for entry in listed))} in all"])

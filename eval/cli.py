@@ -82,8 +82,8 @@ def complain(text: str) -> int:
 
 def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     """The models of the spec files that the mask leaves; says which is the reference, or how to have one."""
-    found = spec_files.apply_mask(spec_files.load_model_specs(spec_files.expand(args.modelspec)), args.mask)
-    chosen, said = spec_files.one_reference(found)
+    found, said = spec_files.one_reference(spec_files.load_model_specs(spec_files.expand(args.modelspec)))
+    chosen = spec_files.apply_mask(found, args.mask)
     if not (args.logits_file and said == [spec_files.NO_REFERENCE]):
         remark(*said)
     return chosen

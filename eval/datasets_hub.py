@@ -149,7 +149,8 @@ def is_streamed(source: Source, limit: int) -> bool:
 
 def is_fetched(source: Source, limit: int) -> bool:
     """Whether the files of a known name's split are fetched and read where they lie."""
-    return bool(source.pattern) and not source.streamed and not is_streamed(source, limit)
+    one_split = re.fullmatch(r"[\w.-]+(\[[^\]]*\])?", source.split) is not None  # not "train+test"
+    return bool(source.pattern) and one_split and not source.streamed and not is_streamed(source, limit)
 
 
 def fetch(spec: DataSpec, progress: Progress) -> None:

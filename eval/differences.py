@@ -88,7 +88,7 @@ def candidates(models: Sequence[ModelResult], name: str) -> dict[str, Stretches]
 def too_short(models: Sequence[ModelResult]) -> int | None:
     """Tokens of a text of fewer than ``LEAST``, where there are models of which one could be called the best."""
     found = candidates(models, "nll").values()
-    length = min((each.length for each in found), default=LEAST)
+    length = min((each.length for each in found if each.length), default=LEAST)
     return length if len(found) > 1 and length < LEAST else None
 
 

@@ -123,6 +123,8 @@ def content_of(store: UpstreamReader) -> str:
 def describe_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
     """The reference for results.json."""
     described: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
+    if reference.job is not None:
+        described["content"] = reference.job.backend.content(reference.job.request)
     try:
         store = open_reference(reference.path)
     except InputError:  # the scores came from the cache, and the store has been deleted since

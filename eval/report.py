@@ -181,6 +181,7 @@ def from_json(raw: Any) -> StoredRun:
         run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # neither in results of before they were kept
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
         check_models(run["models"])
+        check_references([run["reference"], *(part.get("reference") for part in run["parts"])])
         check_origins([run["origin"], *(part["origin"] for part in run["parts"])])
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
         return TypeAdapter(StoredRun).validate_json(json.dumps(run, allow_nan=False), strict=True)
@@ -202,6 +203,13 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
         TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
         if len((model["estimates"] or {"stretches": {"tokens": ()}})["stretches"]["tokens"]) > MOST_STRETCHES:
             raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
+
+
+def check_references(references: Sequence[Any]) -> None:
+    """ValueError for a reference without a label."""
+    for reference in references:
+        if reference is not None and not (isinstance(reference, dict) and isinstance(reference.get("label"), str)):
+            raise ValueError("reference: has no label")
 
 
 def check_origins(origins: Sequence[dict[str, Any]]) -> None:

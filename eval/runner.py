@@ -73,6 +73,7 @@ class Runner:
         results = {job.request.label: self.measure_reference(job, others, data) for job in marked}
         if not marked and self.logits_file is not None:
             self.reference = references.given(self.logits_file, data, self.progress)
+            self.store.use("references", self.reference.path.name)
             if not self.all_stored(others, data):
                 self.verify(self.reference)
         results |= {job.request.label: self.load_or_measure(job, data) for job in others}
@@ -109,10 +110,12 @@ class Runner:
 
     def is_stored(self, job: Job, data: EvalData) -> bool:
         """Whether a model's scores are there; False for one that is still to be fetched or damaged."""
-        if self.clear or job.is_remote:
+        request = job.backend.here(job.request)
+        if self.clear or request is None:
             return False
         try:
-            return self.store.path("scores", self.scores_key(job, data), ".json").is_file()
+            key = self.scores_key(replace(job, request=request), data)
+            return self.store.path("scores", key, ".json").is_file()
         except CompareQError:  # its own row of the table will say it
             return False
 
@@ -223,7 +226,7 @@ class Runner:
     ) -> None:
         """Keep what does not depend on the reference under its own key too: a run without one need not measure it."""
         alone = jobs.scores_key(job, data, None)
-        if alone == key or self.store.path("scores", alone, ".json").is_file():
+        if alone == key or (not self.clear and self.store.path("scores", alone, ".json").is_file()):
             return
         with suppress(Timeout), self.store.lock("scores", alone).acquire(timeout=0):
             without = {row: each.alone() for row, each in scored.items()}

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,7 +62,7 @@ class Store:
     def log_file(self, label: str, key: str) -> Path:
         """Log of the engine that computed an entry."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
-        return self.root / "logs" / f"{name[:60]}.{key[:8]}.log"
+        return self.root / "logs" / f"{name[:60]}.{key}.log"
 
     @contextmanager
     def write(self, kind: str, key: str, suffix: str) -> Iterator[Path]:
@@ -78,6 +79,7 @@ class Store:
         if self.running is None:
             self.running = FileLock(f"{self.run}.lock")
             self.running.acquire()
+            weakref.finalize(self, ended, self.run, self.running)
         with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
         for entry in (self.path(kind, key, suffix) for suffix in (".json", ".npz", "")):
@@ -109,3 +111,10 @@ class Store:
         """Remove an entry's files."""
         for suffix in (".json", ".parquet", ".npz"):
             self.path(kind, key, suffix).unlink(missing_ok=True)
+
+
+def ended(run: Path, running: FileLock) -> None:
+    """A run's mark is taken away when it ends; of one that was killed the next ``--cache-limit`` does it."""
+    running.release()
+    for suffix in (".keys", ".lock"):
+        run.with_suffix(suffix).unlink(missing_ok=True)

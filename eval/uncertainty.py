@@ -25,8 +25,8 @@ and in 74 % of those with a short one, for a text that is all one document shows
 that, 93.1 to 95.1 %; of 13,800 with sigma 1.5, 84 to 91 %, and from 1,000,000 on 92.4 to 93.2 %.
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
-llama.cpp's, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent, and covers 3 to 74 %: of SmolLM2-135M's
-perplexity of 21.31 on WikiText-2's test rows at 2048/2048 it is 0.12, where this one is 0.69.
+llama.cpp's, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent, and covers 3 to 74 %: of
+SmolLM2-135M's perplexity of 21.31 on WikiText-2's test rows at 2048/2048 it is 0.12, where this one is 0.69.
 """
 
 from __future__ import annotations

@@ -107,12 +107,13 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
 
 
 def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:
-    """SHA-256 of the windows; exllamav3's, all of one length, are hashed as they were before there were others."""
-    default = method == "exllamav3"
-    digest = hashlib.sha256(f"{windows[0].score_from}".encode() if default else method.encode())
+    """SHA-256 of the windows: the method, then where each starts, how long it is, what it scores, and its tokens.
+
+    Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
+    """
+    digest = hashlib.sha256(method.encode())
     for window, start in zip(windows, starts, strict=True):
-        if not default:
-            digest.update(f" {start} {len(window.token_ids)} {window.score_from} ".encode())
+        digest.update(f" {start} {len(window.token_ids)} {window.score_from} ".encode())
         digest.update(window.token_ids.tobytes())
     return digest.hexdigest()
 

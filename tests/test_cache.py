@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from eval import arguments, cache
 from eval.store import Store
@@ -17,6 +19,9 @@ from tests.conftest import Ran
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
 DAY = 86_400
+STRANGERS = {
+    "notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0", "logs/app.20240115.log",
+}  # fmt: skip
 
 
 def key(digit: str) -> str:
@@ -31,13 +36,13 @@ def store(tmp_path: Path) -> Store:
     (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
     (root / "scores" / f"{key('b')}.parquet").write_bytes(b"x" * 1978)
     (root / "scores" / f"{key('b')}.json").write_text('{"label": "W4A16 g32"}')
-    (root / "logs" / f"W4A16_g32.{key('b')[:8]}.log").write_bytes(b"x" * 100)
+    (root / "logs" / f"W4A16_g32.{key('b')}.log").write_bytes(b"x" * 100)
     reference = root / "references" / key("c")
     reference.mkdir()
     manifest = json.dumps({"identity": {"label": "bf16"}})
     (reference / "reference.json").write_text(manifest)
     (reference / "row.000000.safetensors").write_bytes(b"x" * (3000 - len(manifest)))
-    for name in ("notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0"):
+    for name in STRANGERS:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("a user's own")
     for age, kind in enumerate(("references", "scores", "logs", "tokens")):
@@ -59,7 +64,7 @@ def test_entries_are_what_compare_q_wrote(store: Store) -> None:
         ("tokens", "", 1000),
     ]
     assert cache.listing(store)[1] == (
-        f"{store.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 B, 6.1 kB in all"
+        f"{store.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, 6.1 kB in all"
     )
 
 
@@ -78,7 +83,7 @@ def test_the_oldest_go_first_until_the_rest_fits(store: Store, limit: int, gold:
     removed, left = cache.prune(store, limit)
     assert [entry.kind for entry in removed] == gold
     assert left == 6100 - sum(entry.size for entry in removed) <= limit
-    assert {"notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0"} <= names(store)
+    assert names(store) >= STRANGERS
 
 
 def test_what_a_run_uses_stays(store: Store) -> None:
@@ -89,7 +94,7 @@ def test_what_a_run_uses_stays(store: Store) -> None:
     with store.lock("tokens", key("a")):
         removed, left = cache.prune(store, 0)
         assert (removed, left) == ([], 6100)
-    assert "over the limit of 10 B: in use" in cache.limited(store, 10)
+    assert "over the limit of 10 bytes: in use" in cache.limited(store, 10)
     assert "tokens" not in [entry.kind for entry in cache.entries(store)]
 
 
@@ -110,10 +115,41 @@ def test_use_makes_an_entry_the_newest(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("text", "gold"),
-    [("0", 0), ("1500", 1500), ("2KB", 2000), ("1.5GB", 1_500_000_000), ("3 MiB", 3 * 1024**2), ("1t", 10**12)],
+    [
+        ("0", 0),
+        ("1500", 1500),
+        ("2KB", 2000),
+        ("1.5GB", 1_500_000_000),
+        ("3 MiB", 3 * 1024**2),
+        ("1t", 10**12),
+        ("500B", 500),
+    ],
 )
 def test_sizes(text: str, gold: int) -> None:
     assert arguments.size(text) == gold
+
+
+def test_what_a_killed_run_left_half_written_goes_too(store: Store) -> None:
+    (store.root / "scores" / f".{key('d')}.parquet.4711.part").write_bytes(b"x" * 500)
+    (store.root / "references" / f".{key('e')}.part").mkdir()
+    assert {entry.key for entry in cache.entries(store)} >= {key("d"), key("e")}
+    cache.prune(store, 0)
+    assert not [path for kind in ("scores", "references") for path in (store.root / kind).glob(".*.part")]
+
+
+def test_the_mark_of_a_run_goes_with_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.use("tokens", key("a"))
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    del store
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_labels_are_no_markup(store: Store) -> None:
+    (store.root / "scores" / f"{key('b')}.json").write_text('{"label": "Q4 [/tmp/x] [h8]"}')
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(cache.listing(store)[0])
+    assert "Q4 [/tmp/x] [h8]" in screen.export_text()
 
 
 def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
@@ -121,7 +157,9 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
     assert ran.status == 0, ran.err
-    assert re.search(r"cache: removed 0 entries, 0 B; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out)
+    assert re.search(
+        r"cache: removed 0 entries, 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
+    )
     listed = compare_q("--cache")
     assert listed.status == 0
     assert re.search(r"scores +│ fake uniform +│ +\d+\.\d kB", listed.out)

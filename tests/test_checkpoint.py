@@ -220,6 +220,16 @@ def test_stamp_sees_weights_that_keep_header_size_and_time(tmp_path: Path) -> No
     assert checkpoint.stamp(folder) != first
 
 
+def test_a_copy_has_another_stamp_and_the_same_content(toy_model: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(toy_model, tmp_path / "copy"))
+    for file in copied.iterdir():
+        os.utime(file, (1, 1))
+    assert checkpoint.stamp(copied) != checkpoint.stamp(toy_model)
+    assert checkpoint.stamp(copied, times=False) == checkpoint.stamp(toy_model, times=False)
+    (copied / "config.json").write_text((copied / "config.json").read_text().replace("256", "255"))
+    assert checkpoint.stamp(copied, times=False) != checkpoint.stamp(toy_model, times=False)
+
+
 def test_quantization_wherever_it_is_kept(tmp_path: Path) -> None:
     folder = model(tmp_path, ENDS)
     assert checkpoint.quantization(folder) == {}

@@ -87,6 +87,37 @@ def test_scores_beside_a_reference_serve_a_run_without_one(
     assert (model["ppl"], model["kld"], with_kld["kld"] > 0) == (with_kld["ppl"], None, True)
 
 
+def test_windows_of_another_length_are_other_windows(
+    compare_q: Run, write_specs: Specs, loads: list[str], tmp_path: Path
+) -> None:
+    """4 windows of 128 and 8 of 64 hold the same tokens: the second run must not show the scores of the first."""
+
+    def run(length: int, count: int) -> dict[str, Any]:
+        data, spec = write_specs([fake("a")], eval_len=length, eval_stride=length, max_rows=count)
+        assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+        return dict(json.loads((tmp_path / "r.json").read_text())["models"][0])
+
+    assert run(128, 4)["tokens"] == 4 * 127
+    assert run(64, 8)["tokens"] == 8 * 63
+    assert loads == ["a", "a"]
+
+
+def test_cleared_scores_are_not_shown_by_a_later_run(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    before = {file: file.stat().st_mtime_ns for file in (own_cache / "scores").glob("*.parquet")}
+    assert len(before) == 3  # a, b, and b without the reference
+    assert compare_q("-d", data, "-m", spec, "-cc").status == 0
+    assert all(file.stat().st_mtime_ns > when for file, when in before.items())
+
+
+def test_the_mask_drops_models_that_are_marked_in_vain(compare_q: Run, write_specs: Specs) -> None:
+    models = [fake("bf16 one", reference=True), fake("bf16 two", reference=True), fake("q4", 2.0)]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-mask", "q4", "--check")
+    assert [line.split(":")[0] for line in ran.out.splitlines()] == ["data", "bf16 one", "q4"]
+
+
 def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs([fake("same"), fake("same", 3.0)])
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")

@@ -101,6 +101,19 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
 
 
+def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Write) -> None:
+    """Its files have another time and so another stamp; what they hold decides, where both runs say it."""
+    first = write("a.json", REF_A, QUANT_A, reference={**IDENTITY, "content": "c"})
+    copied = {**ON_GPU, "model": "of another time", "content": "c"}
+    there = [on(REF, "r2", GPU), on(QUANT, "w2", GPU, label="AWQ")]
+    run, _ = merge.load([first, write("b.json", *there, reference=copied, hardware=GPU)])
+    assert labels(run) == ["bf16", "W4A16", "bf16 (2)", "AWQ"]
+    for strange in ({**copied, "content": "d"}, {key: copied[key] for key in copied if key != "content"}):
+        second = write("b.json", *there, reference=strange, hardware=GPU)
+        found = refusal(merge.load, [first, second])
+        assert "they differ in model, hardware" in found or "they differ in hardware, model" in found
+
+
 def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
     """Rows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
     assert REF.ppl
