@@ -23,6 +23,11 @@ UPSTREAM = {
     "anyprecision": "AnyPrecision",
 }
 """load_fn of ExLlamaV3's compare_q that has no engine here -> the format that it loads."""
+OTHERWISE = {
+    "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl2": "exllamav2",
+    "exl3": "exllamav3", "hf": "transformers",
+}  # fmt: skip
+"""What engines are called elsewhere -> their load_fn."""
 
 
 def engine_class(engine: str) -> type[Backend]:
@@ -55,6 +60,8 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
             f"load_fn: ExLlamaV3's compare_q had an engine for {UPSTREAM[load_fn]}, {load_fn!r}, which compare_q has "
             f"not; there are: {', '.join(known)}"
         )
+    if load_fn in OTHERWISE:
+        raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {OTHERWISE[load_fn]!r} here")
     raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")
 
 

@@ -66,7 +66,8 @@ def resolve(
     if folder.is_dir():
         return folder
     if not is_hub_id(name):
-        raise InputError(f"{name}: no such folder")
+        named = "" if "/" in name else "; a model on the hub is named owner/name"
+        raise InputError(f"{name}: no such folder{named}")
     if not download:
         return cached("model", name, revision, patterns_of(tokenizer_only=tokenizer_only), "")
     return fetch("model", name, revision, patterns_of(tokenizer_only=tokenizer_only), watch)

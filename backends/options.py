@@ -30,7 +30,9 @@ def describe(error: ValidationError, known: Iterable[str]) -> str:
     if first["type"] == "missing":
         return f"{key}: missing"
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (got {first['input']!r})"
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+    given = "" if isinstance(first["input"], dict) else f" (got {shown})"
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
 
 

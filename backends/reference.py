@@ -20,11 +20,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -131,9 +131,26 @@ def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_rows: int)
     (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for file in building.glob("part.*.json"):
         file.unlink()
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(building, folder)
+    if not folder.exists():
+        os.replace(building, folder)
+        return
+    remove(folder)  # another run's, or one that was cleared; what else lies there stays
+    folder.mkdir(exist_ok=True)
+    for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
+        os.replace(file, folder / file.name)
+    building.rmdir()
+
+
+def remove(folder: Path) -> None:
+    """Delete a store: the files that it says are its own, and the folder if nothing else lies in it."""
+    manifest = folder / MANIFEST
+    with suppress(OSError, ValueError, AttributeError):  # a damaged manifest names no files
+        for name in json.loads(manifest.read_text(encoding="utf-8"))["files"]:
+            if Path(name).name == name:
+                (folder / name).unlink(missing_ok=True)
+    manifest.unlink(missing_ok=True)
+    with suppress(OSError):  # a user's own files, or a link to the folder
+        folder.rmdir()
 
 
 def row_name(row: int) -> str:

@@ -128,13 +128,15 @@ def measure(runner: Runner, data: DataSpec, models: Sequence[ModelSpec], rows: i
 
 def load(*files: str | Path) -> Comparison:
     """A finished run (results.json or report.html), or several merged as ``--from`` does; InputError as there."""
-    if not files:
-        raise InputError("load: give at least one results.json or report.html")
+    if not files or not all(isinstance(file, str | Path) for file in files):
+        raise InputError("load: give at least one results.json or report.html, each by its name")
     return Comparison(merge.load([Path(file) for file in files])[0])
 
 
 def data_spec(data: Spec) -> DataSpec:
     """A data spec from a file or a dict."""
+    if not isinstance(data, str | Path | Mapping):
+        raise InputError(f"data: must be a spec file or a dict, not {type(data).__name__}")
     if isinstance(data, Mapping):
         return spec_files.parse_data_spec(as_json(data), Path("data"))
     return spec_files.load_data_spec(Path(data))
@@ -142,9 +144,11 @@ def data_spec(data: Spec) -> DataSpec:
 
 def model_specs(models: Spec | Sequence[Spec]) -> list[ModelSpec]:
     """Model specs from files (wildcards allowed) and dicts, in this order, checked together as those of files are."""
-    given = [models] if isinstance(models, str | Path | Mapping) else list(models)
-    if not given:
-        raise InputError("models: give at least one")
+    given = (
+        [models] if isinstance(models, str | Path | Mapping) else list(models) if isinstance(models, Sequence) else []
+    )
+    if not given or not all(isinstance(each, str | Path | Mapping) for each in given):
+        raise InputError("models: give spec files or dicts, at least one")
     with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:  # dicts become files, so that one place checks all
         files: list[Path] = []
         for number, each in enumerate(given, 1):

@@ -6,15 +6,22 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from backends.base import InputError
 from eval import __version__
 from eval.store import default_root
 from eval.tables import ORDERS
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose errors are ours: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see --help")
 
 
 class Once(argparse.Action):
@@ -33,7 +40,7 @@ class Once(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """Every flag of upstream's compare_q, and ours."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         description="Compare quantized models by perplexity and KL divergence.",
         allow_abbrev=False,
     )
@@ -49,17 +56,17 @@ def parser() -> argparse.ArgumentParser:
 
 def add_run(p: argparse.ArgumentParser) -> None:
     """What runs."""
-    p.add_argument("-d", "--dataspec", type=Path, help="data specification (JSON)")
+    p.add_argument("-d", "--dataspec", type=path, help="data specification (JSON)")
     p.add_argument(
         "-m", "--modelspec", nargs="+", action="extend", help="model specifications (JSON), wildcards allowed"
     )
     p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
     p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
     p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
-    p.add_argument("-lf", "--logits_file", type=Path, help="reference store for KL divergence: read, or made there")
-    p.add_argument("--from", dest="source", type=Path, nargs="+", action="extend", default=[], metavar="FILE",
+    p.add_argument("-lf", "--logits_file", type=path, help="reference store for KL divergence: read, or made there")
+    p.add_argument("--from", dest="source", type=path, nargs="+", action="extend", default=[], metavar="FILE",
                    help="a finished run (results.json, report.html), or several to merge: runs nothing")  # fmt: skip
-    p.add_argument("--cache-dir", type=Path, help="where tokens and scores are kept (default: %(default)s)")
+    p.add_argument("--cache-dir", type=path, help="where tokens and scores are kept (default: %(default)s)")
     p.add_argument("--cache", action="store_true", help="list what the cache holds, and do nothing else")
     p.add_argument("--cache-limit", type=size, metavar="SIZE", help="keep the cache below SIZE (20GB), oldest first")
     p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
@@ -69,11 +76,11 @@ def add_run(p: argparse.ArgumentParser) -> None:
 
 def add_output(p: argparse.ArgumentParser) -> None:
     """What is printed and written."""
-    p.add_argument("-o", "--output", type=Path, help="write the results as JSON")
-    p.add_argument("--csv", type=Path, help="write the results as CSV")
-    p.add_argument("--markdown", type=Path, help="write the table as Markdown")
-    p.add_argument("--html", type=Path, help="write a report as one HTML file")
-    p.add_argument("--tokens-out", type=Path, help="folder for each model's per-token scores, as <label>.parquet")
+    p.add_argument("-o", "--output", type=path, help="write the results as JSON")
+    p.add_argument("--csv", type=path, help="write the results as CSV")
+    p.add_argument("--markdown", type=path, help="write the table as Markdown")
+    p.add_argument("--html", type=path, help="write a report as one HTML file")
+    p.add_argument("--tokens-out", type=path, help="folder for each model's per-token scores, as <label>.parquet")
     p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: that of the specs)")
     p.add_argument("--statistics", action="store_true", help="llama.cpp's block of statistics for every model")
     p.add_argument("--pairs", action="store_true", help="the difference of every row from the next one, with its error")
@@ -83,8 +90,8 @@ def add_output(p: argparse.ArgumentParser) -> None:
 def add_plot(p: argparse.ArgumentParser) -> None:
     """What is drawn."""
     p.add_argument("-p", "--plot", action="store_true", help="scatter plot, to --plot_file or compare_q.png")
-    p.add_argument("-pf", "--plot_file", type=Path, help="file of the plot: .png, .svg or .pdf (implies -p)")
-    p.add_argument("--plots", type=Path, help="folder for every plot there is")
+    p.add_argument("-pf", "--plot_file", type=path, help="file of the plot: .png, .svg or .pdf (implies -p)")
+    p.add_argument("--plots", type=path, help="folder for every plot there is")
     p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
@@ -103,13 +110,23 @@ def rows(text: str) -> int:
     return int(text)
 
 
+def path(text: str) -> Path:
+    """A file or folder; an empty text, as of a variable that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a file or folder")
+    return Path(text)
+
+
 def size(text: str) -> int:
     """``--cache-limit``: bytes; a number alone, or with KB to TB (powers of 1,000) or KiB to TiB (of 1,024)."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; give for example 20GB or 500MiB")
     power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    wanted = float(found[1]) * (1024 if found[3] else 1000) ** power
+    if not math.isfinite(wanted):
+        raise argparse.ArgumentTypeError(f"{text[:20]}... is too large")
+    return int(wanted)
 
 
 def unused(args: argparse.Namespace) -> str | None:
@@ -147,8 +164,11 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def check_outputs(args: argparse.Namespace) -> None:
-    """InputError, before anything runs, for an output that could not be written afterwards."""
+def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
+    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input.
+
+    ``inputs``: files and folders that the run reads -> what they are.
+    """
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
@@ -158,6 +178,9 @@ def check_outputs(args: argparse.Namespace) -> None:
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
         if taken.setdefault(file.resolve(), flag) != flag:
             raise InputError(f"{flag}: {file}: is that of {taken[file.resolve()]} as well; name another")
+        for path, what in (inputs or {}).items():
+            if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
+                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another")
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)

@@ -24,6 +24,13 @@ from eval.store import KINDS, Store
 
 KEY = re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet|\.npz)?|\.([0-9a-f]{40})(?:\..+)?\.part")
 LOG = re.compile(r".*\.([0-9a-f]{40})\.log")
+SUFFIXES = {
+    "tokens": (".npz", ".part"),
+    "scores": (".json", ".parquet", ".part"),
+    "references": ("", ".part"),
+    "logs": (".log",),
+}
+"""What compare_q writes of each kind."""
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
@@ -53,7 +60,8 @@ def kind_entries(store: Store, kind: str) -> Iterator[Entry]:
     parts: dict[str, list[Path]] = {}
     for path in (store.root / kind).iterdir():
         match = (LOG if kind == "logs" else KEY).fullmatch(path.name)
-        if match:
+        strange = path.is_dir() and not (path.suffix == ".part" or (path / MANIFEST).is_file())
+        if match and not strange and path.suffix in SUFFIXES[kind]:
             parts.setdefault(next(filter(None, match.groups())), []).append(path)
     for key, paths in parts.items():
         with suppress(OSError):

@@ -18,6 +18,7 @@ from rich.table import Table
 
 import backends
 from backends.base import CompareQError, InputError
+from backends.messages import one_line
 from eval import (
     api,
     arguments,
@@ -68,6 +69,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return compare(args, data_spec, model_specs)
     except CompareQError as error:
         return complain(str(error))
+    except OSError as error:  # a name that is too long, a file that may not be read, a full disk
+        return complain(one_line(error))
     except KeyboardInterrupt:
         print("\ninterrupted; models that were finished are in the cache", file=sys.stderr)
         return 130
@@ -87,6 +90,16 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     if not (args.logits_file and said == [spec_files.NO_REFERENCE]):
         remark(*said)
     return chosen
+
+
+def inputs_of(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> dict[Path, str]:
+    """What a run reads and no output may replace: spec files, the text, tokenizer, models, a reference."""
+    found = {args.dataspec: "the data spec", **dict.fromkeys(spec_files.expand(args.modelspec), "a model spec")}
+    found |= {Path(spec.located): f"the model of {spec.name}" for spec in model_specs}
+    found[Path(data_spec.locate(data_spec.tokenizer_dir))] = "the tokenizer"
+    if data_spec.path is not None:
+        found[Path(data_spec.locate(data_spec.path))] = "the text"
+    return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
 
 
 def remark(*lines: str | None) -> None:
@@ -119,7 +132,7 @@ def show_cache(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot."""
-    arguments.check_outputs(args)
+    arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
     store = Store(args.cache_dir)
     runner = Runner(store, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
     run = api.measure(runner, data_spec, model_specs, args.rows)
@@ -146,6 +159,7 @@ def show_again(args: argparse.Namespace) -> int:
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in run.models])
     arguments.check_outputs(args)
+    remark(arguments.unused(args))
     deliver(args, replace(run, title=args.title or run.title), lambda: kept)
     return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from eval.progress import Progress
 from eval.specs import DataSpec
 
 TABLES = (".jsonl", ".parquet")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def display_name(spec: DataSpec) -> str:
@@ -119,6 +121,11 @@ def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
             phase.advance()
             if number == row_limit(spec):
                 break
+    for number, text in enumerate(texts, 1):
+        if not text.isascii() and SURROGATE.search(text):
+            raise InputError(
+                f"dataset {spec.dataset!r}: row {number} is no Unicode text: half of a surrogate pair in it"
+            )
     if not any(text.strip() for text in texts):
         held = "" if other is None else f"; they hold values of type {type(other).__name__}"
         hint = CONVERSATIONS if isinstance(other, list) else ""

@@ -237,6 +237,8 @@ def check_there(source: Source) -> None:
     """InputError if the hub has no such data set; HubAwayError if it cannot be asked.  Local ones are not looked at."""
     from datasets import packaged_modules
 
+    if Path(source.path).is_file():
+        raise InputError('is a file; give "dataset": "text" and the file as "path"')
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:

@@ -59,6 +59,7 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int) -> tuple[list[Job], list[s
 def check(job: Job) -> None:
     """InputError if the engine is not installed, its options are wrong, or a local model's files do not fit."""
     capabilities, request = job.backend.capabilities, job.request
+    backends.check_files(request.model_dir, job.backend)
     if capabilities.installed() is None:
         raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
     if job.spec.is_reference and not capabilities.reference:
@@ -67,7 +68,6 @@ def check(job: Job) -> None:
         raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
     if request.options.get("noise") is not None and not job.spec.noise_floor:
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
-    backends.check_files(request.model_dir, job.backend)
     if request.revision is not None and not job.is_remote:
         raise InputError("revision: only for a model on the hub")
     job.backend.check(request)

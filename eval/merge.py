@@ -184,6 +184,8 @@ class Rows:
     def joined(self, place: int, again: ModelResult, source: Source) -> ModelResult:
         """A row that a further source has too; it says so where that one calls it otherwise, or measured otherwise."""
         kept = self.models[place]
+        if kept.kld is None and again.kld is not None:  # that one has a reference
+            return replace(self.prepared(again, source), label=kept.label, notes=again.notes)
         notes = list(kept.notes)
         if again.label != kept.label:
             notes.append(f"called {again.label!r} in {source.name}")
@@ -199,8 +201,16 @@ class Rows:
 
 
 def is_same(one: ModelResult, other: ModelResult) -> bool:
-    """Whether two rows are of the same scores: of one model, engine, options, versions, hardware and reference."""
-    return bool(one.scores_key) and one.scores_key == other.scores_key
+    """Whether two rows are of the same scores: of one model, engine, options, versions, hardware and reference.
+
+    Or of one model with and without a reference, whose losses are then the same to the last bit.
+    """
+    if one.scores_key and one.scores_key == other.scores_key:
+        return True
+    alone = (one.kld is None) != (other.kld is None) and not (one.is_reference or other.is_reference)
+    same = (one.label, one.engine, one.where) == (other.label, other.engine, other.where)
+    sums = [(model.ppl.logprob_sum, model.ppl.tokens) if model.ppl else None for model in (one, other)]
+    return alone and same and sums[0] is not None and sums[0] == sums[1]
 
 
 def common(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:

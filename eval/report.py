@@ -181,6 +181,7 @@ def from_json(raw: Any) -> StoredRun:
         run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # neither in results of before they were kept
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
         check_models(run["models"])
+        check_data(run["data"])
         check_references([run["reference"], *(part.get("reference") for part in run["parts"])])
         check_origins([run["origin"], *(part["origin"] for part in run["parts"])])
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
@@ -203,6 +204,12 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
         TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
         if len((model["estimates"] or {"stretches": {"tokens": ()}})["stretches"]["tokens"]) > MOST_STRETCHES:
             raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
+
+
+def check_data(data: Any) -> None:
+    """ValueError for numbers of the text that are none."""
+    if not isinstance(data, dict) or not isinstance(data.get("text_tokens", 0), int | None):
+        raise ValueError("data: text_tokens is no number")
 
 
 def check_references(references: Sequence[Any]) -> None:
@@ -251,7 +258,7 @@ def load(file: Path) -> tuple[StoredRun, Any]:
         return from_json(raw["run"]), raw["inspection"]
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{file}: neither a results.json nor a report.html of compare_q") from None
 
 

@@ -94,7 +94,7 @@ class Runner:
         self.store.use("references", self.reference.key)
         if self.clear and self.reference.exists:
             with self.store.lock("references", self.reference.key):
-                shutil.rmtree(self.reference.path)
+                reference_store.remove(self.reference.path)
         wanted = self.logits_file is not None or job.spec.out_logits is not None
         needed = not self.all_stored(others, data) or (wanted and not self.reference.exists)
         if self.reference.exists and (needed or not self.all_stored([job], data)):

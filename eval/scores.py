@@ -141,6 +141,7 @@ def file_names(labels: Sequence[str]) -> list[str]:
     names: list[str] = []
     for label in labels:
         safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
+        safe = f"_{safe[1:]}" if safe.startswith(".") else safe  # a hidden file
         name, number = safe, 1
         while name.casefold() in (taken.casefold() for taken in names):
             number += 1

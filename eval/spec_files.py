@@ -38,6 +38,8 @@ def read_json(file: Path) -> Any:
         raise InputError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from None
+    except RecursionError:
+        raise InputError(f"{file}: cannot be read: brackets are nested too deep") from None
 
 
 def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:

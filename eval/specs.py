@@ -50,10 +50,12 @@ class DataSpec(Spec):
     """Which text, which tokenizer, which windows."""
 
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
-    tokenizer_dir: str = Field(description="folder or hub id of the tokenizer")
+    tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
     trust_remote_code: bool = Field(False, description="let the tokenizer run code from its repository")
-    dataset: str = Field(description='a known name ("wiki2"), a hub or local data set, or "text" with path')
+    dataset: str = Field(
+        min_length=1, description='a known name ("wiki2"), a hub or local data set, or "text" with path'
+    )
     path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text"')
     revision: str | None = Field(None, description="hub revision of the data set")
     dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
@@ -125,8 +127,10 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
         for key, text in (("label", self.label), ("group", self.group)):
-            if text is not None and (not text.strip() or len(text.splitlines()) > 1):
-                raise ValueError(f"{key}: must be one line of text")
+            if text is not None and (not text.strip() or len(text.splitlines()) > 1 or not text.isprintable()):
+                raise ValueError(f"{key}: must be one line of printable text")
+        if self.model_dir in ("", []):
+            raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
         if isinstance(self.model_dir, list):
             if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
                 raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")

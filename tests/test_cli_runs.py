@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,84 @@ def test_flags_of_a_picture_that_nobody_asked_for(
     ran = compare_q("-d", data, "-m", spec, "--check", *flags)
     assert ran.status == 0, ran.err
     assert ran.err.splitlines()[:1] == [gold] if gold else "picture" not in ran.err
+
+
+@pytest.mark.parametrize("name", ["data.json", "models.json", "text.txt", "model/tokenizer.json"])
+def test_an_input_is_no_output(
+    compare_q: Run, write_specs: Specs, toy_model: Path, toy_text: Path, tmp_path: Path, name: str
+) -> None:
+    """results.json in the place of a spec, a text or a tokenizer, with exit status 0 and no word."""
+    shutil.copytree(toy_model, tmp_path / "model")
+    shutil.copy(toy_text, tmp_path / "text.txt")
+    data, spec = write_specs(path=str(tmp_path / "text.txt"), tokenizer_dir=str(tmp_path / "model"))
+    before = (tmp_path / name).read_bytes()
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / name)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: --output: {tmp_path / name}: is ")
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    kept = tmp_path / "kept"
+    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
+    (kept / "notes.txt").write_text("mine")
+    assert compare_q("-d", data, "-m", spec, "-lf", kept, "-cc").status == 0
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
+
+
+def test_an_empty_folder_is_not_the_working_directory(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", "")
+    assert (ran.status, ran.err) == (2, "error: argument --cache-dir: is empty; give a file or folder; see --help\n")
+
+
+def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """Each model once, the row with KLD; nothing was measured twice but for it."""
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    data, spec = write_specs([fake("a"), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", one).status == 0
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", two).status == 0
+    for order in ((one, two), (two, one)):
+        ran = compare_q("--from", *order, "-o", tmp_path / "both.json")
+        assert ran.status == 0, ran.err
+        models = json.loads((tmp_path / "both.json").read_text())["models"]
+        assert [model["label"] for model in models] == ["a", "b"]
+        assert models[1]["kld"] > 0
+        assert "measure it again" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"load_fn": "vllm"}, "load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
+        ({"label": "a\x1b[2J"}, "label: must be one line of printable text"),
+        ({"model_dir": ""}, "model_dir: is empty; give a folder, a file or a hub id"),
+    ],
+)
+def test_specs_that_are_nearly_right(compare_q: Run, write_specs: Specs, keys: dict[str, Any], gold: str) -> None:
+    data, spec = write_specs([{**fake("x"), **keys}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert gold in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_file_named_as_a_data_set(compare_q: Run, write_specs: Specs, toy_text: Path) -> None:
+    data, spec = write_specs(dataset=str(toy_text), path=...)
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert 'is a file; give "dataset": "text" and the file as "path"' in ran.err
+
+
+def test_half_a_surrogate_pair_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud800"}\n')
+    data, spec = write_specs(path=str(tmp_path / "web.jsonl"))
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert "row 2 is no Unicode text" in ran.err
 
 
 @pytest.mark.parametrize(("rows", "gold"), [([], "9 windows, 891"), (["-r", "2"], "2 windows, 198")])

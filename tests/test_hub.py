@@ -110,7 +110,8 @@ def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert hub.resolve(str(work / "here"), "v1", download=False) == work / "here"
     assert hub.resolve("~/model", None) == work / "here" / "model"
     for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none", "here/file"):
-        assert refusal(name) == f"{name}: no such folder"
+        named = "" if "/" in name else "; a model on the hub is named owner/name"
+        assert refusal(name) == f"{name}: no such folder{named}"
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:

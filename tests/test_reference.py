@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from backends import reference_rows
 from backends.base import InputError
-from backends.reference import MANIFEST, VERSION, Head, Reader, Writer, head_logits, row_name, seal
+from backends.reference import MANIFEST, VERSION, Head, Reader, Writer, head_logits, remove, row_name, seal
 from backends.reference_rows import Rows, UpstreamReader, open_reference
 from tests.conftest import refusal
 
@@ -225,7 +225,10 @@ def test_a_new_store_replaces_the_old_one(tmp_path: Path) -> None:
     state_store(folder, rows=5)
     (folder / "stray").write_text("")
     assert state_store(folder, rows=2).n_rows == 2
-    assert {file.name for file in folder.iterdir()} == {"head.000000.safetensors", row_name(0), row_name(1), MANIFEST}
+    own = {"head.000000.safetensors", row_name(0), row_name(1), MANIFEST}
+    assert {file.name for file in folder.iterdir()} == {*own, "stray"}  # a user's file stays
+    remove(folder)
+    assert [file.name for file in folder.iterdir()] == ["stray"]
     assert [file.name for file in tmp_path.iterdir()] == ["store"]
 
 

@@ -557,7 +557,8 @@ def test_the_first_of_two_marked_models_is_the_reference(measured: Compare, tmp_
     ran = measured([fake("a", reference=True), fake("b"), fake("c", out_logits=str(tmp_path))])
     assert (ran.status, ran.results["reference"]["label"]) == (0, "a")
     assert "a is the reference, as the first of 2 that are marked; not: c" in ran.err
-    assert [model["kld"] is None for model in ran.results["models"]] == [True, False, False]
+    assert [model["reference"] for model in ran.results["models"]] == [True, False, False]
+    assert all(model["kld"] is not None for model in ran.results["models"])
 
 
 # Failures

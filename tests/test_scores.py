@@ -172,7 +172,7 @@ def test_copy(store: Store, tmp_path: Path) -> None:
         (["vLLM W4A16 g32", "EXL3 4.0 [h6]"], ["vLLM_W4A16_g32", "EXL3_4.0__h6_"]),
         (["a b", "a_b", "A/B"], ["a_b", "a_b-2", "A_B-3"]),
         (["a b", "a_b-2", "a/b"], ["a_b", "a_b-2", "a_b-3"]),
-        (["../../etc/passwd", ".."], [".._.._etc_passwd", ".."]),
+        (["../../etc/passwd", ".."], ["_._.._etc_passwd", "_."]),
         (["x" * 300, "x" * 299], ["x" * 50, "x" * 50 + "-2"]),
     ],
 )
