@@ -79,8 +79,12 @@ def error_notes(run: RunResult) -> list[str]:
 
 def older_errors(run: RunResult) -> list[str]:
     """What must be said of errors that compare_q 0.1 wrote: 0.2 finds up to 1.9 times as large ones on short texts."""
-    origins = [run.origin, *(part.origin for part in run.parts)] if isinstance(run, StoredRun) else []
-    if not any(str(origin.get("versions", {}).get("compare-q", "")).startswith("0.1.") for origin in origins):
+    if not isinstance(run, StoredRun):
+        return []
+    origins = [part.origin for part in run.parts] or [run.origin]
+    # 0.1 wrote its version only where it was installed.
+    written = [str(origin["versions"].get("compare-q", "0.1.0")) for origin in origins]
+    if not any(version.startswith("0.1.") for version in written):
         return []
     return ["the ± in the table are by the rule of compare_q 0.1, and too small; ★ and --pairs are by today's"]
 
