@@ -50,7 +50,7 @@ def test_simulated_errors_grow_with_the_stretches_as_the_real_ones_do() -> None:
 
 
 @pytest.mark.parametrize(("name", "tokens", "texts"), [
-    ("kld", 16_000, 1000), ("loss", 60_000, 600), ("difference", 60_000, 600), ("loss", 300_000, 200),
+    ("kld", 16_000, 1000), ("loss", 60_000, 600), ("loss", 300_000, 200),
 ])  # fmt: skip
 def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
     """93 % of the texts and more (results/coverage.md has every length, and more texts); other errors far less."""

@@ -109,7 +109,7 @@ class Opened:
 
     def heading(self) -> str:
         """Of the tooltip, which is to be seen."""
-        assert self.page.locator("#tip").is_visible()
+        self.page.locator("#tip").wait_for(state="visible", timeout=10_000)
         return self.texts("#tip strong")[0]
 
     def tip(self) -> dict[str, str]:
@@ -437,6 +437,8 @@ def test_selection_reaches_all_sections(show: Callable[..., Opened]) -> None:
     opened.page.locator("#spread .small", has_text="GGUF Q2_K").click()
     assert curves.count() == 3
     opened.page.locator("#position svg[tabindex]").focus()
+    # Focus scrolls the page, and the scroll, which comes with a later frame, hides the tooltip.
+    opened.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     for position in (2, 3):
         opened.page.keyboard.press("ArrowRight")
         assert opened.heading() == f"position {position}"
