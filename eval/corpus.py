@@ -18,7 +18,7 @@ from typing import Any
 from backends.base import InputError
 from backends.messages import one_line
 from eval import datasets_hub
-from eval.datasets_hub import CONVERSATIONS, SOURCES, check_column, hub_rows, map_names, row_limit, source_of
+from eval.datasets_hub import CONVERSATIONS, SOURCES, check_column, hub_rows, names_in, row_limit, source_of
 from eval.progress import Progress
 from eval.specs import DataSpec
 
@@ -44,8 +44,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
             "rows": row_limit(spec),
         }
     source = source_of(spec)
-    names: list[str] = []
-    map_names(source.data_files, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    names = names_in(source.data_files)
     local = [Path(match) for name in names for match in sorted(glob.glob(name, recursive=True))]
     if Path(source.path).is_dir():
         local += sorted(Path(source.path).rglob("*"))
@@ -58,8 +57,7 @@ def is_here(spec: DataSpec) -> bool:
     if spec.dataset == "text":
         return True
     source = source_of(spec)
-    names: list[str] = []
-    map_names(source.data_files, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    names = names_in(source.data_files)
     return Path(source.path).exists() or (bool(names) and not any("://" in name for name in names))
 
 

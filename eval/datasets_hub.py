@@ -135,6 +135,13 @@ def map_names(names: Any, change: Callable[[str], str]) -> Any:
     return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
 
 
+def names_in(names: Any) -> list[str]:
+    """The file names of a string, list or mapping, in order."""
+    found: list[str] = []
+    map_names(names, lambda name: found.append(name) or name)  # type: ignore[func-returns-value]
+    return found
+
+
 def row_limit(spec: DataSpec) -> int:
     """How many rows of the data set are wanted; 0: all.  ``max_text_rows`` comes first if it is there at all."""
     return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
@@ -242,9 +249,7 @@ def check_there(source: Source) -> None:
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        remote: list[str] = []
-        map_names(source.data_files, lambda each: remote.append(each) or each)  # type: ignore[func-returns-value]
-        if any(each.startswith("hf://") for each in remote) and (why := hub_client.away()):
+        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := hub_client.away()):
             raise HubAwayError(f"{source.path}: {why}")
         return
     if "/" not in source.path:
