@@ -44,7 +44,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 schema: $(READY)  ## regenerate eval/spec/schema
-	$(BIN)/python -m eval.specs
+	$(BIN)/python -m eval.specs.types
 
 # A CPU build of torch is not on PyPI. A mirror or wheel folder that pip knows of comes first, then torch's own index.
 $(READY): requirements/$(TARGET).lock pyproject.toml

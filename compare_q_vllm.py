@@ -20,16 +20,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.checkpoint import config as checkpoint_config
+
 ROOT = Path(__file__).resolve().parent
 if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 try:
-    from backends import checkpoint, hub
-    from backends.base import CompareQError, InputError, LoadRequest, ModelError
-    from backends.capture import captured
-    from backends.vllm_hooks import TAG
-    from backends.vllm_score import VllmScoreBackend
+    from backends.base import LoadRequest
+    from backends.common.capture import captured
+    from backends.common.errors import CompareQError, InputError, ModelError
+    from backends.hub import repositories
+    from backends.vllm.backend import VllmScoreBackend
+    from backends.vllm.hooks import TAG
 except ModuleNotFoundError as missing:
     sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
 
@@ -46,8 +49,8 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
     if options.get("noise") is not None:
         raise InputError("engine.noise: the logits handed out here have none; leave it out")
-    folder = hub.resolve(name, None)
-    context = checkpoint.context_length(checkpoint.config_of(folder))
+    folder = repositories.resolve(name, None)
+    context = checkpoint_config.context_length(checkpoint_config.config_of(folder))
     request = LoadRequest(
         label=folder.name,
         load_fn="vllm_score",
@@ -110,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
 
 def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
     """(data spec, model spec) that say the same as the flags."""
-    from eval.spec_files import parse_data_spec, parse_model_spec
+    from eval.specs.reading import parse_data_spec, parse_model_spec
 
     data = {
         "tokenizer_dir": args.model, "dataset": args.dataset or "text", "path": args.text,
@@ -131,9 +134,9 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
-    from eval.progress import Progress
-    from eval.runner import Runner
-    from eval.store import Store, default_root
+    from eval.common.cache import Store, default_root
+    from eval.common.progress import Progress
+    from eval.run.runner import Runner
 
     args = parser().parse_args(arguments)
     try:

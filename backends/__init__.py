@@ -6,16 +6,17 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from backends.base import Backend, InputError
-from backends.messages import nearest
+from backends.base import Backend
+from backends.common.errors import InputError
+from backends.common.messages import nearest
 
 ENGINES = {
-    "transformers": "backends.transformers:TransformersBackend",
-    "vllm_score": "backends.vllm_score:VllmScoreBackend",
-    "exllamav3": "backends.exllamav3:ExLlamaV3Backend",
-    "exllamav2": "backends.exllamav2:ExLlamaV2Backend",
-    "llamacpp": "backends.llamacpp:LlamacppBackend",
-    "vllm_server": "backends.vllm_server:VllmServerBackend",
+    "transformers": "backends.hf.backend:TransformersBackend",
+    "vllm_score": "backends.vllm.backend:VllmScoreBackend",
+    "exllamav3": "backends.exllama.v3:ExLlamaV3Backend",
+    "exllamav2": "backends.exllama.v2:ExLlamaV2Backend",
+    "llamacpp": "backends.llamacpp.backend:LlamacppBackend",
+    "vllm_server": "backends.vllm_server.backend:VllmServerBackend",
     "fake": "backends.fake:FakeBackend",
 }
 UPSTREAM = {

@@ -1,7 +1,7 @@
 """The contract between the driver and the engines: the types that travel, what an engine must offer, its errors.
 
 Two kinds of engine meet it.  A ``LogitsBackend`` hands out the logits of one window at a time, and the driver scores
-them (``eval/measure.py``).  A ``ScoringBackend`` scores where the logits are and hands out log-probabilities only.
+them (``eval/run/scoring.py``).  A ``ScoringBackend`` scores where the logits are and hands out log-probabilities only.
 The driver never asks an engine for its name.
 
 What this file does not know: any engine, any file format, any statistic.
@@ -9,10 +9,8 @@ What this file does not know: any engine, any file format, any statistic.
 
 from __future__ import annotations
 
-import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,33 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.watch import SILENT, Watch
+from backends.common.packages import installed_versions
+from backends.common.watch import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
 
-    from backends.reference import Head
-
-
-class CompareQError(Exception):
-    """Anything a user can cause or must know; its text is one line a problem: what, where, what to do."""
-
-
-class InputError(CompareQError):
-    """The specs, files or flags do not fit; nothing was measured with them."""
-
-
-class ModelError(CompareQError):
-    """One model could not be loaded or scored; the others can go on."""
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Distribution name -> version, of those that are installed; imports none of them."""
-    found = {}
-    for package in packages:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+    from backends.reference.head import Head
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,7 @@ class Window:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of one window, one entry a scored position, in order; definitions in ``backends/logit_statistics.py``.
+    """Scores of one window, one entry a scored position, in order; definitions in ``backends/scoring/statistics.py``.
 
     All are [T], T = ``Window.n_scored``.  ``logprob`` (of the real token), ``entropy``, ``top1_logprob`` (of the most
     probable token): float32, nats; ``top1``: bool, the real token is the most probable one.  Against a reference:
@@ -97,7 +75,7 @@ class Task:
     """What a run does beside scoring: compare with a reference store, or leave this model behind as one.
 
     ``vocab_size``: the entries that model and reference share, to which logits are cut; None: the model's own.
-    ``record``: an existing empty folder for ``backends/reference.py``.
+    ``record``: an existing empty folder for ``backends/reference/store.py``.
     """
 
     reference: Path | None = None
@@ -268,7 +246,7 @@ class Backend(ABC):
 
     @abstractmethod
     def storage(self) -> Storage:
-        """Stored size of the model by the one convention (``backends/storage.py``); nothing needs to be loaded."""
+        """Stored size of the model by the one convention (``backends/checkpoint/stored_bits.py``); needs no load."""
 
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.

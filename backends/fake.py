@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelError, Storage, Window
-from backends.options import parse_options
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.common.errors import ModelError
+from backends.common.options import parse_options
 
 if TYPE_CHECKING:
     import torch

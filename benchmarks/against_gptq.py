@@ -24,10 +24,10 @@ import transformers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval import spec_files  # noqa: E402
-from eval.progress import Progress  # noqa: E402
-from eval.runner import Runner  # noqa: E402
-from eval.store import Store  # noqa: E402
+from eval.common.cache import Store  # noqa: E402
+from eval.common.progress import Progress  # noqa: E402
+from eval.run.runner import Runner  # noqa: E402
+from eval.specs import reading  # noqa: E402
 
 ENGINES: dict[str, dict[str, Any]] = {"float32": {"dtype": "float32"}, "own dtype": {}}
 
@@ -71,9 +71,7 @@ def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) ->
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
     runner = Runner(Store(folder / "cache"), Progress())
-    result = runner.run(
-        spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)], args.windows
-    )
+    result = runner.run(reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)], args.windows)
     (scored,) = result.models
     if scored.estimates is None or scored.estimates.ppl.value is None:
         sys.exit(f"compare_q: {scored.error or 'no perplexity'}")

@@ -27,15 +27,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from backends.base import LoadRequest, Window  # noqa: E402
-from backends.llamacpp import LlamacppBackend  # noqa: E402
+from backends.llamacpp.backend import LlamacppBackend  # noqa: E402
 from benchmarks import llama_formulas as formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
-from eval import spec_files, windows  # noqa: E402
-from eval.estimates import Estimates  # noqa: E402
-from eval.progress import Progress  # noqa: E402
-from eval.runner import Runner  # noqa: E402
-from eval.store import Store  # noqa: E402
-from eval.uncertainty import Mean, Perplexity, Value  # noqa: E402
+from eval.common.cache import Store  # noqa: E402
+from eval.common.progress import Progress  # noqa: E402
+from eval.run.runner import Runner  # noqa: E402
+from eval.specs import reading  # noqa: E402
+from eval.stats.estimates import Estimates  # noqa: E402
+from eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
+from eval.text import windows  # noqa: E402
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
@@ -74,9 +75,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
         for label, file in (("base", args.base), ("model", args.model))
     ]
     here = Path.cwd() / "spec.json"
-    parsed = [spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
+    parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
     runner = Runner(Store(folder), Progress())
-    result = runner.run(spec_files.parse_data_spec(data, here), parsed, args.chunks).models[1]
+    result = runner.run(reading.parse_data_spec(data, here), parsed, args.chunks).models[1]
     if runner.data is None or result.estimates is None:
         sys.exit(f"compare_q: {result.error}")
     return runner.data, result.estimates

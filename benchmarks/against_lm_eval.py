@@ -29,13 +29,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval import spec_files  # noqa: E402
-from eval.corpus import TABLES  # noqa: E402
-from eval.detokenizers import wikitext  # noqa: E402
-from eval.estimates import TextRates  # noqa: E402
-from eval.progress import Progress  # noqa: E402
-from eval.runner import Runner  # noqa: E402
-from eval.store import Store  # noqa: E402
+from eval.common.cache import Store  # noqa: E402
+from eval.common.progress import Progress  # noqa: E402
+from eval.run.runner import Runner  # noqa: E402
+from eval.specs import reading as spec_files  # noqa: E402
+from eval.stats.estimates import TextRates  # noqa: E402
+from eval.text.corpus import TABLES  # noqa: E402
+from eval.text.detokenizers import wikitext  # noqa: E402
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 TASK = {

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of ``eval/uncertainty.py`` hold the true mean, on simulated texts.
+"""How often the 95 % intervals of ``eval/stats/uncertainty.py`` hold the true mean, on simulated texts.
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import told_apart
-from eval import uncertainty
+from eval.stats import uncertainty
 
 BLOCK = 64  # tokens that share a level
 ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8))

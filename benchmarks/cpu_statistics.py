@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from backends.logit_statistics import CPU_ELEMENTS, torch_partial, width
+from backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
 
 HIDDEN = 576
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, None)  # None: what CPU_ELEMENTS gives

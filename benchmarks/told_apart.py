@@ -1,4 +1,4 @@
-"""From how many tokens on a difference of two models' KLD is seen: ``eval/differences.py``, ``LEAST``.
+"""From how many tokens on a difference of two models' KLD is seen: ``eval/results/differences.py``, ``LEAST``.
 
 Two quantized models are scored on one simulated text.  A token's KLD is lognormal (sigma 1: the 99.9th percentile is 20
 medians, as in a W8A8 checkpoint on Opticks) around a level that drifts over the text (``DRIFTS``: memory in tokens ->
@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from eval import uncertainty
+from eval.stats import uncertainty
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)

@@ -26,14 +26,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backends import reference  # noqa: E402
 from backends.base import LoadRequest, Task, Window  # noqa: E402
-from backends.reference_rows import Rows  # noqa: E402
-from backends.vllm_hooks import TAG  # noqa: E402
-from backends.vllm_run import EngineRun, own_logprobs  # noqa: E402
-from backends.vllm_score import VllmScoreBackend  # noqa: E402
-from backends.vllm_scorer import Plan  # noqa: E402
-from eval import machine  # noqa: E402
+from backends.reference import store as reference  # noqa: E402
+from backends.reference.reading import Rows  # noqa: E402
+from backends.vllm.backend import VllmScoreBackend  # noqa: E402
+from backends.vllm.driver import EngineRun, own_logprobs  # noqa: E402
+from backends.vllm.hooks import TAG  # noqa: E402
+from backends.vllm.scorer import Plan  # noqa: E402
+from eval.common import machine  # noqa: E402
 
 VOCAB = 128_256
 LLAMA_8B = {

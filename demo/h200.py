@@ -191,7 +191,8 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
 
 def usable_rows(out: Path) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here."""
-    from eval import jobs, spec_files
+    from eval.run import jobs
+    from eval.specs import reading as spec_files
 
     entries: list[dict[str, Any]] = []
     for row in rows():

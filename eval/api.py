@@ -23,14 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.base import InputError
-from backends.messages import one_line
-from eval import footnotes, merge, report, spec_files
-from eval.progress import Progress
-from eval.results import ModelResult, RunResult
-from eval.runner import Runner
-from eval.specs import DataSpec, ModelSpec
-from eval.store import Store, default_root
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from eval.common.cache import Store, default_root
+from eval.common.progress import Progress
+from eval.results import merge, results_json
+from eval.results.run_result import ModelResult, RunResult
+from eval.run.runner import Runner
+from eval.specs import reading as spec_files
+from eval.specs.types import DataSpec, ModelSpec
+from eval.table import footnotes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,12 +79,12 @@ class Comparison:
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does."""
-        report.write_json(self.run, Path(file), ["eval.api"])
+        results_json.write_json(self.run, Path(file), ["eval.api"])
 
 
 def row(model: ModelResult, run: RunResult) -> dict[str, Any]:
     """One model's values by ``COLUMNS``."""
-    found = report.model_json(model)
+    found = results_json.model_json(model)
     return {name: found[RESULTS_NAMES.get(name, name)] for name in COLUMNS} | {
         "notes": "; ".join(footnotes.model_notes(model, run)) or None
     }

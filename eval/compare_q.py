@@ -1,7 +1,7 @@
 """Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or ``compare-q -d ...``.
 
-Only starts ``eval/cli.py``: engines that spawn worker processes import this file again in each of them.  It is read by
-whatever Python the user has, and so must be understood by old ones.
+Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each of them.  It is
+read by whatever Python the user has, and so must be understood by old ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036
         return refuse(f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer")
     try:
-        from eval import cli
+        from eval.cli import main as cli
     except ModuleNotFoundError as error:
         missing = (error.name or str(error)).partition(".")[0]
         if missing in ("eval", "backends"):  # ours: a damaged installation, and no package to install

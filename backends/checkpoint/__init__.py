@@ -1,0 +1,1 @@
+"""Model files: their headers, configs, formats, and the bits that they store."""

@@ -1,0 +1,113 @@
+"""How many bits a safetensors checkpoint stores, by one convention for every engine.  No engine, no torch.
+
+It reads the checkpoint's own headers, so that neither a decompressed layer (which would read as 16 bits) nor a packed
+int32 one (32 bits) can mislead it:
+
+- layer bpw = stored bits of the weight matrices outside the embedding and the head, with all that is needed to decode
+  them (scales, zero points, group indices, permutations, codebooks, global scales), over the number of weights that
+  they encode; zeros that a format pads a matrix with are bits, but no weights;
+- experts are weights, router gates are not; nor are norms, biases, activation and KV-cache scales, shapes and other
+  descriptions, the tensors of vision, audio and speech towers with what projects from them, a classifier's head, and
+  multi-token-prediction modules (``mtp*``, and layers numbered past the config's ``num_hidden_layers``), which draft
+  tokens and are not run when scoring;
+- head bpw likewise; a tied head has the embedding's;
+- VRAM = layer and head bits.
+
+``backends/checkpoint/formats.py`` knows the formats.  What it does not know is n/a with the tensor's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.base import Storage
+from backends.checkpoint.config import config_of
+from backends.checkpoint.files import Tensor, read_headers, weight_files
+from backends.checkpoint.formats import Facts, Measured, Parts, facts_of, measure
+
+EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
+"""The tensors that hold all experts of a layer at once: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
+EXPERT_PARTS = {
+    None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
+    "scale_inv": "weight_scale_inv",
+}  # fmt: skip
+EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
+OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
+LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+HEADS = {"lm_head", "embed_out"}
+ROUTERS = {"gate", "router", "shared_expert_gate"}
+OTHER_TOWERS = {
+    "visual", "vision_tower", "vision_model", "vision_encoder", "multi_modal_projector", "mm_projector",
+    "audio_tower", "audio_model", "embed_vision", "embed_audio",
+    "mlp1", "vpm", "apm", "resampler", "audio_projection_layer", "vision_language_adapter", "patch_merger", "connector",
+    "vision_backbone", "vision_embed_tokens", "embed_tokens_extend", "talker", "token2wav", "code2wav", "tts",
+}  # fmt: skip
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A tensor's module and which part of the module it is: "weight", "scales", "weight.absmax", ..."""
+    module, below, part = name.partition(".weight.")
+    if below:
+        return module, f"weight.{part}"
+    module, _, part = name.rpartition(".")
+    if module.endswith("experts") and (expert := EXPERTS.fullmatch(part)):
+        return f"{module}.{expert[1]}", EXPERT_PARTS.get(expert[2], expert[2])
+    return module, part
+
+
+def _modules(tensors: dict[str, Tensor]) -> dict[str, Parts]:
+    modules: dict[str, Parts] = {}
+    for name, tensor in tensors.items():
+        module, part = _split(name)
+        modules.setdefault(module, {})[part] = tensor
+    return modules
+
+
+def _drafts(module: str, hidden_layers: int | None) -> bool:
+    """Whether a module only predicts tokens further on: MTP, by its name or by its number."""
+    number = LAYER_NUMBER.search(f"{module}.")
+    past = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
+    return past or any(step.startswith("mtp") for step in module.split("."))
+
+
+def _role(module: str, facts: Facts) -> str:
+    """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
+    steps = module.split(".")
+    if _drafts(module, facts.hidden_layers) or module == "score":  # a classifier's head
+        return ""
+    if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
+        return ""
+    if steps[-1] in HEADS or module in ("output", "model.output"):
+        return "head"
+    return "embedding" if steps[-1] in EMBEDDINGS else "layer"
+
+
+def _total(modules: dict[str, Parts], role: str, facts: Facts) -> Measured | str:
+    """Bits and weights of all modules with one role, or why they are not known."""
+    bits = weights = 0
+    for name, parts in modules.items():
+        if _role(name, facts) == role:
+            found = measure(parts, role, facts)
+            if isinstance(found, str):
+                return f"{name}{found}"
+            bits, weights = bits + found.bits, weights + found.weights
+    return Measured(bits, weights)
+
+
+def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
+    """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
+    modules = _modules(read_headers([*weight_files(folder), *override_tensors]))
+    facts = facts_of(config_of(folder))
+    layer, head = _total(modules, "layer", facts), _total(modules, "head", facts)
+    if isinstance(head, Measured) and not head.weights:
+        head = _total(modules, "embedding", facts)
+    for total in (layer, head):
+        if isinstance(total, str):
+            return Storage(note=total)
+    assert isinstance(layer, Measured)
+    assert isinstance(head, Measured)
+    if not layer.weights or not head.weights:
+        return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
+    return Storage(layer.bits / layer.weights, head.bits / head.weights, layer.bits + head.bits)

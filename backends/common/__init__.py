@@ -1,0 +1,1 @@
+"""What every engine needs: errors, messages, options, captured output."""

@@ -1,0 +1,1 @@
+"""The engines ExLlamaV2 and ExLlamaV3."""

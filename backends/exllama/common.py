@@ -1,0 +1,34 @@
+"""What the engines of the ExLlama family share: formats and files that they would load as another model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.base import LoadRequest
+from backends.checkpoint import config as checkpoint_config
+from backends.checkpoint import files
+from backends.common.errors import InputError
+
+OUTPUT_FACTOR = 4
+"""Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
+
+
+def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int | None) -> None:
+    """InputError if a local model's config names a format or a length that the engine would get wrong."""
+    if max_seq_len is not None and max_seq_len < request.max_tokens:
+        raise InputError(f"engine.max_seq_len: {max_seq_len} is too short for windows of {request.max_tokens} tokens")
+    folder = Path(request.model_dir).expanduser()
+    if not folder.is_dir():
+        return
+    config, method = checkpoint_config.config_of(folder), checkpoint_config.quantization(folder).get("quant_method")
+    others = [file for file in files.strays(folder) if file not in request.override_tensors]
+    if stray := [file for file in others if not file.name.startswith("consolidated")]:
+        raise InputError(f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder")
+    if method is not None and method not in methods:
+        raise InputError(f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(methods)}")
+    if max_seq_len is None and checkpoint_config.rope_type(config) in ("longrope", "su"):
+        raise InputError(
+            f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set it "
+            "to what you serve with"
+        )

@@ -1,0 +1,186 @@
+"""ExLlamaV2 (0.3): EXL2, 4-bit GPTQ and unquantized models on NVIDIA GPUs, one window at a time.
+
+Written from the source of 0.3.2; it has not been run here.  A window goes through ``ExLlamaV2.forward`` whole and
+without a KV cache, so that nothing splits it; exllamav2's default of 2,048 tokens a forward pass follows the windows.
+
+Set by compare_q, and not exllamav2's default: ``no_sdpa``.  Without flash-attn and xformers 0.3.2 would take torch's
+SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees those
+that follow it.  Its other path is causal, but wrong beyond a sliding window; such windows need flash-attn.
+
+Products of more than 32 rows dequantize the weights to float16; they are added up in float16 (``cublasHgemm``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.checkpoint import config as checkpoint_config
+from backends.checkpoint import stored_bits
+from backends.checkpoint.folder import FolderModel
+from backends.common import memory
+from backends.common.capture import captured
+from backends.common.errors import InputError, ModelError
+from backends.common.messages import one_line
+from backends.common.options import parse_options
+from backends.common.packages import installed_versions
+from backends.exllama.common import OUTPUT_FACTOR, check_model
+from backends.hub import repositories
+from backends.layers.groups import Layer, group
+
+if TYPE_CHECKING:
+    import torch
+
+METHODS = ("exl2", "gptq")
+GPTQ_BITS = 4
+RESERVE = 1 << 30
+"""Bytes that the split leaves free on each GPU, at least; upstream's."""
+
+
+class ExLlamaV2Options(BaseModel):
+    """The ``engine`` object: GiB of weights on each GPU, in place of filling one after the other, and the length that
+    longrope factors depend on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpu_split: list[float] | None = Field(None, min_length=1)
+    max_seq_len: int | None = Field(None, gt=0)
+
+
+class ExLlamaV2Backend(FolderModel, LogitsBackend):
+    """See the module's docstring."""
+
+    capabilities = Capabilities(
+        load_fns=("exllamav2",),
+        fwd_fn="exllamav2",
+        packages=("exllamav2",),
+        install=(
+            "pip install 'exllamav2>=0.3.2,<0.4' (compiles at its first import, with nvcc; compiled wheels: "
+            "https://github.com/turboderp-org/exllamav2/releases)"
+        ),
+        summary="EXL2, 4-bit GPTQ and unquantized models, logits on NVIDIA GPUs",
+    )
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options = parse_options(ExLlamaV2Options, request.options)
+        self.model: Any = None
+        self.attention = ""
+        self.dtype = ""
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        options = parse_options(ExLlamaV2Options, request.options)
+        check_model(request, METHODS, options.max_seq_len)
+        folder = Path(request.model_dir).expanduser()
+        if not folder.is_dir():
+            return
+        config = checkpoint_config.text_config(checkpoint_config.config_of(folder))
+        quantization = config.get("quantization_config") or {}
+        bits = quantization.get("bits", GPTQ_BITS)
+        if quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
+            raise InputError(f"model_dir: exllamav2 reads GPTQ models of {GPTQ_BITS} bits; this one has {bits}")
+        scaled = checkpoint_config.rope_type(config) not in (None, "default") and not config.get("rope_scaling")
+        if config.get("rope_parameters") and ("rope_theta" not in config or scaled):
+            raise InputError(
+                f"model_dir: {folder / 'config.json'}: exllamav2 does not read its rope_parameters, which "
+                "Transformers 5 writes; write them as rope_theta and rope_scaling"
+            )
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXLLAMA_NO_")}
+        return installed_versions(("exllamav2", "torch", "flash-attn", "xformers")) | settings
+
+    def load(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ModelError("exllamav2 needs an NVIDIA GPU; torch sees none")
+        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        threads = torch.get_num_threads()
+        try:
+            with captured(self.request.log_file):
+                self._load(folder)
+        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
+            raise ModelError(f"exllamav2 could not load {folder}: {one_line(error)}") from error
+        finally:
+            torch.set_num_threads(threads)  # its import leaves one thread to every engine of this process
+
+    def _load(self, folder: Path) -> None:
+        from exllamav2 import ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
+
+        tokens = self.request.max_tokens
+        config = ExLlamaV2Config(str(folder))
+        config.max_seq_len = self.options.max_seq_len or max(config.max_seq_len, tokens)
+        config.max_input_len = tokens
+        config.max_attention_size = tokens**2
+        config.no_sdpa = True
+        config.arch_compat_overrides(quiet=True)
+        self.model = model = ExLlamaV2(config)
+        self.attention = attention_of(config)
+        layers = [getattr(module, "attn", module) for module in model.modules]  # Cohere's decoders hold theirs
+        sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
+        if self.attention != "flash-attn" and sliding <= tokens:
+            raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")
+        if self.options.gpu_split is not None:
+            model.load(self.options.gpu_split)
+        else:
+            cache = ExLlamaV2Cache(model, max_seq_len=tokens, lazy=True)  # only to measure what fits
+            model.load_autosplit(cache, max(RESERVE, OUTPUT_FACTOR * 2 * tokens * config.vocab_size))
+
+    def logits(self, window: Window) -> torch.Tensor:
+        import torch
+
+        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
+        logits: torch.Tensor = self.model.forward(token_ids)
+        self.dtype = str(logits.dtype).removeprefix("torch.")
+        return logits[0, :, : self.model.config.vocab_size]
+
+    def storage(self) -> Storage:
+        return stored_bits.storage_of(repositories.resolve(self.request.model_dir, self.request.revision))
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        modules = self.model.modules_dict.values()
+        return group(described(module) for module in modules if type(module).__name__ == "ExLlamaV2Linear")
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "architecture": self.model.config.architecture,
+            "dtype": self.dtype,
+            "devices": sorted({module.device() for module in self.model.modules[1:]}),
+            "attention": self.attention,
+            "batch": "one window at a time",
+            "options": self.options.model_dump(exclude_none=True),
+        }
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.unload()
+        self.model = None
+        memory.release()
+
+
+def attention_of(config: Any) -> str:
+    """What exllamav2 will compute a causal attention without SDPA by, in the order in which it chooses."""
+    from exllamav2 import attn
+
+    if attn.has_flash_attn and not config.no_flash_attn:
+        return "flash-attn"
+    return "xformers" if attn.has_xformers and not config.no_xformers else "matmul"
+
+
+def described(module: Any) -> Layer:
+    """A linear layer of exllamav2: which weights it holds and what multiplied them."""
+    tensors = module.q_tensors or {}
+    if "q_weight" in tensors:
+        bits = tensors["q_weight"].nbytes * 8 / module.numel()
+        return Layer(module.key, f"exl2 {bits:.1f} bpw", "float16", "gemm_half_q_half")
+    if "qweight" in tensors:
+        return Layer(module.key, f"gptq {GPTQ_BITS}-bit", "float16", "gemm_half_q_half")
+    dtype = str(module.linear.weight.dtype).removeprefix("torch.")
+    return Layer(module.key, dtype, "float16", "torch.matmul")

@@ -1,0 +1,234 @@
+"""ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time.
+
+Loaded and run as exllamav3's own compare_q did it: the model fills one GPU after the other (``device``,
+``reserve_per_device`` and ``use_per_device`` say otherwise), and a window goes through ``Model.forward`` whole and
+without a KV cache (``attn_mode`` "flash_attn_nc").  In spite of that name no flash-attn is needed or used: exllamav3
+takes the first of its own Triton kernels, xformers and torch that fits, and the provenance names it.
+
+What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
+products of more than 144 rows, so those of any usual window, reconstruct the weights in float16 and multiply those;
+decoding reads the trellis itself.  The head is padded to a multiple of 128 entries, and a quantized head has noise
+there: logits are cut to the config's vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.checkpoint import files as checkpoint
+from backends.checkpoint import stored_bits
+from backends.checkpoint.folder import FolderModel
+from backends.common import memory
+from backends.common.capture import captured
+from backends.common.errors import InputError, ModelError
+from backends.common.messages import one_line
+from backends.common.options import parse_options
+from backends.common.packages import installed_versions
+from backends.exllama.common import OUTPUT_FACTOR, check_model
+from backends.hub import repositories
+from backends.layers.groups import Layer, group
+from backends.reference.head import Head
+
+if TYPE_CHECKING:
+    import torch
+
+METHODS = ("exl3",)
+"""Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
+EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
+
+
+class ExLlamaV3Options(BaseModel):
+    """The ``engine`` object: arguments of ``Model.load``, in GiB, and the length that longrope factors depend on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str | None = Field(None, pattern=r"^cuda:\d+$")
+    reserve_per_device: float | list[float] | None = None
+    use_per_device: float | list[float] | None = None
+    max_seq_len: int | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_way_to_split(self) -> ExLlamaV3Options:
+        names = ("device", "reserve_per_device", "use_per_device")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} exclude each other")
+        return self
+
+
+class ExLlamaV3Backend(FolderModel, LogitsBackend):
+    """See the module's docstring."""
+
+    capabilities = Capabilities(
+        load_fns=("exllamav3",),
+        fwd_fn="exllamav3",
+        packages=("exllamav3",),
+        install=(
+            "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; compiled wheels: "
+            "https://github.com/turboderp-org/exllamav3/releases)"
+        ),
+        summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
+        override_tensors=True,
+    )
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options = parse_options(ExLlamaV3Options, request.options)
+        self.model: Any = None
+        self.vocab_size = 0
+        self.dtype = ""
+        self.entered: Any = None
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        options = parse_options(ExLlamaV3Options, request.options)
+        check_model(request, METHODS, options.max_seq_len)
+        check_overrides(request)
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXL3_")}
+        return installed_versions(("exllamav3", "torch", "triton", "xformers")) | settings
+
+    def load(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ModelError("exllamav3 needs an NVIDIA GPU; torch sees none")
+        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        try:
+            with captured(self.request.log_file):
+                self._load(folder)
+        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
+            for device in range(torch.cuda.device_count()):  # the limit that a failed split leaves behind
+                torch.cuda.set_per_process_memory_fraction(1.0, device)
+            raise ModelError(f"exllamav3 could not load {folder}: {one_line(error)}") from error
+
+    def _load(self, folder: Path) -> None:
+        from exllamav3 import Config, Model
+
+        config = Config.from_directory(str(folder))
+        for file in self.request.override_tensors:
+            config.stc.add_tensor_files(str(file), warn_if_override=False)
+            if str(file) not in config.stc.tensor_files:  # older versions look for files in a folder of that name
+                raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
+        if self.options.max_seq_len is not None:
+            config.override_dynamic_seq_len(self.options.max_seq_len)
+        self.vocab_size = config.vocab_size
+        self.model = Model.from_config(config)
+        tokens = self.request.max_tokens
+        self.model.load(
+            max_chunk_size=tokens, max_output_size=tokens, max_output_factor=OUTPUT_FACTOR,
+            **self.options.model_dump(exclude_none=True, exclude={"max_seq_len"}),
+        )  # fmt: skip
+
+    def logits(self, window: Window) -> torch.Tensor:
+        import torch
+
+        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
+        logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
+        self.dtype = str(logits.dtype).removeprefix("torch.")
+        return logits[0, :, : self.vocab_size]
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+        """The head where it is not quantized; ``states`` from here on."""
+        import torch
+
+        module = self.model.modules[self.model.logit_layer_idx]
+        kernel = type(module.inner).__name__
+        if kernel != "LinearFP16" or module.pre_scale != 1.0:
+            return f"its head is a {kernel}" if module.pre_scale == 1.0 else "its logits are scaled before the soft cap"
+        if self.entered is None:
+            forward, self.entered = module.forward, torch.empty(0)
+
+            def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
+                self.entered = x[0]
+                logits: torch.Tensor = forward(x, *rest, **keys)
+                return logits
+
+            module.forward = enter
+        weight, bias = module.inner.weight[: module.in_features_unpadded, : self.vocab_size].T, module.inner.bias
+        dtype = str(weight.dtype).removeprefix("torch.")
+        facts = Head(self.vocab_size, dtype, module.softcap or None, module.post_scale)
+        return weight, None if bias is None else bias[: self.vocab_size], facts
+
+    def states(self) -> torch.Tensor:
+        states: torch.Tensor = self.entered
+        return states
+
+    def storage(self) -> Storage:
+        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        return stored_bits.storage_of(folder, self.request.override_tensors)
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        return group(described(module) for module in self._linears())
+
+    def _linears(self) -> Iterator[Any]:
+        """The model's Linear modules that hold weights."""
+        return (module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None)
+
+    def provenance(self) -> dict[str, Any]:
+        caches = (getattr(module, "dispatch_cache", {}) for module in self.model)
+        attention = {cache["fn"].__name__ for cache in caches if "fn" in cache}
+        return {
+            "model_class": type(self.model).__name__,
+            "dtype": self.dtype,
+            "devices": sorted({str(module.device) for module in self._linears()}),
+            "attention": sorted(attention),
+            "batch": "one window at a time",
+            "override_tensors": [str(file) for file in self.request.override_tensors],
+            "options": self.options.model_dump(exclude_none=True),
+        }
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.unload()
+            self.model.config.stc.close()
+        self.model = self.entered = None
+        memory.release()
+
+
+def described(module: Any) -> Layer:
+    """A Linear of exllamav3: which weights it holds and what multiplied them."""
+    inner = module.inner
+    kernel = type(inner).__name__
+    if kernel != "LinearEXL3":
+        dtype = str(inner.weight.dtype).removeprefix("torch.")
+        return Layer(module.key, dtype, "float16", kernel)
+    if getattr(inner, "_fused_reconstruct", None) is not None:  # set by the first call of reconstruct_hgemm
+        kernel += ".reconstruct_hgemm"
+    return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
+
+
+def check_overrides(request: LoadRequest) -> None:
+    """InputError where the engine would mix override tensors with what they should replace.
+
+    exllamav3 takes EXL3 tensors before a weight of the same module, wherever either comes from.
+    """
+    for file in request.override_tensors:
+        if file.suffix != ".safetensors":
+            raise InputError(f"model_dir: override tensors {file}: must be a .safetensors file")
+    if not all(file.is_file() for file in request.override_tensors) or not Path(request.model_dir).is_dir():
+        return
+    stored = _parts(checkpoint.weight_files(Path(request.model_dir)))
+    for module, given in _parts(request.override_tensors).items():
+        if module not in stored:
+            raise InputError(f"model_dir: override tensors hold {module}, which the model does not have")
+        mixed = stored[module] & EXL3_PARTS - given
+        if mixed and given & {"weight", *EXL3_PARTS}:
+            raise InputError(f"model_dir: override tensors replace {module}, but not its {', '.join(sorted(mixed))}")
+
+
+def _parts(files: Collection[Path]) -> dict[str, set[str]]:
+    """Module -> the last part of the names of its tensors."""
+    parts: dict[str, set[str]] = {}
+    for name in checkpoint.read_headers(files):
+        module, _, part = name.rpartition(".")
+        parts.setdefault(module, set()).add(part)
+    return parts

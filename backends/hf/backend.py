@@ -1,0 +1,253 @@
+"""Hugging Face Transformers, one window at a time, with upstream's four ways to load.
+
+``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
+the same in bf16; ``transformers_mm``: fp16, the text side of an image-text model.  Without a GPU the device is the
+CPU.  ``dtype`` in ``engine`` replaces the dtype.  ``streaming`` keeps one decoder layer on the device at a time
+(``backends/hf/streaming.py``); ``noise`` makes the model the noise floor (``backends/layers/noise.py``).
+
+Quantized checkpoints run as Transformers runs them, most of them decompressed to the dtype; ``quantization_config`` in
+``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.checkpoint import stored_bits
+from backends.checkpoint.folder import FolderModel
+from backends.common import memory
+from backends.common.capture import captured
+from backends.common.errors import InputError, ModelError
+from backends.common.messages import one_line
+from backends.common.options import parse_options
+from backends.common.packages import installed_versions
+from backends.hf.quantization import (
+    PACKAGES,
+    check_complete,
+    check_dtype,
+    check_packages,
+    check_resident,
+    quantization,
+    stored_quantization,
+)
+from backends.hf.streaming import Streamer, decoder_layers
+from backends.hub import repositories
+from backends.layers.groups import group
+from backends.layers.noise import OPTIONS, Noise, NoiseOptions, described, seed_of
+from backends.reference.head import Head
+
+if TYPE_CHECKING:
+    import torch
+
+BF16 = {"transformers_auto_bf16"}
+DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
+IMAGE_TEXT = {"transformers_mm"}
+PLACEMENT = ("device_map", "max_memory", "offload_folder")
+OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
+
+
+class TransformersOptions(NoiseOptions):
+    """The ``engine`` object: arguments of ``from_pretrained`` that change what runs."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    device_map: str | dict[str, int | str] | None = None
+    attn_implementation: str | None = None
+    experts_implementation: str | None = None
+    max_memory: dict[int | str, int | str] | None = None
+    offload_folder: str | None = None
+    trust_remote_code: bool = False
+    quantization_config: dict[str, Any] | None = Field(None, min_length=1)
+    streaming: bool = False
+    streaming_windows: int | None = Field(None, ge=1)
+
+
+class TransformersBackend(FolderModel, LogitsBackend):
+    """A causal language model of Transformers."""
+
+    capabilities = Capabilities(
+        load_fns=("transformers", "transformers_auto", "transformers_auto_bf16", "transformers_mm"),
+        fwd_fn="transformers",
+        packages=("transformers",),
+        install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
+        summary="any checkpoint Transformers runs, logits on GPU or CPU",
+    )
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options = parse_options(TransformersOptions, request.options)
+        self.model: Any = None
+        self.entered: Any = None
+        self.streamer: Streamer | None = None
+        self.noise: Noise | None = None
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        options = parse_options(TransformersOptions, request.options)
+        seed_of(request.options)
+        if importlib.util.find_spec("accelerate") is None:
+            raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
+        stored = {} if cls.is_remote(request) else stored_quantization(request)
+        for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
+            check_packages(where, config)
+        check_dtype(options.dtype or default_dtype(request), stored)
+        if options.streaming:
+            check_streaming(options, stored)
+        elif options.streaming_windows:
+            raise InputError('engine.streaming_windows: needs "streaming": true')
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
+        return installed_versions(("torch", "transformers", "accelerate", *quantizers))
+
+    def load(self) -> None:
+        import torch
+        import transformers
+        from transformers.quantizers.auto import AutoHfQuantizer
+
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        loader = (
+            transformers.AutoModelForImageTextToText
+            if self.request.load_fn in IMAGE_TEXT
+            else transformers.AutoModelForCausalLM
+        )
+        arguments = self._arguments(torch.cuda.is_available())
+        stored = stored_quantization(self.request)
+        if stored and not AutoHfQuantizer.supports_quant_method(stored):
+            raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
+        try:
+            with captured(self.request.log_file):  # bars of the libraries that unpack a checkpoint
+                self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
+        except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
+            raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
+        check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
+        check_resident(folder, self.model, stored)
+        self.model.eval()
+        if (seed := seed_of(self.request.options)) is not None:
+            self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
+        if self.options.streaming:
+            device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+            self.streamer = Streamer(self.model, self._forward, device, self.options.streaming_windows)
+
+    def _arguments(self, cuda: bool) -> dict[str, Any]:
+        options = self.options.model_dump(exclude_none=True, exclude=OURS)
+        dtype = default_dtype(self.request)
+        one_device = "cuda:0" if cuda else "cpu"
+        device_map = "auto" if self.request.load_fn in DEVICE_MAP_AUTO and cuda else one_device
+        if self.options.streaming:
+            device_map = "cpu"
+        if self.options.quantization_config:
+            options["quantization_config"] = quantization(self.options.quantization_config)
+        return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        if self.streamer is not None:
+            self.streamer.prepare(windows)
+
+    def logits(self, window: Window) -> torch.Tensor:
+        import torch
+
+        with torch.inference_mode():
+            logits = self._forward(window) if self.streamer is None else self.streamer.logits(window)
+        if self.noise is not None and (missed := self.noise.missed()):
+            raise ModelError(missed)
+        return logits
+
+    def _forward(self, window: Window) -> torch.Tensor:
+        import torch
+
+        token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
+        return logits
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+        """The output embedding, with the soft cap and the scale that the config names; ``states`` from here on."""
+        import torch
+
+        module = self.model.get_output_embeddings()
+        if not isinstance(module, torch.nn.Linear) or type(module.weight) is not torch.nn.Parameter:
+            return f"its head is {'missing' if module is None else 'a ' + type(module).__name__}"
+        if module.weight.is_meta:
+            return "its head is not resident"
+        if self.entered is None:
+            self.entered = torch.empty(0)
+            module.register_forward_pre_hook(self._enter)
+        config = self.model.config.get_text_config()
+        scale = number(config, "logit_scale", 1.0) / number(config, "logits_scaling", 1.0)
+        facts = Head(
+            module.weight.shape[0], str(module.weight.dtype).removeprefix("torch."),
+            number(config, "final_logit_softcapping", 0.0) or None, scale,
+        )  # fmt: skip
+        return module.weight.detach(), None if module.bias is None else module.bias.detach(), facts
+
+    def _enter(self, _: Any, given: tuple[Any, ...]) -> None:
+        self.entered = given[0][0]
+
+    def states(self) -> torch.Tensor:
+        states: torch.Tensor = self.entered
+        return states
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        from backends.hf import layers as transformers_layers
+
+        asked = stored_quantization(self.request) or self.options.quantization_config or {}
+        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        return group(transformers_layers.layers(self.model, asked, folder))
+
+    def storage(self) -> Storage:
+        on_load = (self.options.quantization_config or {}).get("quant_method")
+        if on_load and not stored_quantization(self.request):
+            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
+        return stored_bits.storage_of(repositories.resolve(self.request.model_dir, self.request.revision))
+
+    def provenance(self) -> dict[str, Any]:
+        parameters = next(self.model.parameters())
+        return {
+            "model_class": type(self.model).__name__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": str(parameters.device),
+            "attention": self.model.config._attn_implementation,
+            "batch": "one window at a time",
+            **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
+            **described(seed_of(self.request.options)),
+            "options": self.options.model_dump(exclude_none=True),
+        }
+
+    def close(self) -> None:
+        if self.streamer is not None:
+            self.streamer.close()
+        self.streamer = None
+        self.model = self.entered = self.noise = None
+        memory.release()
+
+
+def default_dtype(request: LoadRequest) -> str:
+    """The dtype that upstream gives each of its ways to load."""
+    return "bfloat16" if request.load_fn in BF16 else "float16"
+
+
+def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
+    """InputError if ``streaming`` cannot go with the other options, the checkpoint or what is installed."""
+    for name in (*PLACEMENT, "quantization_config"):
+        if getattr(options, name) is not None:
+            raise InputError(f"engine.streaming: cannot go with {name}; leave one of them out")
+    if stored:
+        raise InputError(
+            f"engine.streaming: streams unquantized checkpoints only, this one is quantized with "
+            f"{stored.get('quant_method')}"
+        )
+    if importlib.util.find_spec("greenlet") is None:
+        raise InputError("engine.streaming: needs greenlet: pip install greenlet")
+
+
+def number(config: Any, name: str, missing: float) -> float:
+    """A number of a config; MPT's logit_scale may be a word, and then the head's check decides."""
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, int | float) and value else missing

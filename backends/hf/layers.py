@@ -1,0 +1,152 @@
+"""How the linear layers of a model of Transformers ran.
+
+Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are what the
+checkpoint stores, the activations may not be.  compressed-tensors rounds them in the layer's forward, and whether it
+did is looked at, not believed: the layer is given one vector, and what reaches torch's product is compared with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from backends.checkpoint.files import read_headers, weight_files
+from backends.layers.groups import Layer, deviation
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, grouped
+
+DEQUANTIZED = "torch linear (dequantized)"
+LINEAR = {"Linear", "Conv1D"}
+SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
+"""What follows a quantized module's name in its tensors' names; gpt-oss has ``experts.gate_up_proj_scales``."""
+QDATA = {"int8": "int8", "float8_e4m3fn": "fp8"}
+NOT_TEXT = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio)(\.|$)")
+
+
+def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
+    """Every linear and expert layer outside vision and audio towers, after a forward pass.
+
+    ``quantization``: the ``quantization_config`` that it was loaded with; ``folder``: its checkpoint.
+    """
+    stored = stored_quantized(folder) if quantization else set()
+    scheme = declared(quantization)
+    for name, module in model.named_modules():
+        if NOT_TEXT.search(name):
+            continue
+        if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
+            yield linear(name, module, scheme, text(model.dtype), dequantized=inner(name) in stored)
+        elif type(module).__name__.endswith("Experts"):
+            dequantized = any(each.startswith(f"{inner(name)}.") for each in stored)
+            yield experts(name, module, scheme, model.config, dequantized=dequantized)
+
+
+def linear(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
+    """One layer, by what is known of its class; "unknown" where that is nothing."""
+    kernel = type(module).__name__
+    own = getattr(module, "quantization_scheme", None)
+    if own is not None and kernel in LINEAR:  # compressed-tensors
+        asked = args_text(own.input_activations)
+        ran = takes(module, asked, dtype)
+        return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
+    weight: Any = getattr(module, "weight", None)
+    if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
+        return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear")
+    if hasattr(weight, "qdata"):  # torchao, whose linear layers hold tensors of its own classes
+        return Layer(name, *torchao(weight, dtype), type(weight).__name__)
+    if kernel == "Linear4bit":
+        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", text(module.compute_dtype), kernel)
+    if kernel == "Linear8bitLt":
+        return Layer(name, "int8 channel", "int8 token", kernel)
+    if kernel == "CompressedTensorsFP8Linear":  # rounds by token also where the checkpoint has a scale for them
+        return Layer(name, scheme.weights if scheme else "fp8 channel", "fp8 token", kernel)
+    if kernel == "FP8Linear" and module.block_size and weight.element_size() == 1:
+        size = module.block_size
+        ran = f"fp8 g{size[1]}" if module.activation_scheme == "dynamic" else "fp8 tensor"
+        return Layer(name, f"fp8 block {size[0]}x{size[1]}", ran, kernel)
+    if isinstance(getattr(module, "bits", None), int):  # gptqmodel, whose kernels are all weight-only
+        return Layer(name, scheme.weights if scheme else f"int{module.bits}", dtype, kernel)
+    asked = scheme.activations if scheme else ""
+    return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
+
+
+def experts(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
+    """All experts of a layer, whose weights are one or two tensors."""
+    kernel = f"{type(module).__name__} {getattr(config, '_experts_implementation', None) or ''}".strip()
+    weight = next(module.parameters(), None)
+    if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
+        asked = scheme.activations if scheme else ""
+        return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
+    return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel)
+
+
+def plain(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -> Layer:
+    """A layer whose weights are in a float dtype, as stored or dequantized while loading."""
+    if dequantized_from is None:
+        return Layer(name, dtype, dtype, kernel)
+    asked = dequantized_from.activations
+    return Layer(name, dequantized_from.weights, dtype, f"{kernel} (dequantized)", deviation(asked or dtype, dtype))
+
+
+def torchao(weight: Any, dtype: str) -> tuple[str, str]:
+    """Weights and activations of a torchao tensor; "unknown" for a packed one."""
+    name = QDATA.get(text(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
+    blocks = getattr(weight, "block_size", None)
+    if name is None or blocks is None or blocks[0] != 1:
+        return UNKNOWN, UNKNOWN
+    weights = grouped(name, 0 if blocks[-1] == weight.shape[-1] else blocks[-1])
+    activations = getattr(weight, "act_quant_kwargs", UNKNOWN)
+    if activations is None:
+        return weights, dtype
+    per_row = type(getattr(activations, "granularity", None)).__name__ == "PerRow"
+    return weights, f"{name} token" if per_row else UNKNOWN
+
+
+class Taken(TorchFunctionMode):
+    """Keeps the left side of every torch linear product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear:
+            self.tensors.append(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def takes(module: Any, asked: str, dtype: str) -> str:
+    """The activations of a layer of compressed-tensors; "unknown" where accelerate has put its values elsewhere."""
+    if not asked:
+        return dtype
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return UNKNOWN
+    return asked if quantizes_input(module, dtype) else dtype
+
+
+def quantizes_input(module: Any, dtype: str) -> bool:
+    """Whether a layer's product takes anything but the activations that the layer is given."""
+    given = torch.randn(1, module.in_features, generator=torch.Generator().manual_seed(0))
+    given = given.to(next(module.parameters()).device, getattr(torch, dtype))
+    with torch.inference_mode(), Taken() as taken:
+        module(given)
+    return not all(torch.equal(tensor, given) for tensor in taken.tensors)
+
+
+def stored_quantized(folder: Path) -> set[str]:
+    """Modules of which the checkpoint has scales, by their names from the list of layers on."""
+    names = read_headers(weight_files(folder))
+    return {inner(SCALES.sub("", name)) for name in names if SCALES.search(name)}
+
+
+def inner(name: str) -> str:
+    """A module's name without what is before its list of layers, which differs between checkpoint and model."""
+    return name[max(name.find("layers."), 0) :]
+
+
+def text(dtype: Any) -> str:
+    """A dtype's name."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,201 @@
+"""A model larger than its device: one decoder layer there at a time, and all windows of a group through it.
+
+Reading 140 GB once a window would take the disk's time and not the GPU's.  So the windows of a group run together:
+each is the model's own forward in a greenlet of its own, which stops before every decoder layer until that layer is on
+the device.  What is between the layers (masks, rotary tables, residuals, soft caps) is the model's own code, so that
+the logits are, bit for bit, those of the model as a whole.
+
+The weights of the layers stay in CPU memory as Transformers loaded them: where the checkpoint stores what the model
+computes with, they are pages of its files, which the system reads as they are copied and drops when it needs the room.
+Tensors that Transformers converts while loading (another dtype, experts that are stored one by one) take CPU memory.
+While one layer computes, a thread copies the next, so two layers are on the device; embedding, norm and head stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backends.base import Window
+from backends.common.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_BYTES = 1 << 30
+"""Room for the states of a group's windows where the device is the CPU."""
+MOST_WINDOWS = 1024
+
+
+@dataclass
+class Run:
+    """One window's forward: ``layer`` is the index of the one that it waits for, ``logits`` [L, V] its end."""
+
+    window: Window
+    greenlet: Any
+    layer: int = -1
+    logits: torch.Tensor | None = None
+
+    def resume(self) -> None:
+        """Run on to the next layer, or to the end."""
+        reached = self.greenlet.switch()
+        if self.greenlet.dead:
+            self.logits = reached
+        else:
+            self.layer = reached
+
+
+class Streamer:
+    """Runs a model that was loaded into CPU memory on ``device``; ``forward`` gives a window's logits [L, V].
+
+    ``group``: windows that run together; None: as many as half of the device's free memory holds the states of.
+    """
+
+    def __init__(
+        self, model: Any, forward: Callable[[Window], torch.Tensor], device: torch.device, group: int | None
+    ) -> None:
+        import torch
+
+        self.forward, self.device, self.group = forward, device, group
+        self.config = model.config.get_text_config()
+        layers = list(dict.fromkeys(decoder_layers(model)))
+        self.hosts = [[(weight, weight.data) for weight in layer.parameters()] for layer in layers]
+        streamed = {weight for host in self.hosts for weight, _ in host}
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor not in streamed:
+                tensor.data = tensor.data.to(device)
+        for index, layer in enumerate(layers):
+            layer.register_forward_pre_hook(lambda *_, index=index: stop_before(index))
+        self.copier = ThreadPoolExecutor(1, "streaming")
+        on_cuda = device.type == "cuda"
+        self.side_stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self.held: int | None = None
+        self.coming: tuple[int, Future[list[torch.Tensor]]] | None = None
+        self.ahead: list[Window] = []
+        self.left = 0
+        self.runs: list[Run] = []
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        """The windows whose logits will be asked for, in this order."""
+        self.ahead = list(windows)
+
+    def logits(self, window: Window) -> torch.Tensor:
+        """Logits [L, V] of one window; those after it in its group are then one layer from their end."""
+        run = next((run for run in self.runs if run.window is window), None) or self.start(window)
+        while run.logits is None:
+            if run.layer == len(self.hosts) - 1:
+                self.hold(run.layer)
+                run.resume()  # alone: a group's logits together are larger than the model
+            else:
+                self.advance(run.layer)
+        self.runs.remove(run)
+        return run.logits
+
+    def start(self, window: Window) -> Run:
+        """Bring a group that begins with ``window`` to its first layer."""
+        import greenlet
+
+        if self.group is None:
+            self.group = self.fitting(max(len(each.token_ids) for each in (window, *self.ahead)))
+        begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
+        chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
+        self.left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
+        self.runs = [Run(each, greenlet.greenlet(lambda each=each: self.forward(each))) for each in chosen]
+        for run in self.runs:
+            run.resume()
+        return self.runs[0]
+
+    def advance(self, layer: int) -> None:
+        """Run every window that waits for ``layer`` through it."""
+        self.hold(layer)
+        for run in self.runs:
+            if run.layer == layer:
+                run.resume()
+                if run.logits is not None:
+                    raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
+
+    def hold(self, layer: int) -> None:
+        """Have ``layer`` on the device in place of the one that was there, and the next one on its way."""
+        if self.held == layer:
+            return
+        self.release()
+        if self.coming is None or self.coming[0] != layer:
+            self.fetch(layer)
+        assert self.coming is not None
+        for (weight, _), copy in zip(self.hosts[layer], self.coming[1].result(), strict=True):
+            weight.data = copy
+        self.held, self.coming = layer, None
+        following = layer + 1 if layer + 1 < len(self.hosts) else 0
+        if following or self.left:
+            self.fetch(following)
+
+    def fetch(self, layer: int) -> None:
+        """Begin to copy a layer; one that was coming and is not wanted is dropped first."""
+        if self.coming is not None:
+            self.coming[1].result()
+        self.coming = layer, self.copier.submit(self.copies, layer)
+
+    def copies(self, layer: int) -> list[torch.Tensor]:
+        """The layer's weights on the device; on CUDA through a stream that does not wait for what computes."""
+        import torch
+
+        with nullcontext() if self.side_stream is None else torch.cuda.stream(self.side_stream):
+            return [host.to(self.device, copy=True) for _, host in self.hosts[layer]]
+
+    def release(self) -> None:
+        """Give the held layer's memory back, once all that was computed with it is done."""
+        import torch
+
+        if self.held is None:
+            return
+        if self.side_stream is not None:
+            torch.cuda.synchronize(self.device)
+        for weight, host in self.hosts[self.held]:
+            weight.data = host
+        self.held = None
+
+    def fitting(self, tokens: int) -> int:
+        """Windows whose states fit half of the free memory.
+
+        A stopped forward keeps its embeddings, its state, rotary tables and, in some attentions, a mask [L, L].
+        """
+        import torch
+
+        room = CPU_BYTES
+        if self.device.type == "cuda":
+            room = torch.cuda.mem_get_info(self.device)[0] // 2
+            room -= 2 * max(sum(host.nbytes for _, host in layer) for layer in self.hosts)
+        each = 4 * tokens * (2 * self.config.hidden_size + tokens)
+        return max(1, min(MOST_WINDOWS, int(room // each)))
+
+    def close(self) -> None:
+        """Stop copying, and forget windows that were not finished."""
+        self.copier.shutdown(cancel_futures=True)
+        self.runs, self.coming = [], None
+        self.release()
+
+
+def stop_before(layer: int) -> None:
+    """Leave a window's forward until its ``layer`` is there."""
+    import greenlet
+
+    greenlet.getcurrent().parent.switch(layer)
+
+
+def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
+    """The text decoder's list of layers; ModelError if there is none of the length that the config names."""
+    count = model.config.get_text_config().num_hidden_layers
+    return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")
+
+
+def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
+    """The first list of ``count`` modules in a decoder; ModelError that begins with ``owner`` if there is none."""
+    import torch
+
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ModelError(f"{owner} has no list of {count} decoder layers")

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: names -> folders on this machine."""

@@ -1,0 +1,176 @@
+"""The Hugging Face hub's client, kept short and quiet: is the hub there, what went wrong, how far a download is.
+
+Left alone the client retries: without a network a data set's answer came after 24 s where connections are refused, and
+not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.common.watch import Watch
+
+REMEMBERED_S = 60.0
+"""For how long an answer of ``away`` holds: a run of hours must not go on without a network that was away once."""
+
+SIGN_IN = "`hf auth login` or HF_TOKEN"
+_asked: dict[str, tuple[float, str]] = {}
+
+
+class HubAwayError(InputError):
+    """The hub cannot be asked now; what is in the local cache can still be used."""
+
+
+def away() -> str:
+    """Why the hub cannot be asked, or an empty string; at most ``patience`` seconds, also where DNS never answers."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    endpoint = constants.ENDPOINT
+    when, found = _asked.get(endpoint, (0.0, ""))
+    if not when or time.monotonic() - when > REMEMBERED_S:
+        found = _ask(endpoint)
+        _asked[endpoint] = time.monotonic(), found
+    return found and f"{endpoint} cannot be reached ({found})"
+
+
+def patience() -> float:
+    """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
+
+
+def _ask(endpoint: str) -> str:
+    """What one request to the hub's front page ends in: an empty string for any answer.
+
+    In a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
+    """
+    from huggingface_hub import get_session
+
+    answers: list[str] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=2 * patience(), follow_redirects=False)
+            answers.append("")
+        except Exception as error:  # the client's, the HTTP library's, proxies', TLS
+            answers.append(one_line(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(patience())
+    late = f"no answer within {patience():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
+    return answers[0] if answers else late
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Both clients take what is in their caches, and ask nobody."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: list[Any] = [constants, datasets.config]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    for place in places:
+        place.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+
+
+@contextmanager
+def heard(watch: Watch, name: str) -> Iterator[None]:
+    """No bars of the client; its warnings (retries, waits) become lines of ours."""
+    from huggingface_hub import utils
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            watch.say(f"{name}: {' '.join(record.getMessage().split())}")
+
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
+    logger, ours = logging.getLogger("huggingface_hub"), Handler(logging.WARNING)
+    before, logger.handlers = logger.handlers, [ours]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
+def meter(watch: Watch) -> type[Any]:
+    """A bar for the client that draws nothing, and tells ``watch`` how many bytes have come.
+
+    The client counts them twice, as received and as written: the larger count is the one that is told.
+    """
+    lock, told = threading.Lock(), [0]
+    counts: dict[int, float] = {}
+
+    class Meter:
+        def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
+            self.total, self.n, self.unit = total, 0.0, unit
+            self.format_dict: dict[str, Any] = {}
+
+        def __enter__(self) -> Meter:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Any:  # what else a bar can be told: descriptions, refreshing, its end
+            return lambda *_, **__: None
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                self.n += n or 0
+                if self.unit == "B":
+                    counts[id(self)] = self.n
+                    more = int(max(counts.values())) - told[0]
+                    told[0] += more
+                    watch.advance(more)
+
+    return Meter
+
+
+def reason(error: BaseException, page: str, revision: str | None) -> str:
+    """What went wrong, in one line, and what to do; ``page`` is the repository's address."""
+    from huggingface_hub import errors
+
+    chain = [error]
+    while len(chain) < 9 and (below := chain[-1].__cause__ or chain[-1].__context__):
+        chain.append(below)
+    for each in chain:
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if isinstance(each, errors.GatedRepoError):
+            signed_in = f"your account has no access yet; ask for it at {page}"
+            ask = f"accept its licence at {page}, then sign in ({SIGN_IN})"
+            return f"gated on the hub: {signed_in if status == 403 else ask}"
+        if isinstance(each, errors.RevisionNotFoundError):
+            return f"no revision {revision!r} of it on the hub; see {page}"
+        if isinstance(each, errors.RepositoryNotFoundError):
+            return f"not on the hub, or private; check the name, or sign in ({SIGN_IN})"
+        if status == 401:
+            return f"the hub does not know your token; sign in again ({SIGN_IN})"
+        if status == 429:
+            return f"the hub limits how often you may ask; {wait(each)}, or sign in for a higher limit ({SIGN_IN})"
+        if isinstance(each, OSError) and each.errno == errno.ENOSPC:
+            return "no space left for it; HF_HOME names another place for the hub's cache"
+        if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
+            return f"{page} answers {status}: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
+    return one_line(error)
+
+
+def wait(error: Any) -> str:
+    """How long a client that asked too often has to wait."""
+    headers = error.response.headers
+    seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]
+    return f"try again in {seconds} s" if str(seconds).isdigit() else "try again later"

@@ -1,0 +1,1 @@
+"""Linear layers: what their schemes are called, how they ran, noise on their outputs."""

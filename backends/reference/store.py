@@ -1,0 +1,224 @@
+"""The reference of a KL divergence on disk: the final hidden states of every scored position, and the head, once.
+
+A store is a folder:
+
+- ``reference.json``: what it is the reference of (``identity``), ``kind``, head facts, size and SHA-256 of each file;
+- ``row.000000.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the head; or,
+  ``kind`` "logits", where the head cannot be recomputed, its ``logits`` [T, V] in the dtype of the engine's;
+- ``head.000000.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, and ``bias`` [n] if it has
+  one; one file a tensor-parallel rank, named by its first entry.
+
+For a vocabulary of 128,256 and H = 4,096, states take 8,192 bytes a token, 16-bit logits 256,512, those of llama.cpp,
+which are float32, 513,024.  Logits come back as the engine made them: product in the model's dtype, bias, soft cap,
+scale.  Nothing is rounded: float16 in place of float32 cost up to 3.3e-4 a token, and made small divergences negative.
+Several processes may write to one store; ``seal`` makes it one.
+What this file does not know: any engine, and what makes two references the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.reference.head import Head, Kind
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1
+"""Version of the layout."""
+MANIFEST = "reference.json"
+
+
+class Writer:
+    """One process's share of a store that is being made; thread-safe for distinct rows.
+
+    ``reason`` says why logits are kept and not states.
+    """
+
+    def __init__(self, folder: Path, kind: Kind, reason: str = "") -> None:
+        self.folder = folder
+        self.kind = kind
+        self.reason = reason
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def row(self, row: int, tensor: torch.Tensor) -> None:
+        """Write one window's states [T, H] or logits [T, V] bit for bit, in the dtype that the engine gave them."""
+        self._write(row_name(row), {self.kind: tensor})
+
+    def head(self, first: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write the head's entries from ``first`` on."""
+        self._write(f"head.{first:06d}.safetensors", {"weight": weight} | ({} if bias is None else {"bias": bias}))
+
+    def _write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        from safetensors.torch import save
+
+        data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+        (self.folder / name).write_bytes(data)
+        self.files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def close(self, head: Head) -> None:
+        """Say what this process has written."""
+        part = {"kind": self.kind, "reason": self.reason, "head": asdict(head), "files": self.files}
+        (self.folder / f"part.{uuid.uuid4().hex}.json").write_text(json.dumps(part), encoding="utf-8")
+
+
+def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_rows: int) -> None:
+    """Make one store of what the writers left in ``building``, under its final name; ValueError if a row is missing."""
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(building.glob("part.*.json"))]
+    files = {name: facts for part in parts for name, facts in part["files"].items()}
+    missing = [row for row in range(n_rows) if row_name(row) not in files]
+    if not parts or missing:
+        raise ValueError(f"the reference's row {missing[0] if missing else 0} was not kept")
+    manifest = {
+        "version": VERSION, "identity": dict(identity), "kind": parts[0]["kind"], "reason": parts[0]["reason"],
+        "head": parts[0]["head"], "rows": n_rows, "files": files,
+    }  # fmt: skip
+    (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    for file in building.glob("part.*.json"):
+        file.unlink()
+    if not folder.exists():
+        os.replace(building, folder)
+        return
+    remove(folder)  # another run's, or one that was cleared; what else lies there stays
+    folder.mkdir(exist_ok=True)
+    for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
+        os.replace(file, folder / file.name)
+    building.rmdir()
+
+
+def remove(folder: Path) -> None:
+    """Delete a store: the files that it says are its own, and the folder if nothing else lies in it."""
+    manifest = folder / MANIFEST
+    with suppress(OSError, ValueError, AttributeError):  # a damaged manifest names no files
+        for name in json.loads(manifest.read_text(encoding="utf-8"))["files"]:
+            if Path(name).name == name:
+                (folder / name).unlink(missing_ok=True)
+    manifest.unlink(missing_ok=True)
+    with suppress(OSError):  # a user's own files, or a link to the folder
+        folder.rmdir()
+
+
+def row_name(row: int) -> str:
+    """File of a window."""
+    return f"row.{row:06d}.safetensors"
+
+
+class ReferenceStore(ABC):
+    """A store to read; InputError names the file that is missing, damaged or of another version."""
+
+    path: Path
+    identity: dict[str, Any]
+    kind: Kind
+    reason: str
+    head: Head
+    n_rows: int
+
+    @property
+    def head_digests(self) -> list[str]:
+        """Checksums of the head's files."""
+        return []
+
+    @property
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """Bytes of all rows and the head."""
+
+    @abstractmethod
+    def verify(self, advance: Callable[[], None] = lambda: None) -> None:
+        """Check every file; calls ``advance`` after each."""
+
+    @abstractmethod
+    def row(self, row: int) -> torch.Tensor:
+        """Window ``row``'s states [T, H] or logits [T, V], by ``kind``, on the CPU."""
+
+    def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Of a store of states, the head's weight [last - first, H] and bias, on a device."""
+        raise TypeError(f"{self.path}: keeps {self.kind}, no head")
+
+
+class Reader(ReferenceStore):
+    """A store of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        file = folder / MANIFEST
+        try:
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            version = manifest["version"]
+            if version != VERSION:
+                raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
+            self.identity, self.kind, self.reason = manifest["identity"], manifest["kind"], manifest["reason"]
+            self.head, self.n_rows = Head(**manifest["head"]), manifest["rows"]
+            self.files: dict[str, dict[str, Any]] = manifest["files"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
+
+    @property
+    def head_digests(self) -> list[str]:
+        return [facts["sha256"] for name, facts in sorted(self.files.items()) if name.startswith("head.")]
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(facts["bytes"] for facts in self.files.values())
+
+    def verify(self, advance: Callable[[], None] = lambda: None) -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for problem in pool.map(self._problem, self.files):
+                if problem:
+                    raise InputError(f"{problem}; delete {self.path}, so that it is made again")
+                advance()
+
+    def _problem(self, name: str) -> str:
+        file = self.path / name
+        try:
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except FileNotFoundError:
+            return f"{file}: missing from the reference"
+        except OSError as error:
+            return f"{file}: cannot be read: {error.strerror}"
+        return "" if digest == self.files[name]["sha256"] else f"{file}: damaged: its checksum is not that of the store"
+
+    def row(self, row: int) -> torch.Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self.path / row_name(row), "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(self.kind)
+        return tensor
+
+    def head_parts(self, first: int, last: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:
+        """(first entry, weight, bias) of the stored pieces of vocabulary entries ``first`` to ``last``, in order."""
+        from safetensors import safe_open
+
+        for name in sorted(name for name in self.files if name.startswith("head.")):
+            begin = int(name.split(".")[1])
+            with safe_open(self.path / name, "pt") as file:
+                weight = file.get_slice("weight")
+                end = begin + weight.get_shape()[0]
+                low, high = min(max(first, begin), end), max(min(last, end), begin)
+                if low < high or first == last:  # a rank that holds nothing but padding asks for nothing
+                    bias = file.get_tensor("bias")[low - begin : high - begin] if "bias" in file.keys() else None  # noqa: SIM118
+                    yield low, weight[low - begin : high - begin], bias
+
+    def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
+        parts = list(self.head_parts(first, last))
+        if not parts or sum(len(weight) for _, weight, _ in parts) != last - first:
+            raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; delete it")
+        # One piece is not copied: 1 GB of a head took longer to copy than to compare.
+        weight = parts[0][1] if len(parts) == 1 else torch.cat([weight for _, weight, _ in parts])
+        biases = [bias for _, _, bias in parts if bias is not None]
+        return weight.to(device), torch.cat(biases).to(device) if biases else None

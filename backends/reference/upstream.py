@@ -1,0 +1,92 @@
+"""Opening a reference store, ours or upstream's, and reading its rows ahead of their use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.reference.head import Head
+from backends.reference.store import MANIFEST, ReferenceStore
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UpstreamReader(ReferenceStore):
+    """The logits that exllamav3's compare_q kept: float32 [1, L, V] a row, of the last L positions of each window.
+
+    One file a row (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that was given), or
+    the older single file with ``tensor.0``, ...  It names neither text nor tokenizer nor model.
+    """
+
+    kind = "logits"
+    reason = "kept by upstream's compare_q"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.identity = path, {}
+        folder = path if path.is_dir() else path.with_name(f"{path.name}.rows")
+        self.row_files = sorted(folder.glob("row_*.safetensors")) if folder.is_dir() else []
+        if not self.row_files and not path.is_file():
+            raise InputError(f"{path}: holds no reference: neither {MANIFEST} nor rows of upstream's compare_q")
+        self.n_rows = len(self.row_files) or self._count()
+        self.head = Head(int(self._shape(0)[-1]), "float32")
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        from safetensors import safe_open
+
+        try:
+            with safe_open(self.path, "pt") as file:
+                return list(file.keys())
+        except Exception as error:  # safetensors raises its own for files that are something else or damaged
+            raise InputError(f"{self.path}: no store of reference logits: {one_line(error)}") from None
+
+    def _count(self) -> int:
+        from safetensors import safe_open
+
+        if "tensor" in self._keys:
+            with safe_open(self.path, "pt") as file:
+                return int(file.get_slice("tensor").get_shape()[0])
+        return sum(re.fullmatch(r"tensor\.\d+", key) is not None for key in self._keys)
+
+    def _slice(self, row: int, use: Callable[[Any, Any], Any]) -> Any:
+        """``use(slice, rows)`` of the tensor that holds a row."""
+        from safetensors import safe_open
+
+        single = not self.row_files
+        file = self.path if single else self.row_files[row].with_name(f"row_{row:06d}.safetensors")
+        name = f"tensor.{row}" if single and "tensor" not in self._keys else "tensor"
+        try:
+            with safe_open(file, "pt") as opened:
+                whole = single and name == "tensor"
+                return use(opened.get_slice(name), slice(row, row + 1) if whole else slice(0, 1))
+        except Exception as error:  # safetensors raises its own for missing and for damaged files
+            raise InputError(f"{file}: row {row} of the reference cannot be read: {one_line(error)}") from None
+
+    def _shape(self, row: int) -> list[int]:
+        shape: list[int] = self._slice(row, lambda opened, _: opened.get_shape())
+        return shape
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.row_files or [self.path])
+
+    def verify(self, advance: Callable[[], None] = lambda: None) -> None:
+        for row in range(self.n_rows):  # headers only: upstream keeps no checksums
+            self._shape(row)
+            advance()
+
+    @property
+    def positions(self) -> int:
+        """Scored positions of the first row."""
+        return self._shape(0)[-2] - 1
+
+    def row(self, row: int) -> torch.Tensor:
+        tensor: torch.Tensor = self._slice(row, lambda opened, rows: opened[rows])
+        # The last position predicts a token beyond the window.
+        return tensor.reshape(-1, tensor.shape[-1])[:-1]

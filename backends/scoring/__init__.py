@@ -1,0 +1,1 @@
+"""Logits -> log-probability, entropy and KL divergence of every token."""

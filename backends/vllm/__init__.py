@@ -1,0 +1,1 @@
+"""The engine vLLM, scored inside its own workers."""

@@ -1,0 +1,274 @@
+"""The driver's side of scoring in vLLM's workers: tagged requests in, per-token scores out.
+
+Before every run the first tokens of the first windows are scored twice in the same steps, by us and by vLLM's own
+``prompt_logprobs=0``; a difference beyond the rounding of the logits stops the run.  The same probe finds out whether
+each tensor-parallel rank can score its own logits, and whether the head can be recomputed from states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import LayerGroup, Task, TokenScores, Window
+from backends.common.errors import ModelError
+from backends.layers.groups import Layer, group
+from backends.reference.head import Kind
+from backends.scoring import statistics as statistics
+from backends.vllm.hooks import TAG
+from backends.vllm.scorer import Plan
+
+PROBE_WINDOWS = 2
+PROBE_BYTES = 256 << 20
+"""Memory for vLLM's own log-probabilities in the probe, at 10 bytes a logit: its V1 runner holds those of all rows."""
+BYTES_A_LOGIT = 10
+SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
+"""Distance of two neighbouring logits, relative; for float32 that of two orders of addition, with room."""
+
+
+class Capture(Protocol):
+    """Keeps the engine's output off the terminal while it holds."""
+
+    def __call__(self) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a run gets its logits, found by the probe.
+
+    ``gathered``: by vLLM's gather; ``states``: the head can be recomputed from states, ``reason`` why not;
+    ``checked`` tokens differed from prompt_logprobs=0 by at most ``largest`` and ``mean`` on average (nats).
+    """
+
+    gathered: bool
+    states: bool
+    reason: str
+    checked: int
+    largest: float
+    mean: float
+
+
+@dataclass
+class EngineRun:
+    """Runs on one loaded engine: ``LLM`` object, where its output goes, what the last run was like.
+
+    ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
+    (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
+    model's own.
+    """
+
+    llm: Any
+    capture: Capture
+    vocab_size: int
+    tp_size: int
+    runner: str
+    noise_seed: int | None = None
+    route: Route | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """One method of every worker; results in the order of ranks."""
+        with self.capture():
+            answers: list[Any] = self.llm.collective_rpc(method, args=args)
+        return answers
+
+    def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+        """Scores of every window, as they finish; every position, or ModelError."""
+        windows = list(windows)
+        self.route = route = self.probe(windows)
+        kind: Kind = "states" if route.states else "logits"
+        limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
+        plan = Plan(
+            gathered=route.gathered or (task.record is not None and kind == "logits" and self.tp_size > 1),
+            vocab_size=limit,
+            reference=None if task.reference is None else str(task.reference),
+            record=None if task.record is None else str(task.record),
+            record_kind=kind,
+            record_reason=route.reason,
+        )
+        yield from self.scored(windows, plan)
+
+    def scored(self, windows: Sequence[Window], plan: Plan) -> Iterator[TokenScores]:
+        """Scores of every window by a plan that fits the model."""
+        self.call("compare_q_begin", asdict(plan), self.noise_seed)
+        finished = self.requests(windows, {})
+        pending = {window.row: window for window in windows}
+        for rows in finished:
+            collected = self.collect(list(rows))
+            for row in rows:
+                window = pending.pop(row)
+                yield statistics.scores(row, window.token_ids[window.score_from :], collected[row])
+        self.facts = self.end()
+        if pending:
+            raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is row {min(pending)}")
+
+    def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
+        """Queue every window, then step; yields {row: RequestOutput} of each step that finished some.
+
+        The scheduler is paused while they are queued, so that the batches are the same every time: without it, it takes
+        what is there when it looks, and bf16 perplexities moved in the fifth digit.
+        """
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        rows = {str(window.row): window.row for window in windows}
+        try:
+            with self.capture(), paused(engine):
+                for window in windows:
+                    params = SamplingParams(
+                        max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
+                        extra_args={TAG: [window.row, window.score_from, window.n_scored]}, **sampling,
+                    )  # fmt: skip
+                    engine.add_request(str(window.row), {"prompt_token_ids": window.token_ids.tolist()}, params)
+            while engine.has_unfinished_requests():
+                with self.capture():
+                    outputs = engine.step()
+                finished = {rows.pop(output.request_id): output for output in outputs if output.finished}
+                if finished:
+                    yield finished
+        finally:
+            if rows:  # whoever was iterating has had enough, or a request was refused
+                engine.abort_request(list(rows))
+
+    def collect(self, rows: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
+        """Row -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
+        shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
+        covered, entries = 0, 0
+        for header_text, data in self.call("compare_q_collect", list(rows)):
+            header = json.loads(header_text)
+            if header["error"]:
+                raise ModelError(f"scoring failed in vLLM's worker: {header['error']}")
+            for row, missing in header.get("incomplete", {}).items():
+                raise ModelError(f"row {row}: vLLM computed no hidden states for {missing} of its positions")
+            if header.get("rows"):
+                flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
+                parts = np.split(flat, np.cumsum(header["counts"])[:-1])
+                entries = header["entries"]
+                shards.setdefault(tuple(header["shard"]), dict(zip(header["rows"], parts, strict=True)))
+        for first, last in sorted(shards):
+            if first != covered and last > first:
+                raise ModelError(f"vocabulary entries {covered} to {first} were scored by no rank, or twice")
+            covered = max(last, covered)
+        if shards and covered != entries:
+            raise ModelError(f"vocabulary entries {covered} to {entries} were scored by no rank")
+        return {row: [part[row] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for row in rows}
+
+    def end(self) -> dict[str, Any]:
+        """Finish a run; the facts of its ranks together."""
+        ranks = [json.loads(answer) for answer in self.call("compare_q_end")]
+        for facts in ranks:
+            if facts["error"]:
+                raise ModelError(f"scoring failed in vLLM's worker: {facts['error']}")
+        return {
+            "chunk_rows": max(facts["chunk_rows"] for facts in ranks),
+            "extra_device_bytes": max(facts["extra_device_bytes"] for facts in ranks),
+            "recomputed_positions": sum(facts["recomputed"] for facts in ranks),
+            "reference_head": next((facts["reference_head"] for facts in ranks if facts["reference_head"]), ""),
+            "logits_dtype": next((facts["dtype"] for facts in ranks if facts["dtype"]), ""),
+            "local_difference": max(facts["local_difference"] for facts in ranks),
+            "head_difference": max(facts["head_difference"] for facts in ranks),
+            "head_reason": next((facts["head_reason"] for facts in ranks if facts["head_reason"]), ""),
+        }
+
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
+        named = {
+            entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
+        }
+        return group(named.values())
+
+    def described(self) -> dict[str, Any]:
+        """What the last run was like, for the results."""
+        route = {} if self.route is None else asdict(self.route)
+        names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype")
+        return {"model_runner": self.runner, **route, **{name: self.facts[name] for name in names if self.facts}}
+
+    def probe(self, windows: Sequence[Window]) -> Route:
+        """See the module's docstring."""
+        tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
+        longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
+        short = [Window(window.row, window.token_ids[:tokens], 1) for window in longest]
+        return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
+
+    def _no_route(self) -> Route:
+        raise ModelError("vLLM's logits differ from call to call: compare_q cannot score this model")
+
+    def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
+        """The route by local or by gathered logits; None if a rank's own logits are not those that vLLM serves."""
+        self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True)))
+        outputs = {row: output for rows in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
+                   for row, output in rows.items()}  # fmt: skip
+        collected = self.collect([window.row for window in short])
+        facts = self.end()
+        if not facts["local_difference"] <= 0:
+            return None
+        spacing = SPACING.get(facts["logits_dtype"], SPACING["bfloat16"])
+        differences, allowed = [], []
+        for window in short:
+            targets = window.token_ids[1:]
+            ours = statistics.scores(window.row, targets, collected[window.row]).logprob
+            theirs = own_logprobs(window, outputs[window.row].prompt_logprobs)
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(ours.astype(np.float64) - theirs)
+            differences.append(np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, apart))
+            allowed.append(2 * spacing * largest_logit(collected[window.row]) + 1e-4)
+        difference, limit = np.concatenate(differences), np.concatenate(allowed)
+        if not (difference <= limit).all() or difference.mean() > limit.mean() / 4:
+            worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
+            raise ModelError(
+                f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
+                f"{limit[worst]:.3g}), {difference.mean():.3g} on average: compare_q does not score this model right"
+            )
+        reason, states = facts["head_reason"], not facts["head_reason"]
+        if states and facts["head_difference"] > 2 * float(limit.max()):
+            states, reason = False, f"its head's product differs from its logits by {facts['head_difference']:.3g}"
+        return Route(gathered, states, reason, len(difference), float(difference.max()), float(difference.mean()))
+
+
+@contextmanager
+def paused(engine: Any) -> Iterator[None]:
+    """The scheduler of an engine in a process of its own, held still; an engine in this process steps when told to."""
+    call = getattr(engine.engine_core, "call_utility", None)
+    if call is None:
+        yield
+        return
+    call("pause_scheduler", "keep", False)
+    try:
+        yield
+    finally:
+        call("resume_scheduler")
+
+
+def largest_logit(shards: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    """Size [T] of the larger of the top and the target's logit; 0 where one is masked or NaN."""
+    top = np.max([shard[:, statistics.Column.MAX] for shard in shards], axis=0)
+    target = np.max([shard[:, statistics.Column.TARGET] for shard in shards], axis=0)
+    larger: NDArray[np.float64] = np.maximum(np.abs(top), np.abs(target)).astype(np.float64)
+    return np.where(np.isfinite(larger), larger, 0.0)
+
+
+def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:
+    """vLLM's log-probabilities float32 [L - 1] of a window, from its flat container.
+
+    It has L positions, the first is empty, and the first entry of position i must be that of the window's token i.
+    """
+    where = f"row {window.row}"
+    if prompt_logprobs is None or len(prompt_logprobs) != len(window.token_ids):
+        found = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
+        raise ModelError(f"{where}: vLLM returned log-probabilities for {found} of {len(window.token_ids)} positions")
+    starts = np.asarray(prompt_logprobs.start_indices[1:], dtype=np.int64)
+    empty = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) <= starts
+    if empty.any():
+        raise ModelError(f"{where}: vLLM returned no log-probability at position {int(empty.argmax()) + 1}")
+    tokens = np.asarray(prompt_logprobs.token_ids, dtype=np.int64)[starts]
+    wrong = tokens != window.token_ids[1:]
+    if wrong.any():
+        raise ModelError(f"{where}: vLLM scored another token at position {int(wrong.argmax()) + 1}")
+    logprob: NDArray[np.float32] = np.asarray(prompt_logprobs.logprobs, dtype=np.float32)[starts]
+    return logprob

@@ -1,0 +1,181 @@
+"""Where an unmodified vLLM hands over final hidden states: one hook a model runner, and which rows are whose.
+
+Both model runners call one method on every step with the final hidden states of every scheduled row, whether or not a
+request wants prompt log-probabilities (read in 0.26, 0.32 and 0.33; ran in 0.26 V2 and 0.32 V1):
+
+- V1: ``model_runner._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)``
+- V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``, and
+  ``add_request(req_id, req_idx, sampling_params)`` of the same object, again after a preemption
+
+``attach`` replaces them on the instance, checks the signatures it relies on, and calls the originals.  A request is
+ours if ``SamplingParams.extra_args`` has a tag under ``TAG``; its internal id is not the one it was queued under.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backends.vllm.install import NEWEST, OLDEST
+
+if TYPE_CHECKING:
+    import torch
+
+TAG = "compare_q"
+V1_STEP = ("hidden_states", "num_scheduled_tokens")
+V2_STEP = ("logits_fn", "hidden_states", "input_batch", "all_token_ids", "num_computed_tokens", "prompt_lens")
+V2_ADD = ("req_id", "req_idx", "sampling_params")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one request in one step: ``hidden_states[begin : begin + count]`` are positions ``start``, ...
+
+    ``tag`` is what the request was queued with, ``length`` the tokens of its prompt, and ``tokens(a, b)`` the prompt's
+    token ids a to b, int64, on the device of the hidden states.
+    """
+
+    tag: Any
+    start: int
+    begin: int
+    count: int
+    length: int
+    tokens: Callable[[int, int], torch.Tensor]
+
+
+Step = Callable[["torch.Tensor", list[Segment]], None]
+
+
+def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
+    """RuntimeError unless the method's first parameters are the expected ones."""
+    found = tuple(inspect.signature(method).parameters)[: len(expected)]
+    if found != expected:
+        raise RuntimeError(
+            f"{method.__name__} takes {found}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST}, whose "
+            "hidden states compare_q knows how to read"
+        )
+
+
+def attach(runner: Any, on_step: Step) -> str:
+    """Call ``on_step(hidden_states, segments)`` in every step that has rows of ours; returns the runner's generation.
+
+    RuntimeError if this vLLM's model runner has an unknown shape.
+    """
+    if getattr(runner, "prompt_logprobs_worker", None) is not None:
+        attach_v2(runner.prompt_logprobs_worker, on_step)
+        return "V2"
+    if hasattr(runner, "_get_prompt_logprobs_dict"):
+        attach_v1(runner, on_step)
+        return "V1"
+    if hasattr(runner, "prompt_logprobs_worker"):
+        return "V2 (an earlier pipeline stage)"
+    raise RuntimeError(f"the model runner {type(runner).__name__} is not one of vLLM {OLDEST} to {NEWEST}")
+
+
+def attach_v1(runner: Any, on_step: Step) -> None:
+    """Hook the first generation of model runners."""
+    original = runner._get_prompt_logprobs_dict
+    check_signature(original, V1_STEP)
+
+    def step(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+        if segments := segments_v1(runner, hidden_states, num_scheduled_tokens):
+            on_step(hidden_states, segments)
+        return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
+
+    runner._get_prompt_logprobs_dict = step
+
+
+def segments_v1(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
+    """Our rows in a step of a V1 runner."""
+    segments = []
+    for request_id, scheduled in num_scheduled_tokens.items():
+        request = runner.requests.get(request_id)
+        tag = tag_of(getattr(request, "sampling_params", None))
+        if tag is None or request.prompt_token_ids is None:
+            continue
+        begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
+        tokens = on_device(request.prompt_token_ids, hidden_states.device)
+        segments += segment(tag, request.num_computed_tokens, begin, scheduled, len(request.prompt_token_ids), tokens)
+    return segments
+
+
+def on_device(token_ids: list[int], device: Any) -> Callable[[int, int], torch.Tensor]:
+    """Slices of a token list as tensors on a device; pinned, because a pageable copy would wait for the GPU."""
+
+    def tokens(a: int, b: int) -> torch.Tensor:
+        import torch
+
+        cut = torch.tensor(token_ids[a:b], dtype=torch.int64)
+        return cut.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else cut
+
+    return tokens
+
+
+def attach_v2(worker: Any, on_step: Step) -> None:
+    """Hook the second generation, through the object that computes its prompt log-probabilities."""
+    add, compute, remove = worker.add_request, worker.compute_prompt_logprobs, worker.remove_request
+    check_signature(add, V2_ADD)
+    check_signature(compute, V2_STEP)
+    tags: dict[str, Any] = {}
+
+    def add_request(req_id: str, req_idx: int, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        tag = tag_of(sampling_params)
+        if tag is not None:
+            tags[req_id] = tag
+        return add(req_id, req_idx, sampling_params, *args, **kwargs)
+
+    def remove_request(req_id: str, *args: Any, **kwargs: Any) -> Any:
+        tags.pop(req_id, None)
+        return remove(req_id, *args, **kwargs)
+
+    def step(
+        logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
+        prompt_lens: Any, *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        if segments := segments_v2(tags, input_batch, all_token_ids, prompt_lens):
+            on_step(hidden_states, segments)
+        return compute(
+            logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens, *args, **kwargs
+        )
+
+    worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = add_request, remove_request, step
+
+
+def segments_v2(tags: dict[str, Any], batch: Any, all_token_ids: Any, prompt_lens: Any) -> list[Segment]:
+    """Our rows in a step of a V2 runner."""
+    segments = []
+    for i, request_id in enumerate(batch.req_ids):
+        if request_id not in tags:
+            continue
+        state = int(batch.idx_mapping_np[i])
+        start, begin = int(batch.num_computed_prefill_tokens_np[i]), int(batch.query_start_loc_np[i])
+        scheduled = int(batch.query_start_loc_np[i + 1]) - begin
+        segments += segment(
+            tags[request_id], start, begin, scheduled, int(prompt_lens[state]), row_of(all_token_ids, state)
+        )
+    return segments
+
+
+def row_of(all_token_ids: Any, state: int) -> Callable[[int, int], torch.Tensor]:
+    """Slices of one request's tokens on the GPU."""
+
+    def tokens(a: int, b: int) -> torch.Tensor:
+        cut: torch.Tensor = all_token_ids[state, a:b].long()
+        return cut
+
+    return tokens
+
+
+def tag_of(sampling_params: Any) -> Any:
+    """What the request was queued with, or None."""
+    return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
+
+
+def segment(
+    tag: Any, start: int, begin: int, scheduled: int, length: int, tokens: Callable[[int, int], torch.Tensor]
+) -> list[Segment]:
+    """One segment of the scheduled rows that belong to the prompt, or none after it."""
+    count = min(scheduled, length - start)
+    return [Segment(tag, start, begin, count, length, tokens)] if count > 0 else []

@@ -1,0 +1,113 @@
+"""Which kernel vLLM chose for each layer of a loaded model, and the precision in which it takes the activations.
+
+It runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in one of a few attributes of a
+layer's ``scheme`` or ``quant_method``; what a kernel does with activations is read from its own config where it has
+one, else known from its class, by the sources of 0.26 to 0.33.  A kernel that is not known here is "unknown", never
+guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only and nothing that vLLM returns says
+so (PPL 27.4 in place of 33.8).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from backends.layers.groups import Layer, deviation
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared
+
+KERNELS = ("kernel", "fp8_linear", "linear_kernel")
+WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
+QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
+GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
+"""What a QuantKey's type is with groups of a size; vLLM's type of FP4 is the byte that holds two."""
+CODES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
+
+
+def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str) -> Iterator[Layer]:
+    """Every linear layer, expert layer and head of a vLLM model.
+
+    ``quant_config``: vLLM's own, or None; ``checkpoint``: the ``quantization_config`` of the model's config.json;
+    ``dtype``: the model's.
+    """
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        bases = {base.__name__ for base in type(method).__mro__}
+        is_head = type(module).__name__ == "ParallelLMHead"
+        if is_head or {"LinearMethodBase", "FusedMoEMethodBase"} & bases:
+            yield layer(name, module, method, scheme_of(module, method, quant_config, checkpoint), dtype)
+
+
+def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
+    """One layer; ``scheme`` is what the checkpoint asks of it, None if that is not known."""
+    if type(method).__name__.startswith("Unquantized"):
+        return Layer(name, dtype, dtype, type(method).__name__)
+    kernel = kernel_of(module, method)
+    asked = scheme.activations if scheme else UNKNOWN
+    ran = activations(module, method, kernel, asked, dtype)
+    if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
+        key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
+        return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, type(kernel).__name__)
+    return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
+
+
+def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str, Any]) -> Scheme | None:
+    """What the checkpoint asks of a layer, by vLLM's own matching of layers to config groups where it has one."""
+    if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
+        return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
+    if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
+        found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
+        return compressed_tensors(found["weights"], found["input_activations"]) if found else None
+    return declared(checkpoint)
+
+
+def kernel_of(module: Any, method: Any) -> Any:
+    """The object whose class computes the product: the kernel, else the scheme, else the method."""
+    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    if experts is not None:
+        return experts
+    for owner in (getattr(module, "scheme", None), method):
+        for name in KERNELS:
+            if (kernel := getattr(owner, name, None)) is not None:
+                return kernel
+    return getattr(module, "scheme", None) or method
+
+
+def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
+    """The precision in which a kernel takes the activations."""
+    name, config = type(kernel).__name__, getattr(kernel, "config", None)
+    if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
+        return "int8 token"
+    if hasattr(kernel, "quant_config"):  # experts
+        return code(kernel.quant_config.quant_dtype, dtype)
+    # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
+    taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
+    if (given := code(taken, dtype)) != dtype:
+        return given
+    if not asked or WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
+        return dtype
+    if "Humming" in name:  # decides by the platform
+        return UNKNOWN
+    if config is not None and hasattr(config, "activation_quant_key"):
+        key = config.activation_quant_key
+        return dtype if key is None else key_text(key, "token")
+    return asked if QUANTIZES.search(name) else UNKNOWN
+
+
+def code(taken: Any, dtype: str) -> str:
+    """Name of an activation's type as vLLM holds it: None, a torch dtype, or a word."""
+    text = dtype if taken is None else str(taken).removeprefix("torch.")
+    return CODES.get(text, text)
+
+
+def key_text(key: Any, line: str) -> str:
+    """A vLLM QuantKey in the words of ``backends/layers/schemes.py``; ``line``: what one scale for a row or column is
+    called.
+
+    Group shapes: (-1, -1) tensor; (1, -1) and (-1, 1) a line; (1, n) groups; (n, m) blocks.
+    """
+    rows, columns = key.scale.group_shape
+    name = code(key.dtype, UNKNOWN)
+    if rows < 0 or columns < 0:
+        return f"{name} {'tensor' if rows == columns else line}"
+    return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"

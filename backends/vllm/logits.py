@@ -1,0 +1,119 @@
+"""Inside vLLM's worker: logits from final hidden states, this rank's share of them, and what goes into the head.
+
+``gathered`` is what vLLM serves: under tensor parallelism it gathers [n, V] on every call.  ``local`` is the same call
+with the gather shadowed, so that each rank keeps the logits of its own vocabulary entries, padding cut off.  Models
+that edit logits after the LogitsProcessor do so on gathered ones; the driver compares both at the start of every run
+and uses ``local`` only where they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from backends.reference.head import Head, head_logits, largest_difference
+
+UNLIMITED = 1 << 60
+
+
+class LogitsSource:
+    """The model's ``compute_logits``, and what its LogitsProcessor was last given."""
+
+    def __init__(self, model: Any) -> None:
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        self.model = model
+        self.processors = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+        self.processor: Any = None
+        self.lm_head: Any = None
+        self.states: Any = None
+        self.bias: Any = None
+        self.reference_heads: dict[Any, tuple[Any, Any, str]] = {}
+        for processor in self.processors:
+            processor.register_forward_pre_hook(self._capture, with_kwargs=True)
+
+    def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("lm_head", "hidden_states", "embedding_bias"), args, strict=False)) | kwargs
+        self.processor, self.lm_head = processor, given["lm_head"]
+        self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """Vocabulary entries [first, last) of this rank's logits; None until a call has shown it, or if unknown."""
+        indices = getattr(self.lm_head, "shard_indices", None)
+        if indices is None or self.processor is None or self.processor.logits_as_input:
+            return None
+        last = min(indices.org_vocab_end_index, self.processor.org_vocab_size)
+        return min(indices.org_vocab_start_index, last), last
+
+    def gathered(self, hidden_states: Any) -> Any:
+        """Logits [n, V]; None on ranks that vLLM does not give them to.  Every rank has to call it."""
+        return self.model.compute_logits(hidden_states)
+
+    def local(self, hidden_states: Any) -> Any:
+        """Logits [n, last - first] of this rank's ``shard``; right only for a model that has no edits of its own."""
+        with ungathered(self.processors):
+            return self._unpadded(self.model.compute_logits(hidden_states))
+
+    def local_again(self) -> Any:
+        """What ``local`` would give for the last call, without the model's own edits; None if that is not known.
+
+        An edit by token id would miss its token, or fail, on a rank's share of the vocabulary.
+        """
+        if self.shard is None:
+            return None
+        with ungathered(self.processors):
+            return self._unpadded(self.processor(self.lm_head, self.states, self.bias))
+
+    def _unpadded(self, logits: Any) -> Any:
+        first, last = self.shard or (0, logits.shape[-1])
+        return logits[..., : last - first]
+
+    def weight(self) -> tuple[Any, Any] | str:
+        """(weight [n, H], bias [n] or None) of this rank's entries, or why there is no plain one."""
+        if self.shard is None:
+            return "its logits do not come from a head that compare_q knows"
+        first, last = self.shard
+        weight, method = getattr(self.lm_head, "weight", None), type(self.lm_head.quant_method).__name__
+        if weight is None or not method.startswith("Unquantized") or not weight.is_floating_point():
+            return f"its head is quantized ({method})"
+        if weight.ndim != 2 or weight.shape[0] < last - first or weight.shape[1] != self.states.shape[-1]:
+            return f"its head's weight has the shape {tuple(weight.shape)}"  # packed for a CPU's kernels, say
+        if self.states.dtype != weight.dtype:
+            return f"its head computes in {weight.dtype} what arrives in {self.states.dtype}"
+        return weight[: last - first], None if self.bias is None else self.bias[: last - first]
+
+    def head(self, dtype: str) -> Head:
+        """What the LogitsProcessor does beside the product."""
+        processor = self.processor
+        return Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
+
+    def head_difference(self, logits: Any) -> float | str:
+        """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
+        found = self.weight()
+        if isinstance(found, str):
+            return found
+        if self.states.ndim != 2 or self.states.shape[0] != logits.shape[0]:
+            return "its head is given other rows than its logits have"
+        return largest_difference(head_logits(self.head(""), self.states, *found), logits)
+
+
+@contextmanager
+def ungathered(processors: list[Any]) -> Iterator[None]:
+    """LogitsProcessors that neither gather nor cut."""
+    sizes = [processor.org_vocab_size for processor in processors]
+    for processor in processors:
+        processor._gather_logits = unchanged  # shadows the method on this instance
+        processor.org_vocab_size = UNLIMITED
+    try:
+        yield
+    finally:
+        for processor, size in zip(processors, sizes, strict=True):
+            del processor._gather_logits
+            processor.org_vocab_size = size
+
+
+def unchanged(logits: Any) -> Any:
+    """In the place of the gather."""
+    return logits

@@ -1,0 +1,199 @@
+"""What compare_q runs inside vLLM's worker processes; the driver's side is ``backends/vllm/backend.py``.
+
+``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker; the
+driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that
+the worker has.  A run is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a step
+is kept for the next ``collect``: raised there it would kill the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from backends.common.messages import one_line
+from backends.layers.noise import Noise, vllm_decoder_layers
+from backends.vllm import layers as vllm_layers
+from backends.vllm.hooks import Segment, attach
+from backends.vllm.logits import LogitsSource
+from backends.vllm.scorer import Plan, Scorer
+
+WAITING = 4
+"""Rows that may wait to be written: one of 2,048 x 128,256 float16 logits takes 525 MB of pinned memory."""
+
+
+@dataclass
+class Run:
+    """One rank's run: its scorer, what is still being written, and the first thing that went wrong."""
+
+    scorer: Scorer
+    last_stage: bool
+    error: str = ""
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    writes: deque[Future[None]] = field(default_factory=deque)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank has statistics: it ends the pipeline, and vLLM gives it logits."""
+        return self.last_stage and self.scorer.reports
+
+    def collect(self, rows: Sequence[int]) -> tuple[dict[str, Any], bytes]:
+        """(header, partial statistics) of finished windows; states go to disk in the background."""
+        self.error = self.error or self.scorer.error
+        header: dict[str, Any] = {"error": self.error, "rows": [], "counts": [], "incomplete": {}}
+        if not self.reports:
+            return {"error": self.error}, b""
+        parts = []
+        for row in rows:
+            buffer = self.scorer.buffers.pop(row, None)
+            if buffer is None or not buffer.written.all():
+                header["incomplete"][str(row)] = "all" if buffer is None else int((~buffer.written).sum())
+                continue
+            if buffer.done is not None:
+                buffer.done.synchronize()
+            if self.scorer.rows is not None:
+                self.scorer.rows.drop(row)
+            if self.scorer.writer is not None and buffer.kept is not None:
+                while len(self.writes) >= WAITING:
+                    self.writes.popleft().result()
+                self.writes.append(self.pool.submit(self.scorer.writer.row, row, buffer.kept))
+            header["rows"].append(row)
+            header["counts"].append(len(buffer.written))
+            parts.append(buffer.statistics.numpy().tobytes())
+        facts = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
+        return {**header, **facts}, b"".join(parts)
+
+    def end(self) -> dict[str, Any]:
+        """Finish what is being written; what the run was like."""
+        scorer = self.scorer
+        self.error = self.error or scorer.error
+        try:
+            for write in self.writes:
+                write.result()
+            if scorer.writer is not None and self.reports and not self.error:
+                scorer.close_record()
+        except Exception as failure:  # a full disk, say
+            self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
+        self.pool.shutdown()
+        if scorer.rows is not None:
+            scorer.rows.close()
+        return {
+            "error": self.error,
+            "recomputed": scorer.recomputed,
+            "chunk_rows": scorer.largest_chunk,
+            "extra_device_bytes": scorer.extra_bytes,
+            "reference_head": scorer.reference_head,
+            "local_difference": scorer.probe.local,
+            "head_difference": scorer.probe.head,
+            "head_reason": scorer.probe.head_reason,
+            "dtype": scorer.probe.dtype,
+        }
+
+
+class ScoringExtension:
+    """See the module's docstring."""
+
+    model_runner: Any
+    vllm_config: Any
+    model_config: Any
+    device: Any
+    _compare_q_source: LogitsSource
+    _compare_q_run: Run | None = None
+    _compare_q_noise: Noise | None = None
+    _compare_q_logits: list[Any] | None = None
+    _compare_q_chunk: int = 1024
+
+    def compare_q_install(self) -> str:
+        """Set the hooks; returns the model runner's generation.  RuntimeError if this vLLM has an unknown shape."""
+        generation = attach(self.model_runner, self._compare_q_step)
+        self._compare_q_source = LogitsSource(self.model_runner.get_model())
+        return generation
+
+    def compare_q_layers(self) -> str:
+        """How this rank's layers run, as JSON: the fields of ``Layer`` of each."""
+        config = self.vllm_config
+        checkpoint = getattr(config.model_config.hf_config, "quantization_config", None) or {}
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        found = vllm_layers.layers(self.model_runner.get_model(), config.quant_config, checkpoint, dtype)
+        return json.dumps([asdict(layer) for layer in found])
+
+    def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
+        """Start a run, with noise on this rank's layers until its end if it has a seed for it."""
+        from vllm.distributed import get_pp_group, get_tp_group
+
+        self._compare_q_quiet()  # a run that broke off
+        if noise_seed is not None:
+            layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
+            self._compare_q_noise = Noise(layers, noise_seed, pairs=True)
+        tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
+        # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
+        scorer = Scorer(
+            self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
+            self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
+        )  # fmt: skip
+        self._compare_q_run = Run(scorer, last_stage)
+
+    def compare_q_collect(self, rows: Sequence[int]) -> tuple[str, bytes]:
+        """(header as JSON, partial statistics float32 of all rows, one after the other) of finished windows.
+
+        The header names incomplete windows, with the number of positions missing, and leaves them out.
+        """
+        assert self._compare_q_run is not None
+        header, data = self._compare_q_run.collect(rows)
+        return json.dumps(header), data
+
+    def compare_q_end(self) -> str:
+        """Finish and forget the run; returns what it was like, as JSON."""
+        run, self._compare_q_run = self._compare_q_run, None
+        assert run is not None
+        run.error = run.error or self._compare_q_quiet()
+        return json.dumps(run.end())
+
+    def _compare_q_quiet(self) -> str:
+        """End the noise; what it missed."""
+        noise, self._compare_q_noise = self._compare_q_noise, None
+        return "" if noise is None else noise.remove()
+
+    def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
+        import torch
+
+        run = self._compare_q_run
+        with torch.inference_mode():
+            if self._compare_q_logits is not None:
+                self._compare_q_keep(hidden_states, segments)
+            elif run is not None and not run.error:
+                try:
+                    run.scorer.step(hidden_states, segments)
+                except Exception as error:  # whatever it is, the engine must live to report it
+                    run.error = f"{type(error).__name__}: {one_line(error)}"
+
+    def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
+        """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""
+        self._compare_q_logits, self._compare_q_chunk = [], chunk_rows
+
+    def _compare_q_keep(self, hidden_states: Any, segments: list[Segment]) -> None:
+        assert self._compare_q_logits is not None
+        for segment in segments:
+            for begin in range(segment.begin, segment.begin + segment.count, self._compare_q_chunk):
+                end = min(begin + self._compare_q_chunk, segment.begin + segment.count)
+                # Under tensor parallelism every rank has to take part, and all but the first may get None back.
+                logits = self._compare_q_source.gathered(hidden_states[begin:end])
+                if logits is not None:
+                    self._compare_q_logits.append(logits.cpu())
+
+    def compare_q_save_logits(self, path: str) -> int:
+        """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""
+        import torch
+        from safetensors.torch import save_file
+        from vllm.distributed import get_tp_group
+
+        kept, self._compare_q_logits = self._compare_q_logits, None
+        if not kept or get_tp_group().rank_in_group != 0:
+            return 0
+        logits = torch.cat(kept)
+        save_file({"logits": logits.contiguous()}, path)
+        return int(logits.shape[0])

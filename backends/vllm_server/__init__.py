@@ -1,0 +1,1 @@
+"""A vLLM server that somebody else runs, asked for log-probabilities over HTTP."""

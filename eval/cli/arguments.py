@@ -1,0 +1,204 @@
+"""The flags of the command line, and what can be said of them before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from backends.common.errors import InputError
+from eval import __version__
+from eval.common.cache import default_root
+from eval.table.columns import ORDERS
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose errors are ours: one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see --help")
+
+
+class Once(argparse.Action):
+    """A flag with one value; InputError if it is given twice, where argparse would keep the last in silence."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        seen: set[str] = vars(namespace).setdefault("seen", set())
+        if self.dest in seen:
+            reason = "a run has one text; run once for each" if self.dest == "dataspec" else "it takes one value"
+            raise InputError(f"{option}: is given twice; {reason}")
+        seen.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag of upstream's compare_q, and ours."""
+    p = Parser(
+        description="Compare quantized models by perplexity and KL divergence.",
+        allow_abbrev=False,
+    )
+    for name in (None, "store"):
+        p.register("action", name, Once)
+    p.add_argument("--version", action="version", version=f"compare_q {__version__}")
+    add_run(p)
+    add_output(p)
+    add_plot(p)
+    p.set_defaults(cache_dir=default_root())
+    return p
+
+
+def add_run(p: argparse.ArgumentParser) -> None:
+    """What runs."""
+    p.add_argument("-d", "--dataspec", type=path, help="data specification (JSON)")
+    p.add_argument(
+        "-m", "--modelspec", nargs="+", action="extend", help="model specifications (JSON), wildcards allowed"
+    )
+    p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
+    p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
+    p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
+    p.add_argument("-lf", "--logits_file", type=path, help="reference store for KL divergence: read, or made there")
+    p.add_argument("--from", dest="source", type=path, nargs="+", action="extend", default=[], metavar="FILE",
+                   help="a finished run (results.json, report.html), or several to merge: runs nothing")  # fmt: skip
+    p.add_argument("--cache-dir", type=path, help="where tokens and scores are kept (default: %(default)s)")
+    p.add_argument("--cache", action="store_true", help="list what the cache holds, and do nothing else")
+    p.add_argument("--cache-limit", type=size, metavar="SIZE", help="keep the cache below SIZE (20GB), oldest first")
+    p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
+    p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
+    p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
+
+
+def add_output(p: argparse.ArgumentParser) -> None:
+    """What is printed and written."""
+    p.add_argument("-o", "--output", type=path, help="write the results as JSON")
+    p.add_argument("--csv", type=path, help="write the results as CSV")
+    p.add_argument("--markdown", type=path, help="write the table as Markdown")
+    p.add_argument("--html", type=path, help="write a report as one HTML file")
+    p.add_argument("--tokens-out", type=path, help="folder for each model's per-token scores, as <label>.parquet")
+    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: that of the specs)")
+    p.add_argument("--statistics", action="store_true", help="llama.cpp's block of statistics for every model")
+    p.add_argument("--pairs", action="store_true", help="the difference of every row from the next one, with its error")
+    p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"), help="that of two labels")
+
+
+def add_plot(p: argparse.ArgumentParser) -> None:
+    """What is drawn."""
+    p.add_argument("-p", "--plot", action="store_true", help="scatter plot, to --plot_file or compare_q.png")
+    p.add_argument("-pf", "--plot_file", type=path, help="file of the plot: .png, .svg or .pdf (implies -p)")
+    p.add_argument("--plots", type=path, help="folder for every plot there is")
+    p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
+    p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
+    p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
+    p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
+    p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
+    p.add_argument("--log_y", action=argparse.BooleanOptionalAction, help="logarithmic y axis (default: for KLD)")
+    p.add_argument("-kld", "--kld", action="store_true", help="plot KL divergence in place of perplexity")
+
+
+def rows(text: str) -> int:
+    """``-r``: a number of windows; 0 means all, as in the spec."""
+    if text == "all":
+        return 0
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rows nor 'all'")
+    return int(text)
+
+
+def path(text: str) -> Path:
+    """A file or folder; an empty text, as of a variable that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a file or folder")
+    return Path(text)
+
+
+def size(text: str) -> int:
+    """``--cache-limit``: bytes; a number alone, or with KB to TB (powers of 1,000) or KiB to TiB (of 1,024)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give for example 20GB or 500MiB")
+    power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
+    wanted = float(found[1]) * (1024 if found[3] else 1000) ** power
+    if not math.isfinite(wanted):
+        raise argparse.ArgumentTypeError(f"{text[:20]}... is too large")
+    return int(wanted)
+
+
+def unused(args: argparse.Namespace) -> str | None:
+    """What is said of flags that change a picture where none is asked for; None if there is nothing to say."""
+    given = {
+        "-v": args.vram, "-kld": args.kld, "-mx": args.max_x < math.inf, "-my": args.max_y < math.inf,
+        "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
+    }  # fmt: skip
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if args.plot_file or not flags:
+        return None
+    change = "changes" if len(flags) == 1 else "change"
+    return f"{', '.join(flags)}: {change} the picture of -p (or -pf FILE), which was not asked for"
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The flags; InputError for those that cannot go together.  ``plot_file`` is set if ``-p`` is."""
+    args = parser().parse_args(words)
+    if args.plot and args.plot_file is None:
+        args.plot_file = Path("compare_q.png")
+    if args.source:
+        running = {
+            "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,
+            "-cc": args.clear_cache, "-lf": args.logits_file, "--check": args.check, "--tokens-out": args.tokens_out,
+        }  # fmt: skip
+        for flag, given in running.items():
+            if given:
+                raise InputError(f"--from: shows a finished run; {flag} is for one that is still to run")
+    elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
+        raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
+    if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):
+        raise InputError("--cache: lists the cache and does nothing else; leave --from, -d, -m and -cc out")
+    if args.cache_limit is not None and (args.source or args.check or args.list_engines):
+        raise InputError("--cache-limit: goes with a run, or with --cache")
+    return args
+
+
+def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
+    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input.
+
+    ``inputs``: files and folders that the run reads -> what they are.
+    """
+    files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
+             "--plot_file": args.plot_file}  # fmt: skip
+    given = {flag: file for flag, file in files.items() if file is not None}
+    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
+    for flag, file in given.items():
+        if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
+        if taken.setdefault(file.resolve(), flag) != flag:
+            raise InputError(f"{flag}: {file}: is that of {taken[file.resolve()]} as well; name another")
+        for path, what in (inputs or {}).items():
+            if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
+                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another")
+    for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
+        if folder:
+            check_folder(flag, folder)
+    if args.plot_file:
+        check_picture(args.plot_file)
+
+
+def check_picture(file: Path) -> None:
+    """InputError for a picture in a format that is not written."""
+    from eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
+
+    if file.suffix.lower() not in style.SUFFIXES:
+        raise InputError(f"--plot_file: {file}: must end in {', '.join(style.SUFFIXES)}")
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Makes an output folder; InputError if nothing can be written in it."""
+    with suppress(OSError):  # what is wrong shows in the next line
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK) or not folder.is_dir():
+        raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")

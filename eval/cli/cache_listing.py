@@ -1,0 +1,142 @@
+"""``--cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
+
+Only what compare_q itself wrote there is listed and removed: files and folders under the kinds' folders that are named
+by a key.  What a run uses, this one or another that still goes on, is never removed; locks stay, which are empty.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import Timeout
+from rich.table import Table
+from rich.text import Text
+
+from backends.common.messages import bytes_in_words
+from backends.reference.store import MANIFEST
+from eval.common.cache import KINDS, Store
+
+KEY = re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet|\.npz)?|\.([0-9a-f]{40})(?:\..+)?\.part")
+LOG = re.compile(r".*\.([0-9a-f]{40})\.log")
+SUFFIXES = {
+    "tokens": (".npz", ".part"),
+    "scores": (".json", ".parquet", ".part"),
+    "references": ("", ".part"),
+    "logs": (".log",),
+}
+"""What compare_q writes of each kind."""
+MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that is kept: its ``paths``, bytes, when it was last used (seconds since 1970), and whose it is.
+
+    ``key``: 40 hexadecimal digits.  What a run that was killed left half-written is part of the entry.
+    """
+
+    kind: str
+    key: str
+    paths: tuple[Path, ...]
+    size: int
+    used: float
+    label: str = ""
+
+
+def entries(store: Store) -> list[Entry]:
+    """Everything that the cache holds, the one that was used last first."""
+    found = [entry for kind in KINDS for entry in kind_entries(store, kind)]
+    return sorted(found, key=lambda entry: -entry.used)
+
+
+def kind_entries(store: Store, kind: str) -> Iterator[Entry]:
+    """The entries of one kind; files that vanish meanwhile are left out."""
+    parts: dict[str, list[Path]] = {}
+    for path in (store.root / kind).iterdir():
+        match = (LOG if kind == "logs" else KEY).fullmatch(path.name)
+        strange = path.is_dir() and not (path.suffix == ".part" or (path / MANIFEST).is_file())
+        if match and not strange and path.suffix in SUFFIXES[kind]:
+            parts.setdefault(next(filter(None, match.groups())), []).append(path)
+    for key, paths in parts.items():
+        with suppress(OSError):
+            files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
+            stats = [file.stat() for file in files]
+            used = max((stat.st_mtime for stat in stats), default=0.0)
+            yield Entry(kind, key, tuple(paths), sum(stat.st_size for stat in stats), used, label_of(store, kind, key))
+
+
+def label_of(store: Store, kind: str, key: str) -> str:
+    """The label of the model that an entry is of, as the run that wrote it called it; empty if it is not known."""
+    if kind == "scores":
+        return str(store.facts(store.path(kind, key, ".json")).get("label") or "")
+    if kind == "references":
+        found = store.facts(store.path(kind, key, "") / MANIFEST).get("identity")
+        return str(found.get("label") or "") if isinstance(found, dict) else ""
+    return ""
+
+
+def prune(store: Store, limit: int) -> tuple[list[Entry], int]:
+    """Remove the entries that were not used for the longest time until ``limit`` bytes are left; (removed, left).
+
+    More than ``limit`` are left where runs use them.
+    """
+    kept = entries(store)
+    left = sum(entry.size for entry in kept)
+    removed = []
+    for entry in reversed(kept):
+        if left <= limit:
+            break
+        if remove(store, entry):
+            removed.append(entry)
+            left -= entry.size
+    return removed, left
+
+
+def remove(store: Store, entry: Entry) -> bool:
+    """Delete one entry, unless a run uses it or holds its lock, or it is not ours to delete; whether it is gone."""
+    try:
+        with store.lock(entry.kind, entry.key).acquire(timeout=0):
+            if entry.key in store.used_by_runs():  # asked now: a run may have begun since the entries were listed
+                return False
+            for path in entry.paths:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    except (Timeout, OSError):
+        return False
+    return not any(path.exists() for path in entry.paths)
+
+
+def limited(store: Store, limit: int) -> str:
+    """Prune, and what became of it in one line."""
+    removed, left = prune(store, limit)
+    freed = sum(entry.size for entry in removed)
+    kept = f"{bytes_in_words(left)} are left" + (
+        f", over the limit of {bytes_in_words(limit)}: in use" if left > limit else ""
+    )
+    return f"cache: removed {len(removed)} entries, {bytes_in_words(freed)}; {kept}"
+
+
+def listing(store: Store) -> tuple[Table, str]:
+    """(a row for every entry, the sums of each kind in one line)."""
+    found = entries(store)
+    drawn = Table("what", "of", "size", "last used", "key")
+    for entry in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        drawn.add_row(MEANING[entry.kind], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
+    return drawn, f"{store.root}: {sums(found)}"
+
+
+def sums(found: Iterable[Entry]) -> str:
+    """``3 scores 1.2 MB, ..., 4 GB in all``."""
+    listed = list(found)
+    parts = []
+    for kind in KINDS:
+        sizes = [entry.size for entry in listed if entry.kind == kind]
+        if sizes:
+            parts.append(f"{len(sizes)} {kind} {bytes_in_words(sum(sizes))}")
+    return ", ".join([*parts, f"{bytes_in_words(sum(entry.size for entry in listed))} in all"])

@@ -1,0 +1,78 @@
+"""``--check``: what would run, on which windows, and what is missing; starts no engine and downloads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.common.errors import InputError
+from backends.hub import repositories
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.run import jobs
+from eval.run.jobs import Job
+from eval.specs.types import DataSpec, ModelSpec
+from eval.text import corpus, windows
+from eval.text.windows import EvalData
+
+
+def check(
+    data_spec: DataSpec, model_specs: Sequence[ModelSpec], max_rows: int | None, store: Store, progress: Progress
+) -> tuple[list[str], list[str]]:
+    """(what would run, what is wrong), a line each.
+
+    A local text is tokenized, and so is one that the cache holds, to count its windows; the hub is only asked what it
+    has.
+    """
+    lines, problems = [], []
+    longest, data = data_spec.longest, None
+    try:
+        missing = downloads(data_spec, store)
+        if not missing:
+            data = windows.build(data_spec, max_rows, store, progress)
+            longest = data.length
+        lines += [describe_data(data_spec, data), *missing]
+    except InputError as error:
+        problems.append(f"data: {error}")
+    planned, wrong = jobs.plan(model_specs, longest)
+    problems += wrong
+    for job in planned:
+        try:
+            lines += describe(job)
+            if data is not None:
+                jobs.check_vocabulary(job, data)
+        except InputError as error:
+            problems.append(f"{job.request.label}: {error}")
+    return lines, problems
+
+
+def downloads(spec: DataSpec, store: Store) -> list[str]:
+    """What of text and tokenizer is still to be downloaded, a line each; InputError for what is nowhere."""
+    corpus.identity(spec)  # names a missing file
+    name, found = spec.locate(spec.tokenizer_dir), []
+    try:
+        repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
+    except InputError:
+        if not repositories.is_hub_id(name):
+            raise
+        size = repositories.probe(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
+        found.append(f"data: the tokenizer of {name}, {size}")
+    if not corpus.is_here(spec) and (found or not windows.are_stored(spec, store)):
+        found.append(f"data: {corpus.probe(spec)}")
+    return found
+
+
+def describe_data(spec: DataSpec, data: EvalData | None) -> str:
+    """The text and its windows in one line."""
+    name = corpus.display_name(spec)
+    cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
+    if data is None:
+        return f"{cut}; how many is known once text and tokenizer are downloaded"
+    scored = sum(window.n_scored for window in data.windows)
+    return f"{cut}: {len(data.windows):,} windows, {scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+
+
+def describe(job: Job) -> list[str]:
+    """A model in one line, and what of its files would be downloaded."""
+    version = " ".join(job.backend.capabilities.installed() or ())
+    line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
+    return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]

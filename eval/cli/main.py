@@ -1,0 +1,220 @@
+"""The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
+
+Exit status: 0 all models measured (or a finished run shown); 1 some failed and the others are in the table; 2 bad input
+or nothing measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import backends
+from backends.common.errors import CompareQError, InputError
+from backends.common.messages import one_line
+from eval import api
+from eval.cli import arguments, cache_listing, checking
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.results import merge, results_json
+from eval.results.run_result import RunResult
+from eval.run import token_scores
+from eval.run.runner import Runner
+from eval.specs import reading
+from eval.specs.types import DataSpec, ModelSpec
+from eval.table import columns, llama_block, markdown, pairs, terminal
+
+Inspect = Callable[[], Any]
+"""Makes what the HTML report shows of single tokens; called only if there is one to write."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    try:
+        args = arguments.parse(words)
+        if args.list_engines:
+            Console().print(engine_table())
+            return 0
+        if args.source:
+            return show_again(args)
+        if args.cache:
+            return show_cache(args)
+        data_spec = reading.load_data_spec(args.dataspec)
+        model_specs = chosen_models(args)
+        if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
+            raise InputError(
+                '--kld: no model is the reference: mark one with "reference": true (or out_logits), '
+                "or give --logits_file"
+            )
+        pairs.check_labels(args.pair, [spec.name for spec in model_specs])
+        remark(arguments.unused(args))
+        if args.check:
+            return check(args, data_spec, model_specs)
+        return compare(args, data_spec, model_specs)
+    except CompareQError as error:
+        return complain(str(error))
+    except OSError as error:  # a name that is too long, a file that may not be read, a full disk
+        return complain(one_line(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted; models that were finished are in the cache", file=sys.stderr)
+        return 130
+
+
+def complain(text: str) -> int:
+    """One line a problem on standard error; the exit status of bad input."""
+    for line in text.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
+    """The models of the spec files that the mask leaves; says which is the reference, or how to have one."""
+    found, said = reading.one_reference(reading.load_model_specs(reading.expand(args.modelspec)))
+    chosen = reading.apply_mask(found, args.mask)
+    if not (args.logits_file and said == [reading.NO_REFERENCE]):
+        remark(*said)
+    return chosen
+
+
+def inputs_of(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> dict[Path, str]:
+    """What a run reads and no output may replace: spec files, the text, tokenizer, models, a reference."""
+    found = {args.dataspec: "the data spec", **dict.fromkeys(reading.expand(args.modelspec), "a model spec")}
+    found |= {Path(spec.located): f"the model of {spec.name}" for spec in model_specs}
+    found[Path(data_spec.locate(data_spec.tokenizer_dir))] = "the tokenizer"
+    if data_spec.path is not None:
+        found[Path(data_spec.locate(data_spec.path))] = "the text"
+    return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
+
+
+def remark(*lines: str | None) -> None:
+    """Lines that are good to know, on standard error."""
+    for line in lines:
+        if line is not None:
+            print(line, file=sys.stderr)
+
+
+def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
+    """``--check``: print what would run and what is wrong."""
+    max_rows = data_spec.max_rows if args.rows is None else args.rows
+    lines, problems = checking.check(data_spec, model_specs, max_rows, Store(args.cache_dir), Progress())
+    for line in lines:
+        print(line)
+    return complain("\n".join(problems)) if problems else 0
+
+
+def show_cache(args: argparse.Namespace) -> int:
+    """``--cache``: what the cache holds, after ``--cache-limit`` if that is given."""
+    store = Store(args.cache_dir)
+    if args.cache_limit is not None:
+        print(cache_listing.limited(store, args.cache_limit))
+    table, summed = cache_listing.listing(store)
+    if table.row_count:
+        Console().print(table)
+    print(summed)
+    return 0
+
+
+def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
+    """Measure, then show, write and plot."""
+    arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
+    store = Store(args.cache_dir)
+    runner = Runner(store, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
+    run = api.measure(runner, data_spec, model_specs, args.rows)
+    if len(run.failed) == len(run.models):
+        return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
+
+    def inspect() -> Any:
+        from eval.html import inspector
+
+        return None if runner.data is None else inspector.inspect(run, runner.data, store)
+
+    if args.tokens_out:
+        copy_scores(store, run, args.tokens_out)
+    deliver(args, replace(run, title=args.title), inspect)
+    if args.cache_limit is not None:
+        print(cache_listing.limited(store, args.cache_limit))
+    return 1 if run.failed else 0
+
+
+def show_again(args: argparse.Namespace) -> int:
+    """``--from``: a finished run, or several merged, shown, written and plotted as it was asked for now."""
+    run, kept = merge.load(args.source)
+    if args.kld and run.reference is None:
+        raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
+    pairs.check_labels(args.pair, [model.label for model in run.models])
+    arguments.check_outputs(args)
+    remark(arguments.unused(args))
+    deliver(args, replace(run, title=args.title or run.title), lambda: kept)
+    return 0
+
+
+def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
+    """Print the table and what else was asked for, write the files, draw the plots."""
+    table = columns.ordered(run, args.sort)
+    terminal.show(table, Console())
+    if args.statistics:
+        print("", *llama_block.blocks(table), sep="\n")
+    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.named(table, args.pair)]
+    if chosen:
+        print("", *pairs.text(chosen, table.data.get("text_tokens")), sep="\n")
+    write(args, run, table, inspect)
+    if args.plot_file:
+        from eval.plots import figures
+
+        figures.draw(
+            run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+            dark=args.dark, log_y=args.log_y,
+        )  # fmt: skip
+    if args.plots:
+        from eval.plots import pictures
+
+        for file in pictures.write_all(run, args.plots, dark=args.dark, title=run.title or ""):
+            print(f"plot: {file}")
+
+
+def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: Inspect) -> None:
+    """The files of a run; CSV and Markdown in the order of the ``table``."""
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if args.output:
+        results_json.write_json(run, args.output, command)
+        print(f"results: {args.output}")
+    if args.csv:
+        results_json.write_csv(table, args.csv)
+        print(f"CSV: {args.csv}")
+    if args.markdown:
+        markdown.write(table, args.markdown)
+        print(f"Markdown: {args.markdown}")
+    if args.html:
+        from eval.html import report as html_report
+
+        html_report.write(run, inspect(), args.html, command, run.title or html_report.TITLE)
+        print(f"report: {args.html}")
+
+
+def copy_scores(store: Store, run: RunResult, folder: Path) -> None:
+    """``--tokens-out``: the per-token scores of every measured model; no other gets a failed one's file name."""
+    names = token_scores.file_names([model.label for model in run.models])
+    for model, name in zip(run.models, names, strict=True):
+        if model.scores_key and not model.error:
+            token_scores.copy(store, model.scores_key, folder / f"{name}.parquet")
+            print(f"tokens of {model.label}: {folder / f'{name}.parquet'}")
+
+
+def engine_table() -> Table:
+    """``--list-engines``."""
+    drawn = Table()
+    for name in ("load_fn", "installed, or how to install", "what for"):
+        drawn.add_column(name, overflow="fold")  # an address that ends in dots is no use
+    for _, backend in backends.engines():
+        capabilities = backend.capabilities
+        found = capabilities.installed()
+        state = " ".join(found).strip() if found else capabilities.install
+        drawn.add_row("\n".join(capabilities.load_fns), state, capabilities.summary)
+    return drawn

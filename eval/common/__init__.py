@@ -1,0 +1,1 @@
+"""What every part of the driver needs: files, cache, progress, the machine."""

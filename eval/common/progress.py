@@ -1,0 +1,125 @@
+"""Progress with an ETA: a bar on a terminal, one line a finished phase elsewhere.
+
+Everything goes to a copy of the standard error that is made at the start, so that bars stay visible while an engine's
+own output is captured (``backends/common/capture.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from backends.common.messages import bytes_in_words
+
+
+class EtaColumn(ProgressColumn):
+    """Time left: from the speed so far, or from how long the phase is expected to take."""
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining
+        expected = task.fields.get("expected")
+        if expected is not None and task.elapsed is not None:
+            left = max(expected - task.elapsed, 0.0)
+        if left is None:
+            return Text("ETA -:--:--", style="dim")
+        minutes, seconds = divmod(int(left), 60)
+        return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
+
+
+class Bar(BarColumn):
+    """A bar that follows the clock where only the expected duration is known."""
+
+    def render(self, task: Task) -> ProgressBar:
+        drawn = super().render(task)
+        expected = task.fields.get("expected")
+        if expected and task.elapsed is not None and not task.finished:
+            drawn.total, drawn.completed = expected, min(task.elapsed, 0.99 * expected)
+        return drawn
+
+
+class Counter(ProgressColumn):
+    """``3/16 windows``, or what is known of it."""
+
+    def render(self, task: Task) -> Text:
+        total = "" if task.total is None else f"/{task.total:.0f}"
+        unit = task.fields["unit"]
+        if unit == "bytes":
+            total = "" if task.total is None else f"/{bytes_in_words(task.total)}"
+            return Text(f"{bytes_in_words(task.completed)}{total}")
+        return Text(f"{task.completed:.0f}{total} {unit}" if unit else "")
+
+
+@dataclass
+class Phase:
+    """One running phase; ``seconds`` is set when it ends."""
+
+    unit: str
+    tell: Callable[[str], None] = print
+    rich: RichProgress | None = None
+    task: TaskID | None = None
+    done: int = 0
+    seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    def advance(self, amount: int = 1) -> None:
+        """``amount`` more units are done."""
+        self.done += amount
+        if self.rich is not None and self.task is not None:
+            self.rich.advance(self.task, amount)
+
+    def expect(self, total: int) -> None:
+        """``total`` units will come, which was not known at the start."""
+        if self.rich is not None and self.task is not None:
+            self.rich.update(self.task, total=total)
+
+    def say(self, text: str) -> None:
+        """One line of plain text, above the bar."""
+        self.tell(text)
+
+
+class Progress:
+    """Draws phases; make one a process, before anything captures the output."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"), quiet=quiet)
+
+    def say(self, text: str) -> None:
+        """One line of plain text."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def phase(
+        self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
+    ) -> Iterator[Phase]:
+        """Show one phase: ``total`` in units, or ``expected``, its likely seconds, where only that is known."""
+        phase = Phase(unit, self.say)
+        if not self.console.is_terminal:
+            yield phase
+        else:
+            columns = (
+                SpinnerColumn(), TextColumn("{task.description}", markup=False),
+                Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
+            )  # fmt: skip
+            # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
+            # lines of three models (vLLM's logging, bars of Transformers and tqdm).
+            drawn = RichProgress(
+                *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            with drawn as phase.rich:
+                phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)
+                yield phase
+        phase.seconds = time.perf_counter() - phase.started
+        amount = f"{phase.done} {unit} in " if unit else ""
+        if unit == "bytes":
+            amount = f"{bytes_in_words(phase.done)} in "
+        if phase.done or unit != "bytes":  # nothing was left to fetch
+            self.say(f"{title}: {amount}{phase.seconds:.1f} s")

@@ -1,0 +1,185 @@
+"""What single tokens cost: passages of the text with every model's scores, and each model's most damaged tokens.
+
+Made from the stored scores (``eval/run/token_scores.py``), one model's at a time (1.2 million tokens: 40 MB).  The
+numbers have three significant digits, as they are only looked at; what is not finite is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.common.cache import Store
+from eval.results.run_result import RunResult
+from eval.run import token_scores
+from eval.run.token_scores import StoredScores
+from eval.text import vocabulary
+from eval.text.windows import EvalData
+
+PASSAGE, PASSAGES = 256, 4
+"""Tokens in a passage, and how many there are."""
+WORST, BEFORE, AFTER = 30, 24, 4
+"""Most damaged tokens of a model, and the tokens around each."""
+Numbers = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """T tokens of window ``row`` from ``position`` on; ``tokens`` are texts.
+
+    ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
+    """
+
+    row: int
+    position: int
+    tokens: tuple[str, ...]
+    ref_logprob: Numbers | None
+    logprob: tuple[Numbers | None, ...]
+    kld: tuple[Numbers | None, ...]
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """One token, its text between those ``before`` and ``after`` it, and what model and reference gave it (nats)."""
+
+    row: int
+    position: int
+    before: str
+    token: str
+    after: str
+    ref_logprob: float | None
+    logprob: float | None
+    kld: float | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """``worst``: by model, in the order of the run, the largest first; None for a model without scores."""
+
+    passages: tuple[Passage, ...]
+    worst: tuple[tuple[Damaged, ...] | None, ...]
+
+
+def inspect(run: RunResult, data: EvalData, store: Store) -> Inspection | None:
+    """The inspection of a run; None if no model has stored scores."""
+    tokenizer = vocabulary.load_tokenizer(data.tokenizer, trust_remote_code=data.trusted)
+    keys = [model.scores_key if not model.error else "" for model in run.models]
+    worst, total, reference, order = [], None, None, None
+    for model, key in zip(run.models, keys, strict=True):
+        stored = token_scores.load(store, key) if key else None
+        worst.append(None if stored is None else most_damaged(stored, data, tokenizer))
+        if stored is None:
+            continue
+        if model.is_reference or reference is None:
+            reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
+        if not (model.is_reference and run.reference):
+            total = relative(damage(stored)) + (0 if total is None else total)
+        order = stored.row, stored.position
+    if order is None:
+        return None
+    row, position = order
+    begins = choose(np.zeros(len(row)) if total is None else total, data.text_index(row, position), row)
+    spans = [slice(begin, min(begin + PASSAGE, int(np.searchsorted(row, row[begin], "right")))) for begin in begins]
+    columns = [columns_of(store, key, spans) for key in keys]
+    passages = []
+    for i, span in enumerate(spans):
+        logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
+        ref_logprob = None if reference is None else rounded(reference[span])
+        texts = texts_of(span, row, position, data, tokenizer)
+        passages.append(Passage(int(row[span.start]), int(position[span.start]), texts, ref_logprob, logprob, kld))
+    return Inspection(tuple(passages), tuple(worst))
+
+
+def damage(stored: StoredScores) -> NDArray[np.float64]:
+    """What each token [N] cost: its KLD, or its loss where there is none; what is not finite counts as nothing."""
+    found = stored.columns.get("kld", -stored.logprob)
+    return np.where(np.isfinite(found), found, 0).astype(np.float64)
+
+
+def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """In units of their own mean, so that a broken model does not choose for all."""
+    mean = values.mean()
+    return values / mean if mean > 0 else values
+
+
+def choose(total: NDArray[np.float64], index: NDArray[Any], row: NDArray[Any]) -> list[int]:
+    """First entries of the passages: the first of all, then those with the largest totals, none of a text twice."""
+    starts = np.flatnonzero(np.diff(row, prepend=row[0] - 1))
+    ends = np.append(starts[1:], len(row))
+    begins = np.concatenate([np.arange(a, max(b - PASSAGE, a) + 1, PASSAGE) for a, b in zip(starts, ends, strict=True)])
+    sums = np.concatenate(([0.0], np.cumsum(total)))
+    stops = np.minimum(begins + PASSAGE, ends[np.searchsorted(starts, begins, "right") - 1])
+    ranked = begins[np.argsort(-(sums[stops] - sums[begins]), kind="stable")]
+    chosen = [0]
+    for begin in ranked.tolist():
+        if len(chosen) == PASSAGES:
+            break
+        if all(abs(int(index[begin]) - int(index[other])) >= PASSAGE for other in chosen):
+            chosen.append(begin)
+    return chosen
+
+
+def columns_of(store: Store, key: str, spans: Sequence[slice]) -> list[tuple[Numbers, Numbers | None]] | None:
+    """(logprob, kld) of a model in each span; None without scores."""
+    stored = token_scores.load(store, key) if key else None
+    if stored is None:
+        return None
+    kld = stored.columns.get("kld")
+    return [(rounded(stored.logprob[span]), None if kld is None else rounded(kld[span])) for span in spans]
+
+
+def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[Damaged, ...]:
+    """The tokens that cost a model most, each token of the text once though windows overlap."""
+    cost, index = damage(stored), data.text_index(stored.row, stored.position)
+    found: dict[int, int] = {}
+    for entry in np.argsort(-cost, kind="stable").tolist():
+        if len(found) == WORST or cost[entry] <= 0:
+            break
+        found.setdefault(int(index[entry]), entry)
+    return tuple(damaged(entry, stored, data, tokenizer) for entry in found.values())
+
+
+def damaged(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) -> Damaged:
+    """One token with its surroundings in its window."""
+    row, position = int(stored.row[entry]), int(stored.position[entry])
+    begin = max(position - BEFORE, 0)
+    ids = data.windows[row].token_ids[begin : position + 1 + AFTER].tolist()
+    before, token, after = pieces(tokenizer, ids, (position - begin, position - begin + 1, len(ids)))
+    ref_logprob, logprob, kld = (
+        rounded(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
+        for name in ("ref_logprob", "logprob", "kld")
+    )
+    return Damaged(row, position, before, token, after, ref_logprob, logprob, kld)
+
+
+def texts_of(span: slice, row: NDArray[Any], position: NDArray[Any], data: EvalData, tokenizer: Any) -> tuple[str, ...]:
+    """The texts of a span of entries; the token before them, if there is one, is decoded with them.
+
+    Some tokenizers drop the space of the first token that they decode.
+    """
+    first, last = int(position[span.start]), int(position[span.stop - 1])
+    ids = data.windows[int(row[span.start])].token_ids[first - 1 : last + 1].tolist()
+    return tuple(pieces(tokenizer, ids, range(1, len(ids) + 1))[1:])
+
+
+def pieces(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[str]:
+    """The text of tokens, cut where the tokens before each of ``ends`` end.
+
+    A character of several tokens belongs to the last of them, and a piece that only begins it is without it.
+    """
+    found, before = [], 0
+    for end in ends:
+        text = tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        whole = text if end == len(ids) else text.rstrip("\ufffd")  # what stands for an incomplete character
+        found.append(whole[before:])
+        before = max(before, len(whole))
+    return found
+
+
+def rounded(values: NDArray[Any]) -> Numbers:
+    """Three significant digits; None for what is not finite."""
+    return tuple(float(f"{value:.3g}") if np.isfinite(value) else None for value in values.tolist())

@@ -1,0 +1,120 @@
+"""Means over the position in the window: a line a model, named at its right end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from numpy.typing import NDArray
+
+from eval.plots import labels, style
+from eval.plots.style import split_label
+
+HEIGHT, MARGIN = 9.0, 0.2
+"""Inches; of the figure, and around what is in it."""
+LARGEST, SMALLEST, PITCH = 9.5, 5.0, 0.62
+"""Points of the names, at most and at least; and of the height that a name has, what its font takes."""
+X_LABEL = "Position in the window (tokens before it)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: has no score.
+
+    A ``bold`` one is the reference: thicker, above all others, and its name says so.
+    """
+
+    label: str
+    edges: tuple[int, ...]
+    values: tuple[float | None, ...]
+    bold: bool = False
+    group: str = ""
+
+
+def over_position(
+    lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False
+) -> Figure:
+    """The finished plot; on a logarithmic y axis what is not above 0 leaves a gap.
+
+    Names without room are left out, and a note says how many: those that end nearest to others that have theirs.
+    """
+    if not lines:
+        raise ValueError("no model has scores by position")
+    with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+        axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
+        axes.margins(x=0.02, y=0.05)
+        groups = [split_label(line.label, line.group)[0] for line in lines]
+        styles = style.group_styles(groups, theme.ink, distinct=False)
+        texts: list[Text] = []
+        ends: list[tuple[float, float]] = []
+        first = 0
+        for i, line in enumerate(lines):
+            colour = styles[split_label(line.label, line.group)[0]][0]
+            x, y = _path(line, log_y)
+            width, order = (3.0, 2.5) if line.bold else (1.4, 2.0)
+            axes.plot(x, y, color=colour, lw=width, alpha=0.9, zorder=order, gid=f"line-{i}")
+            known = np.flatnonzero(np.isfinite(y))
+            if len(known):
+                first = len(ends) if line.bold else first
+                ends.append((x[known[-1]], y[known[-1]]))
+                name = style.short(line.label) + (" (reference)" if line.bold else "")
+                texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
+                texts[-1].set(color=style.ink_of(colour, theme), gid=f"label-{i}")
+        if not ends:
+            raise ValueError("no model has a value to draw by position")
+        axes.autoscale_view()
+        style.log_ticks(axes.xaxis)
+        if log_y:
+            style.log_ticks(axes.yaxis)
+        _name(figure, axes, texts, ends, first)
+    return figure
+
+
+def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(x, y) of a line's bins, x in the middle of each by its logarithm; y nan where there is nothing to draw."""
+    first, last = np.array(line.edges[:-1]), np.array(line.edges[1:]) - 1
+    y = [np.nan if value is None or (log_y and value <= 0) else value for value in line.values]
+    return np.sqrt(first * last), np.array(y, dtype=np.float64)
+
+
+def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tuple[float, float]], first: int) -> None:
+    """Moves each name to the height of its line's end, or as near as the others leave room, and joins them.
+
+    If there is not room for all, the ``first`` has its name, then the line that ends farthest from those that have.
+    """
+    size = min(LARGEST, max(SMALLEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts)))
+    for text in texts:
+        text.set_fontsize(size)
+    style.freeze(figure)
+    spots = axes.transData.transform(ends)
+    gap = max(text.get_window_extent().height for text in texts) + 1
+    kept = _farthest(spots[:, 1], first, int(axes.bbox.height / gap) + 1)
+    places = dict(zip(kept, labels.spread_out(spots[kept, 1], gap, axes.bbox.y0, axes.bbox.y1), strict=True))
+    for i, (text, spot) in enumerate(zip(texts, spots, strict=True)):
+        if i not in places:
+            text.remove()
+            continue
+        text.set_y((places[i] - axes.bbox.y0) / axes.bbox.height)
+        path = axes.transAxes.inverted().transform([spot, (axes.bbox.x1, spot[1]), (axes.bbox.x1, places[i])])
+        path[1:, 0] = 1.005, 1.035
+        leader = {"color": text.get_color(), "lw": 0.7, "alpha": 0.7, "clip_on": False, "zorder": 1.5}
+        axes.plot(*path.T, transform=axes.transAxes, **leader)
+    if len(kept) < len(texts):
+        note = f"no room for {len(texts) - len(kept)} of {len(texts)} names"
+        figure.text(
+            1 - MARGIN / style.WIDTH, MARGIN / HEIGHT, note, ha="right", va="bottom", size=LARGEST, gid="note-0"
+        )
+
+
+def _farthest(heights: NDArray[np.float64], first: int, room: int) -> list[int]:
+    """Places of at most ``room`` of these heights [N], in order: ``first``, then those farthest from all taken."""
+    taken, away = [first], np.abs(heights - heights[first])
+    while len(taken) < min(room, len(heights)):
+        away[taken] = -1.0
+        taken.append(int(np.argmax(away)))
+        away = np.minimum(away, np.abs(heights - heights[taken[-1]]))
+    return sorted(taken)

@@ -1,0 +1,101 @@
+"""A run -> all its pictures in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from eval.plots import curves, figures, spread, style
+from eval.plots.curves import Line
+from eval.plots.spread import Divergence
+from eval.results.run_result import ModelResult, RunResult
+from eval.run import token_scores
+
+Picture = Callable[[], Figure]
+
+
+def write_all(run: RunResult, folder: Path, *, dark: bool = False, title: str = "") -> list[Path]:
+    """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; the files written.
+
+    Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
+    each says what it shows.
+    """
+    measured = (False, True) if run.reference else (False,)
+    lines = [line for kld in measured for line in figures.points(run, vram=False, kld=kld)[1]]
+    for line in dict.fromkeys(lines):
+        print(line)
+    written = []
+    for name, picture in pictures(run, dark=dark, title=title).items():
+        suffixes = (".png",) if name.startswith("histograms/") else (".png", ".svg")
+        try:
+            figure = picture()
+        except ValueError as error:
+            print(f"no {name}: {error}")
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        for suffix in suffixes:
+            written.append(folder / f"{name}{suffix}")
+            style.save(figure, written[-1])
+    return written
+
+
+def pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
+    """Name -> what draws it, which raises ValueError if the run has nothing to draw."""
+    found: dict[str, Picture] = {
+        f"{measure}_{size}": partial(
+            figures.scatter, run, kld=measure == "kld", vram=size == "vram", title=title or None, dark=dark
+        )
+        for measure in ("ppl", "kld")
+        for size in ("bpw", "vram")
+    }
+    models = [model for model in run.models if has_spread(model)]
+    divergences = [divergence(model) for model in models]
+    floor = divergence(run.noise_floor) if run.noise_floor and has_spread(run.noise_floor) else None
+    tokens: Callable[..., Any] = partial(dict, title=title or "KL divergence of single tokens", floor=floor, dark=dark)
+    both = tokens(subtitle=figures.subtitle(run, [model.marked_label for model in models]))
+    found["kld_spread"] = partial(spread.spread, divergences, **both)
+    found["kld_histograms"] = partial(spread.ridges, divergences, **both)
+    groups = [style.split_label(model.label, model.group)[0] for model in models]
+    for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
+        alone = tokens(subtitle=figures.subtitle(run, [one.label]), company=groups)
+        found[f"histograms/{name}"] = partial(spread.histogram, one, **alone)
+    return found | {
+        "loss_by_position": partial(by_position, run, title=title, dark=dark),
+        "kld_by_position": partial(by_position, run, kld=True, title=title, dark=dark),
+    }
+
+
+def has_spread(model: ModelResult) -> bool:
+    """Whether it is known how the KLD of its tokens is spread, and not only its mean (results of older programs)."""
+    return bool(model.estimates and model.estimates.against and model.estimates.against.kld_percentiles)
+
+
+def divergence(model: ModelResult) -> Divergence:
+    """How the KLD of a model that has one is spread; ValueError if it has none."""
+    against = model.estimates.against if model.estimates else None
+    if against is None or against.kld.value is None:
+        raise ValueError(f"{model.label}: has no KLD")
+    kld = against.kld.value, against.kld_percentiles, against.kld_histogram
+    return Divergence(model.marked_label, *kld, model.group)
+
+
+def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
+    """Loss, or KLD, over the position in the window."""
+    lines = []
+    for model in run.models:
+        curve = model.estimates.curve if model.estimates else None
+        values = None if curve is None else curve.kld if kld else curve.nll
+        if curve is not None and values:
+            lines.append(Line(model.marked_label, curve.edges, values, model.is_reference, model.group))
+    return curves.over_position(
+        lines,
+        y_label=figures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
+        title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
+        subtitle=figures.subtitle(run, [line.label for line in lines]),
+        dark=dark,
+        log_y=kld,
+    )

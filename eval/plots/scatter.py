@@ -1,0 +1,203 @@
+"""Scatter plot of a quality measure (perplexity, KLD) over the size of a model (bits per weight, GiB).
+
+Every point carries its name and value; ``eval/plots/labels.py`` finds places for them.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from eval.plots import labels, style
+from eval.plots.style import Styles, Theme
+
+HEIGHT = 9.0
+"""Inches."""
+MARKER_SIZE = 9.0
+"""Points."""
+RING = 8.0
+"""Points by which a marker is larger than one that covers it, falling with their number."""
+COVERED = 10.0
+"""Pixels, half a marker, within which a later point covers one."""
+FLOOR = 0.045
+"""Share of the axis below y = 0, or below the smallest y of a logarithmic axis: what half a marker takes."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD, how the plot
+    writes y (empty: with three decimals), and half the length of its error bar (None: has none)."""
+
+    label: str
+    x: float
+    y: float
+    shown: str = ""
+    error: float | None = None
+    group: str = ""
+
+    @property
+    def split(self) -> tuple[str, str]:
+        """(group, text beside the point); ``group`` empty: the label's first word."""
+        return style.split_label(self.label, self.group)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line at y, and its name; dashed, or dotted for a noise floor."""
+
+    y: float
+    name: str
+    dotted: bool = False
+
+
+def select(points: Sequence[Point], max_x: float | None, max_y: float | None) -> list[Point]:
+    """The points with finite x and y, neither above its limit (None: no limit), in their order."""
+    finite = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
+    return [p for p in finite if (max_x is None or p.x <= max_x) and (max_y is None or p.y <= max_y)]
+
+
+def scatter(
+    points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
+    levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
+) -> Figure:  # fmt: skip
+    """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; on a
+    logarithmic axis there is none such, and what is not above 0 is hollow at a tick of its own.
+
+    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` is never taken for one that is far above.
+    """
+    if not points:
+        raise ValueError("no points to plot")
+    if log_y and not any(p.y > 0 for p in points):
+        raise ValueError("nothing above 0 for a logarithmic axis")
+    points = sorted(points, key=lambda p: (p.x, p.y, p.label))
+    with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+        styles = style.group_styles([p.split[0] for p in points], theme.ink)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y)
+        if from_zero and not log_y:
+            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
+        names = _draw_levels(axes, levels, theme)
+        _draw_groups(axes, points, styles)
+        marks, texts = _draw_points(axes, points, styles, theme)
+        style.freeze(figure)
+        _draw_errors(axes, points, marks)
+        labels.place(axes, marks, texts, names)
+    return figure
+
+
+def _ceiling(values: Sequence[float], least: float) -> float:
+    """The largest value to draw to scale: with any beyond it, half or more would share a tenth of the axis."""
+    ranked = sorted(values)
+    for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
+        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
+            return below
+    return ranked[-1]
+
+
+def _set_limits(axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, log_y: bool) -> None:
+    """Room for all points up to the top, their error bars, and the levels (not those among points off the scale)."""
+    all_to_scale = top >= max(p.y for p in points)
+    heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
+    heights += [p.y + sign * p.error for p in points if p.error and p.y <= top for sign in (1, -1)]
+    if log_y:
+        lowest = min(p.y for p in points if p.y > 0)
+        heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0
+        axes.set_yscale("log")
+    axes.update_datalim([(p.x, heights[0]) for p in points] + [(points[0].x, y) for y in heights])
+    axes.autoscale_view()
+    axes.autoscale(False)
+    if log_y:
+        style.log_ticks(axes.yaxis)
+    if log_y and any(p.y <= 0 for p in points):
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        axes.set_ylim(bottom=low / (high / low) ** (2 * FLOOR))
+        axes.set_yticks([_zero(axes), *ticks], ["0", *axes.yaxis.get_major_formatter().format_ticks(ticks)])
+
+
+def _zero(axes: Axes) -> float:
+    """The y at which a logarithmic axis shows 0."""
+    low, high = axes.get_ylim()
+    return float(low * (high / low) ** FLOOR)
+
+
+def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text]:
+    """The lines right across, and their names, each still on its line."""
+    names = []
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    for i, level in enumerate(levels):
+        if low < level.y < high:
+            dashes: Any = (0, (1, 2)) if level.dotted else (0, (6, 4))
+            width = 1.6 if level.dotted else 1.1
+            axes.plot(
+                [left, right], [level.y] * 2, color=theme.muted, ls=dashes, lw=width, zorder=1.5, gid=f"level-{i}"
+            )
+            name = axes.text((left + right) / 2, level.y, level.name, ha="center", va="center", size=10.5)
+            name.set(
+                color=theme.muted, gid=f"level-name-{i}", path_effects=style.halo(theme), in_layout=False, zorder=5
+            )
+            names.append(name)
+    return names
+
+
+def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
+    """A dotted line through each group of several points, and the legend, outside where it cannot cover anything."""
+    handles, ranked = [], sorted(styles, key=str.casefold)
+    for group in ranked:
+        colour, marker = styles[group]
+        members = [p for p in points if p.split[0] == group]
+        members = [p for p in members if p.y > 0 or axes.get_yscale() == "linear"]
+        line: dict[str, Any] = {"color": colour, "ls": ":" if len(members) > 1 else "", "lw": 1.3}
+        axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, **line)
+        handles.append(Line2D([], [], marker=marker, ms=MARKER_SIZE, **line))
+    columns = math.ceil(len(handles) / 30)
+    legend = axes.legend(handles, ["-"] * len(handles), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
+    for text, group in zip(legend.get_texts(), ranked, strict=True):
+        text.set_text(textwrap.fill(group, 24))  # not passed above, as a legend hides labels that start with "_"
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme) -> tuple[list[Line2D], list[Text]]:
+    """Each point with its label, which still lies right on top of it."""
+    marks, texts = [], []
+    high = axes.get_ylim()[1]
+    heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
+    spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
+    for i, (point, y) in enumerate(zip(points, heights, strict=True)):
+        group, name = point.split
+        colour, marker = styles[group]
+        face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
+        covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
+        size = MARKER_SIZE + RING * covering**0.75  # of points at about one place, each shows around the next
+        mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
+        mark.set(zorder=4, gid=f"point-{i}")
+        note = " (off the scale)" if y < point.y else ""
+        lines = f"{textwrap.fill(name, 24)}\n{point.shown or f'{point.y:.3f}'}{note}"
+        text = axes.text(point.x, y, lines, ha="center", va="center")
+        text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
+        text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
+        marks.append(mark)
+        texts.append(text)
+    return marks, texts
+
+
+def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:
+    """A thin bar behind each point that is drawn to scale, of one error up and down; none that its marker hides."""
+    low, high = axes.get_ylim()
+    for i, (point, mark) in enumerate(zip(points, marks, strict=True)):
+        if not point.error or not low < point.y < high:
+            continue
+        ends = max(point.y - point.error, low), point.y + point.error
+        (_, below), (_, above) = axes.transData.transform([(point.x, end) for end in ends])
+        box = mark.get_window_extent()
+        if below < box.y0 or above > box.y1:
+            bar = axes.plot([point.x] * 2, ends, color=mark.get_color(), lw=1.1, marker="_", ms=6, mew=1.1)[0]
+            bar.set(zorder=3, gid=f"bar-{i}")

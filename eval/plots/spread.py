@@ -1,0 +1,240 @@
+"""How the divergence of single tokens is spread: a row of quartiles for each model, and histograms, one or all.
+
+KLD is on a logarithmic axis: it runs over seven powers of ten within one text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from matplotlib.transforms import ScaledTranslation
+from numpy.typing import NDArray
+
+from eval.plots import style
+from eval.plots.style import Theme, split_label
+from eval.stats.distributions import Histogram
+
+X_LABEL = "KL divergence of single tokens (nats)"
+BOXES = "box: median and quartiles; whiskers: 1 to 99 % of the tokens; marker: mean; tick: maximum"
+ROW, MARGINS, SINGLE = 0.3, 3.0, 6.5
+"""Inches: of each model's row, above and below all of them, and of the histogram of one model."""
+LABEL_WIDTH, LETTERS = 3.0, 100
+"""Inches that the rows' labels take at most, and letters for which the heading then has room."""
+LEGEND = 62.0
+"""Points from the axes to the legend: ticks, and two lines of the axis' name."""
+LABEL_LETTERS = 64
+"""Letters of a label in a line of the heading, even if all are W."""
+SMALLEST = 1e-8
+"""Nats; what is less is rounding of float32, and lies beyond the left end of an axis."""
+COLUMNS = ("median", "mean", "p99", "max")
+RIDGE = 1.9
+"""Rows that the highest bin of all models takes."""
+CUT = 1e-3
+"""Share of a model's tokens at most that the lowest bin may pool."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles``), its histogram.
+
+    ``group``: of models with one colour; empty: the label's first word.
+    """
+
+    label: str
+    mean: float
+    percentiles: dict[str, float]
+    histogram: Histogram
+    group: str = ""
+
+
+def spread(
+    models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
+) -> Figure:
+    """A row a model, the smallest mean first: quartiles, whiskers, mean, maximum, and their numbers at the right.
+
+    A whisker that begins at 0 or below comes out of the left edge, without its cap.  ``floor``: gets a line.
+    """
+    ranked = _ranked(models)
+    shown = [x for m in ranked for x in (m.mean, *(m.percentiles[p] for p in ("1", "max"))) if x >= SMALLEST]
+    if not shown:
+        raise ValueError("no token has a KLD above 0")
+    with style.canvas(MARGINS + ROW * len(ranked), title, f"{subtitle}\n{BOXES}", dark=dark, letters=LETTERS) as drawn:
+        figure, axes, theme = drawn
+        axes.set(xscale="log", xlabel=X_LABEL, xlim=(min(shown) / 1.5, max(shown) * 1.5))
+        style.log_ticks(axes.xaxis)
+        colours = _rows(axes, ranked, theme, floor)
+        for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
+            at = {name: max(value, axes.get_xlim()[0]) for name, value in model.percentiles.items()}
+            box: dict[str, Any] = {"color": colour, "alpha": 0.45, "lw": 0, "zorder": 3, "gid": f"box-{i}"}
+            axes.barh(i, at["75"] - at["25"], 0.56, at["25"], **box)
+            ends = [x for x in ("1", "99") if at[x] == model.percentiles[x]]
+            axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker-{i}")
+            axes.plot([at[x] for x in ends], [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2)
+            axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median-{i}")
+            axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{i}")
+            axes.plot(model.mean, i, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, gid=f"mean-{i}")
+            p = model.percentiles
+            _numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
+        _numbers(axes, -1, COLUMNS, theme)
+        style.freeze(figure)
+        _name_floor(axes, floor, theme)
+    return figure
+
+
+def ridges(
+    models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
+) -> Figure:
+    """The histograms of all models, the smallest mean first, at one scale; a marker at each mean."""
+    ranked = _ranked(models)
+    edges, shares, note = binned([model.histogram for model in ranked])
+    subtitle = f"{subtitle}\nshare of tokens by KLD, all at one scale; marker: mean"
+    with style.canvas(MARGINS + ROW * (len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
+        figure, axes, theme = drawn
+        _bin_axis(axes, edges, note)
+        colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
+        for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
+            heights = i - RIDGE * shares[i] / shares.max()
+            axes.stairs(heights, edges, baseline=i, fill=True, color=style.pale(colour, theme), zorder=2 + i / 1000)
+            steps = axes.stairs(heights, edges, baseline=None, color=colour, lw=1.3, zorder=2 + (i + 0.5) / 1000)
+            steps.set_gid(f"ridge-{i}")
+            if edges[0] <= model.mean <= edges[-1]:
+                mean: dict[str, Any] = {"color": colour, "ms": 7, "mec": theme.paper, "mew": 0.8, "gid": f"mean-{i}"}
+                axes.plot(model.mean, i, marker, zorder=4, clip_on=False, **mean)
+            _numbers(axes, i, [_short(model.mean)], theme)
+        _numbers(axes, -1, ["mean"], theme)
+        style.freeze(figure)
+        _name_floor(axes, floor, theme)
+    return figure
+
+
+def histogram(
+    model: Divergence, *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False,
+    company: Sequence[str] = (),
+) -> Figure:  # fmt: skip
+    """The histogram of one model, its median and mean, and the outline of the noise floor's.
+
+    ``company``: the groups of all models, beside which it has its colour.
+    """
+    compared = [floor] if floor is not None and floor.label != model.label else []
+    edges, shares, note = binned([one.histogram for one in (model, *compared)])
+    name = textwrap.fill(model.label, LABEL_LETTERS)
+    with style.canvas(SINGLE, title, f"{name}\n{subtitle}", dark=dark) as (figure, axes, theme):
+        _bin_axis(axes, edges, note)
+        axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        groups = [split_label(model.label, model.group)[0], *company]
+        colour = style.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
+        axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
+        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=style.short(model.label))
+        for other, heights in zip(compared, shares[1:], strict=True):
+            name = f"noise floor ({style.short(other.label)})"
+            axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
+        marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
+        for (x, name), side in zip(marks, ("right", "left"), strict=True):
+            if edges[0] <= x <= edges[-1]:
+                axes.axvline(
+                    x, color=theme.ink, lw=1.2, ls="-" if name == "median" else "--", zorder=4, gid=f"{name}-0"
+                )
+                text = axes.annotate(f"{name} {_short(x)}", (x, 1.1 * shares.max()), (6 if side == "left" else -6, 0),
+                                     textcoords="offset points", ha=side, va="center", size=10.5)  # fmt: skip
+                text.set(path_effects=style.halo(theme), zorder=5, gid="label-0")
+        if compared:
+            below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
+            columns = 2 if sum(len(words) for words in axes.get_legend_handles_labels()[1]) <= LETTERS * 0.8 else 1
+            axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, ncols=columns)
+        style.freeze(figure)
+    return figure
+
+
+def binned(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
+    """(edges [B + 1], shares [N, B] of the tokens in each bin, what the axis must say); each row of shares sums to 1.
+
+    The first bin pools all smaller values: as many bins as hold at most ``CUT`` of each model's tokens together, and at
+    least what lies below the first edge.  What lies above the last edge is a bin too.
+    """
+    first, per_decade = histograms[0].first, histograms[0].per_decade
+    counts = np.array([[h.below, *h.counts, h.above] for h in histograms], dtype=np.float64)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    edges = 10.0 ** (first + np.arange(-1, counts.shape[1]) / per_decade)
+    start = max(int((np.cumsum(shares, axis=1).max(axis=0) <= CUT).sum()) - 1, 0)
+    stop = int(np.flatnonzero(shares.max(axis=0)).max()) + 1
+    pooled = shares[:, : start + 1].sum(axis=1, keepdims=True)
+    notes = ["the first bin holds all that is less"] if pooled.max() > CUT else []
+    notes += ["the last bin holds all that is more"] if stop == len(edges) - 1 else []
+    return edges[start : stop + 1], np.hstack([pooled, shares[:, start + 1 : stop]]), "; ".join(notes)
+
+
+def _ranked(models: Sequence[Divergence]) -> list[Divergence]:
+    """The smallest mean first."""
+    if not models:
+        raise ValueError("no model was compared with a reference")
+    return sorted(models, key=lambda model: (model.mean, model.label))
+
+
+def _rows(
+    axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
+) -> list[tuple[str, str]]:
+    """Sets rows up, each with its label at the left, and the line of the noise floor; colour and marker of each."""
+    groups = [split_label(model.label, model.group)[0] for model in ranked]
+    styles = style.group_styles(groups, theme.ink, distinct=False)
+    axes.set_ylim(len(ranked) - 0.4, top)
+    axes.set_yticks(range(len(ranked)), [style.short(model.label) for model in ranked])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    ticks = axes.get_yticklabels()
+    wide = max(tick.get_window_extent().width for tick in ticks) / style.DPI
+    axes.tick_params(axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide))
+    for i, (tick, group) in enumerate(zip(ticks, groups, strict=True)):
+        tick.set(color=style.ink_of(styles[group][0], theme), gid=f"label-{i}")
+    if floor is not None and floor.mean >= axes.get_xlim()[0]:
+        axes.axvline(floor.mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
+    return [styles[group] for group in groups]
+
+
+def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
+    """The name of the noise floor at the top of its line: right of it, or left, or without the label, as has room."""
+    if floor is None or not axes.get_xlim()[0] <= floor.mean <= axes.get_xlim()[1]:
+        return
+    name = axes.annotate("", (floor.mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
+    name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
+    for label, (flush, shift) in itertools.product(
+        (f"noise floor ({style.short(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
+    ):
+        name.set(text=f"{label} {_short(floor.mean)}", ha=flush, position=(shift, -8))
+        box = name.get_window_extent()
+        if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
+            return
+
+
+def _numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
+    """Columns of numbers right of a row; row -1 for their heads."""
+    for column, text in enumerate(texts):
+        place = axes.annotate(text, (1, max(row, -0.9)), (62 * (column + 1), 0), ("axes fraction", "data"),
+                              "offset points", ha="right", va="center", size=10)  # fmt: skip
+        place.set(color=theme.muted if row < 0 else theme.ink, gid=f"number-{row}-{column}")
+
+
+def _bin_axis(axes: Axes, edges: NDArray[np.float64], note: str) -> None:
+    axes.set(xscale="log", xlabel=f"{X_LABEL}\n{note}".strip(), xlim=(edges[0], edges[-1]))
+    style.log_ticks(axes.xaxis)
+
+
+def _short(value: float) -> str:
+    """Two or three significant digits, as room for a column of them has: 0.00154, 12.3, -0.0200; 0 for rounding."""
+    if abs(value) < SMALLEST:
+        return "0"
+    if value < 0:
+        return f"-{_short(-value)}"
+    if value < 1e-4:
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

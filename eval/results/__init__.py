@@ -1,0 +1,1 @@
+"""What a run yields, results.json, merged runs, differences between two models."""

@@ -1,0 +1,284 @@
+"""Results <-> results.json, and -> CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from backends.base import LayerGroup
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.common.options import describe
+from backends.layers import groups
+from eval.common import machine
+from eval.common.files import replacing
+from eval.results.run_result import ModelResult, RunResult
+from eval.stats.uncertainty import MOST_STRETCHES, Value
+
+FORMAT = 4
+"""Version of the layout of results.json."""
+PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
+"""Where report.html holds ``{"run": results.json, "inspection": ...}``."""
+ORIGIN = ("created", "command", "commit", "versions", "hardware")
+"""What results.json says of the run that made it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs that were merged (``eval/results/merge.py``): its file, its ``ORIGIN``, and what its KLDs are
+    against.
+
+    ``labels``: the rows of the merged run that come from it.  ``reference_ppl``: the reference's perplexity there.
+    """
+
+    file: str
+    labels: tuple[str, ...]
+    origin: dict[str, Any]
+    reference: dict[str, Any] | None = None
+    reference_ppl: float | None = None
+
+    @property
+    def where(self) -> str:
+        """The GPUs or the CPU of its machine."""
+        return machine.words(self.origin["hardware"]) or "an unknown machine"
+
+    @property
+    def created(self) -> str:
+        """When its results were written, ISO 8601."""
+        return str(self.origin.get("created"))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages there."""
+        return dict(self.origin["versions"])
+
+
+@dataclass(frozen=True)
+class StoredRun(RunResult):
+    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes into every copy of it as it was.
+
+    ``parts``: the runs that it was merged from; empty for one that ran as a whole.
+    """
+
+    origin: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+
+
+def kld_of(model: ModelResult) -> float | None:
+    """Mean KLD in nats; the reference's is 0 by definition; None for a failed model and where it is not known."""
+    if model.error:
+        return None
+    if model.is_reference:
+        return 0.0
+    return model.kld.value if model.kld else None
+
+
+def model_json(model: ModelResult) -> dict[str, Any]:
+    """One model for results.json; upstream's names where upstream has one (``vram_gb`` is GiB there too)."""
+    return {
+        "label": model.label,
+        "engine": model.engine,
+        "where": model.where or None,
+        "kernel": groups.kernel_of(model.layers) or None,
+        "deviations": "; ".join(model.deviations) or None,
+        "layer_bpw": model.storage.bpw_layer,
+        "head_bpw": model.storage.bpw_head,
+        "vram_gb": model.storage.vram_gib,
+        "vram_bits": model.storage.vram_bits,
+        "storage_note": model.storage.note or None,
+        **flat_estimates(model),
+        "reference": model.is_reference,
+        "noise_floor": model.is_noise_floor,
+        "rows": model.rows,
+        "load_seconds": model.load_seconds,
+        "score_seconds": model.score_seconds,
+        "from_cache": model.cached,
+        "notes": list(model.notes),
+        "error": model.error or None,
+        "spec": model.spec,
+        "spec_sha256": model.spec_sha256,
+        "scores_key": model.scores_key,
+        "reference_key": model.reference_key or None,
+        "provenance": model.provenance,
+        "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
+    }
+
+
+def flat_estimates(model: ModelResult) -> dict[str, Any]:
+    """The estimates that most readers want, one key each; errors are the clustered ones but for one."""
+    found = model.estimates
+    ppl, kld, same_top, against = model.ppl, model.kld, model.same_top, found.against if found else None
+    spread = against.kld_percentiles if against else {}
+    top1, entropy, rates = (found.top1, found.entropy, found.rates) if found else (None, None, None)
+    ratio, unknown = against.ln_ppl_ratio if against else None, Value(None)
+    return {
+        "ppl": ppl.value if ppl else None,
+        "ppl_stderr": ppl.stderr if ppl else None,
+        "ppl_stderr_independent": ppl.stderr_independent if ppl else None,
+        "logprob_sum": ppl.logprob_sum if ppl else None,
+        "tokens": ppl.tokens if ppl else None,
+        "non_finite": ppl.non_finite if ppl else None,
+        "ln_ppl_ratio": ratio.value if ratio else None,
+        "ln_ppl_ratio_stderr": ratio.stderr if ratio else None,
+        "kld": kld_of(model),
+        "kld_stderr": kld.stderr if kld else None,
+        "kld_median": spread.get("50"),
+        "kld_p99": spread.get("99"),
+        "kld_max": spread.get("max"),
+        "kld_sum": kld.total if kld else None,
+        "kld_tokens": kld.tokens if kld else None,
+        "kld_non_finite": kld.non_finite if kld else None,
+        "same_top": same_top.value if same_top else None,
+        "same_top_stderr": same_top.stderr if same_top else None,
+        "top1": top1.value if top1 else None,
+        "entropy": entropy.value if entropy else None,
+        "bits_per_byte": (rates.bits_per_byte if rates else unknown).value,
+        "byte_perplexity": (rates.byte_perplexity if rates else unknown).value,
+        "word_perplexity": (rates.word_perplexity if rates else unknown).value,
+    }
+
+
+def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
+    """results.json: everything needed to check or repeat the run; of one that was read back, its own ``ORIGIN``."""
+    made = {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "hardware": {**machine.hardware(), **machine.threads()},
+    }
+    parts = run.parts if isinstance(run, StoredRun) else ()
+    return {
+        "format": FORMAT,
+        **(run.origin if isinstance(run, StoredRun) else made),
+        **({"parts": [dataclasses.asdict(part) for part in parts]} if parts else {}),
+        "title": run.title,
+        "data": run.data,
+        "subtitle": run.subtitle,
+        "reference": run.reference,
+        "models": [model_json(model) for model in run.models],
+    }
+
+
+def from_json(raw: Any) -> StoredRun:
+    """The run of a results.json; InputError in one line if it is of another format, or damaged."""
+    if not isinstance(raw, dict) or "format" not in raw:
+        raise InputError("not a results.json of compare_q")
+    if raw["format"] != FORMAT:
+        raise InputError(
+            f"results of format {raw['format']!r}, and this compare_q reads format {FORMAT}; write them again with -o "
+            "(scores in the cache are used)"
+        )
+    try:
+        run = {key: raw[key] for key in ("data", "subtitle", "reference")}
+        run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # neither in results of before they were kept
+        run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
+        check_models(run["models"])
+        check_data(run["data"])
+        check_references([run["reference"], *(part.get("reference") for part in run["parts"])])
+        check_origins([run["origin"], *(part["origin"] for part in run["parts"])])
+        # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
+        return TypeAdapter(StoredRun).validate_json(json.dumps(run, allow_nan=False), strict=True)
+    except ValidationError as error:
+        reason = describe(error, ())
+    except KeyError as error:
+        reason = f"{error.args[0]}: missing"
+    except (TypeError, ValueError) as error:  # a list in place of an object; NaN
+        reason = one_line(error)
+    raise InputError(f"damaged results: {reason}") from None
+
+
+def check_models(models: Sequence[dict[str, Any]]) -> None:
+    """ValueError for what no run writes, and what shows it would trip over."""
+    labels = [model["label"] for model in models]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError("no models" if not labels else "models with one label")
+    for model in models:
+        TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
+        if len((model["estimates"] or {"stretches": {"tokens": ()}})["stretches"]["tokens"]) > MOST_STRETCHES:
+            raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
+
+
+def check_data(data: Any) -> None:
+    """ValueError for numbers of the text that are none."""
+    if not isinstance(data, dict) or not isinstance(data.get("text_tokens", 0), int | None):
+        raise ValueError("data: text_tokens is no number")
+
+
+def check_references(references: Sequence[Any]) -> None:
+    """ValueError for a reference without a label."""
+    for reference in references:
+        if reference is not None and not (isinstance(reference, dict) and isinstance(reference.get("label"), str)):
+            raise ValueError("reference: has no label")
+
+
+def check_origins(origins: Sequence[dict[str, Any]]) -> None:
+    """ValueError for what merging and footnotes would trip over."""
+    for origin in origins:
+        for name in ("versions", "hardware"):
+            if not isinstance(origin.get(name), dict):
+                raise ValueError(f"{name}: is no object")
+        TypeAdapter(dict[str, str]).validate_python(origin["versions"])
+
+
+def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a ``ModelResult`` from its ``model_json``."""
+    same = ("label", "engine", "rows", "load_seconds", "score_seconds", "spec", "spec_sha256", "scores_key",
+            "provenance", "notes", "estimates")  # fmt: skip
+    size = {"bpw_layer": raw["layer_bpw"], "bpw_head": raw["head_bpw"], "vram_bits": raw["vram_bits"]}
+    return {key: raw[key] for key in same} | {
+        "storage": {**size, "note": raw["storage_note"] or ""},
+        "is_reference": raw["reference"],
+        "cached": raw["from_cache"],
+        "reference_key": raw.get("reference_key") or "",
+        "error": raw["error"] or "",
+    }
+
+
+def load(file: Path) -> tuple[StoredRun, Any]:
+    """(the run, the inspection as JSON types or None) of a results.json or a report.html."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {one_line(error)}") from None
+    embedded = None if text.lstrip().startswith("{") else PAYLOAD.search(text)
+    try:
+        raw = json.loads(text if embedded is None else embedded[1])
+        if embedded is None:
+            return from_json(raw), None
+        return from_json(raw["run"]), raw["inspection"]
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{file}: neither a results.json nor a report.html of compare_q") from None
+
+
+def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
+    """Write results.json atomically."""
+    with replacing(file) as part:
+        part.write_text(json.dumps(run_json(run, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_csv(run: RunResult, file: Path) -> None:
+    """Write the flat fields of every model as CSV, and its notes as one text, atomically."""
+    nested = ("spec", "provenance", "estimates")
+    rows = [
+        {key: value for key, value in model_json(model).items() if key not in nested}
+        | {"notes": "; ".join(model.notes)}
+        for model in run.models
+    ]
+    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

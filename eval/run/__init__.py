@@ -1,0 +1,1 @@
+"""Windows -> scores of every model -> rows of the table."""

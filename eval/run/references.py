@@ -1,0 +1,141 @@
+"""Which reference a run's KL divergences are against, where its store lies, and whether it is the right one.
+
+A store belongs to one text, tokenizer, set of windows, model, engine and method.  In the cache, and in a folder that
+``out_logits`` names, it lies under a key of all of them; a path that the user gives is checked against them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.reference.reading import open_reference
+from backends.reference.store import MANIFEST, ReferenceStore
+from backends.reference.upstream import UpstreamReader
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.run import jobs
+from eval.run.jobs import Job
+from eval.text.windows import EvalData
+
+VERSION = 3
+"""Method of recording; a change that moves numbers raises it."""
+MEANING = {
+    "vocabulary": "was made with another tokenizer",
+    "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of rows",
+    "model": "was made by another model",
+    "engine": "was made by another engine",
+    "options": "was made with other engine options",
+    "versions": "was made by other versions of the engine",
+    "hardware": "was made on other hardware",
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run's reference: ``key`` stands for it in the keys of scores, ``job`` makes it if it is not at ``path``."""
+
+    key: str
+    path: Path
+    label: str
+    identity: dict[str, Any]
+    job: Job | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a store, right or wrong."""
+        return (self.path / MANIFEST).is_file()
+
+
+def planned(job: Job, data: EvalData, store: Store, logits_file: Path | None, *, clear: bool = False) -> Reference:
+    """The reference that a fetched job is; InputError if a path that was given holds another one.
+
+    ``clear``: what lies under the reference's own key is going to be deleted, so that it may be damaged.
+    """
+    identity = {**jobs.scores_identity(job, data), "vocabulary": data.vocabulary, "reference": VERSION}
+    key = Store.key("reference", identity)
+    folder = job.spec.out_logits
+    path = logits_file or (Path(job.spec.locate(folder)) / key if folder else store.path("references", key, ""))
+    reference = Reference(key, path, job.request.label, identity, job)
+    key_name = "--logits_file" if logits_file is not None else "out_logits"
+    if reference.exists:
+        if not (clear and logits_file is None):
+            check(open_reference(path), identity)
+    elif path.exists():
+        raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{key_name}: {path.parent}: cannot be made: {error.strerror}") from None
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{key_name}: {path.parent}: cannot be written")
+    return reference
+
+
+def given(path: Path, data: EvalData, progress: Progress) -> Reference:
+    """A reference from a store alone: ours, or upstream's, which says nothing of where it comes from."""
+    store = open_reference(path)
+    if not isinstance(store, UpstreamReader):
+        check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": VERSION})
+    elif data.method != "exllamav3":
+        raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
+    if store.n_rows < len(data.windows):
+        raise InputError(
+            f"{path}: has {store.n_rows} rows, row {store.n_rows} of {len(data.windows)} is missing; "
+            f"use -r {store.n_rows}"
+        )
+    if isinstance(store, UpstreamReader) and store.positions != data.windows[0].n_scored:
+        raise InputError(
+            f"{path}: scores {store.positions} positions a row, these windows {data.windows[0].n_scored}: it was made "
+            "with another eval_len or warm-up"
+        )
+    if store.head.vocab_size <= data.top_id:
+        raise InputError(f"{path}: has {store.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
+    label = store.identity.get("label", "upstream's logits")
+    identity = {name: value for name, value in store.identity.items() if name != "label"}
+    if isinstance(store, UpstreamReader):
+        with progress.phase("reading upstream's logits"):
+            identity["upstream"] = content_of(store)
+    return Reference(Store.key("reference", identity), path, label, identity)
+
+
+def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
+    """InputError that says in what a store differs from what is expected of it."""
+    for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
+        if store.identity.get(name) != expected[name]:
+            meaning = MEANING.get(name, "was made by another version of compare_q")
+            raise InputError(f"{store.path}: the reference {meaning}; delete it or give another path")
+
+
+def content_of(store: UpstreamReader) -> str:
+    """SHA-256 of all files of an upstream store."""
+    digest = hashlib.sha256()
+    for file in store.row_files or [store.path]:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def describe_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
+    """The reference for results.json."""
+    described: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
+    if reference.job is not None:
+        described["content"] = reference.job.backend.content(reference.job.request)
+    try:
+        store = open_reference(reference.path)
+    except InputError:  # the scores came from the cache, and the store has been deleted since
+        return described
+    return {
+        **described,
+        "kind": store.kind,
+        "kind_reason": store.reason,
+        "vocab_size": store.head.vocab_size,
+        "head_dtype": store.head.dtype,
+        "bytes": store.stored_bytes,
+        "bytes_a_token": round(store.stored_bytes / n_tokens, 1),
+    }

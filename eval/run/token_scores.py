@@ -1,0 +1,161 @@
+"""Per-token scores in the store: parquet, one row a scored token, and the facts of the run beside it as JSON.
+
+Columns: ``row`` (window), ``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other
+field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they did not give is
+absent; one that is there has no nulls, and nan is nan.  Any statistic can be made from them later without running a
+model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+from backends.base import TokenScores, Window
+from backends.common.errors import InputError, ModelError
+from backends.common.messages import one_line
+from eval.common.cache import Store
+from eval.common.files import replacing
+
+INDEX = {"row": pa.int32(), "position": pa.int32(), "token_id": pa.int32()}
+SCORES = {
+    "logprob": pa.float32(),
+    "entropy": pa.float32(),
+    "top1_logprob": pa.float32(),
+    "top1": pa.bool_(),
+    "ref_logprob": pa.float32(),
+    "ref_top1_logprob": pa.float32(),
+    "kld": pa.float32(),
+    "same_top": pa.bool_(),
+}
+"""The fields of ``TokenScores``: nats, or bool."""
+
+
+@dataclass(frozen=True)
+class StoredScores:
+    """A model's scores over all rows, and the facts of the run that made them.
+
+    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.  ``row`` and
+    ``position``, int32 [N]: the window, and the place of the scored token in it.
+    ``facts``: provenance, load_seconds, score_seconds, and reference (JSON types; None without one).
+    """
+
+    columns: dict[str, NDArray[Any]]
+    row: NDArray[np.int32]
+    position: NDArray[np.int32]
+    facts: dict[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Number of windows."""
+        return len(np.unique(self.row))
+
+    @property
+    def logprob(self) -> NDArray[np.float32]:
+        """Log-probabilities of the real tokens, float32 [N], nats."""
+        return self.columns["logprob"]
+
+
+def save(
+    store: Store, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], facts: Mapping[str, Any]
+) -> None:
+    """Write the scores and then the facts, whose presence says that both are whole.
+
+    ModelError if a window is missing, a position of it was not scored, or it lacks a column that another has.
+    """
+    tables: list[pa.Table] = []
+    for window in windows:
+        table = window_table(window, scored.get(window.row))
+        if tables and table.column_names != tables[0].column_names:
+            differ = sorted(set(table.column_names) ^ set(tables[0].column_names))
+            raise ModelError(f"row {window.row}: some rows have {', '.join(differ)} and others do not")
+        tables.append(table)
+    with store.write("scores", key, ".parquet") as file:
+        parquet.write_table(pa.concat_tables(tables), file)
+    with store.write("scores", key, ".json") as file:
+        file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
+    """One window's rows of the file; ModelError if not each of its positions has each score that was given."""
+    if scores is None:
+        raise ModelError(f"row {window.row}: none of {window.n_scored} positions were scored")
+    positions = np.arange(window.score_from, len(window.token_ids), dtype=np.int32)
+    columns = {
+        "row": np.full_like(positions, window.row),
+        "position": positions,
+        "token_id": window.token_ids[window.score_from :],
+    }
+    for name in SCORES:
+        column = getattr(scores, name)
+        if column is None:
+            continue
+        if len(column) != window.n_scored:
+            what = "" if name == "logprob" else f"{name}: "
+            raise ModelError(f"row {window.row}: {what}{len(column)} of {window.n_scored} positions were scored")
+        columns[name] = column
+    types = INDEX | SCORES
+    return pa.table({name: pa.array(column, type=types[name]) for name, column in columns.items()})
+
+
+def load(store: Store, key: str) -> StoredScores | None:
+    """The scores under ``key``, or None; InputError that names the file if it is damaged."""
+    facts_file, scores_file = store.path("scores", key, ".json"), store.path("scores", key, ".parquet")
+    if not facts_file.is_file():
+        return None
+    try:
+        facts = json.loads(facts_file.read_text(encoding="utf-8"))
+        kept = {name: facts[name] for name in ("provenance", "load_seconds", "score_seconds")}
+        kept["reference"] = facts.get("reference")
+        names = [name for name in parquet.read_schema(scores_file).names if name in SCORES]
+        table = parquet.read_table(scores_file, columns=["row", "position", *names])
+        for name in ("logprob", *names):
+            if table[name].type != SCORES[name] or table[name].null_count:
+                raise ValueError(f"{name} is not {SCORES[name]} throughout")
+        row, position = table["row"].to_numpy(), table["position"].to_numpy()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
+    return StoredScores({name: table[name].to_numpy() for name in names}, row, position, kept)
+
+
+def copy(store: Store, key: str, target: Path) -> None:
+    """Copy the scores under ``key`` to ``target``, whole or not at all; InputError in one line if that fails."""
+    try:
+        with replacing(target) as part:
+            shutil.copyfile(store.path("scores", key, ".parquet"), part)
+    except OSError as error:
+        raise InputError(f"{target}: the scores could not be copied: {one_line(error)}") from None
+
+
+def file_names(labels: Sequence[str]) -> list[str]:
+    """A file name without suffix for each label, in order: safe, and no two equal even where case does not count."""
+    names: list[str] = []
+    for label in labels:
+        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)[:50]
+        safe = f"_{safe[1:]}" if safe.startswith(".") else safe  # a hidden file
+        name, number = safe, 1
+        while name.casefold() in (taken.casefold() for taken in names):
+            number += 1
+            name = f"{safe}-{number}"
+        names.append(name)
+    return names
+
+
+def expected_load(store: Store, engine: str) -> float | None:
+    """Seconds that this engine's last load took with this store, for the ETA; None the first time."""
+    for file in sorted((store.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
+            facts = json.loads(file.read_text(encoding="utf-8"))
+            if facts["provenance"]["engine"] == engine:
+                return float(facts["load_seconds"])
+    return None

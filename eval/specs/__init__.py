@@ -1,0 +1,1 @@
+"""The JSON specs: their types, and how they are read."""

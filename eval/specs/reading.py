@@ -1,0 +1,157 @@
+"""Spec files of a command line -> specs: JSON, strictly; wildcards, masks, one label each, one reference."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from backends.common.errors import InputError
+from backends.common.options import describe
+from eval.specs.types import DataSpec, ModelSpec, Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; InputError for a key that stands in it twice, which json would settle in silence."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(f"{key}: stands twice in one object")
+    return dict(pairs)
+
+
+def read_json(file: Path) -> Any:
+    """Parsed JSON; InputError with file, line and column."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read: {error}") from None
+    except RecursionError:
+        raise InputError(f"{file}: cannot be read: brackets are nested too deep") from None
+
+
+def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
+    if isinstance(raw, dict):
+        raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
+    try:
+        spec = model.model_validate(raw)
+    except ValidationError as error:
+        text = describe(error, model.model_fields).removeprefix("(whole object): ")
+        raise InputError(" ".join(f"{file}: {where}{text}".split())) from None  # keys and labels may hold line breaks
+    spec._folder = file.parent
+    return spec
+
+
+def parse_data_spec(raw: Any, file: Path) -> DataSpec:
+    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start."""
+    return _parse(DataSpec, raw, file)
+
+
+def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
+    """A model spec from parsed JSON, likewise; ``where`` comes before the key in errors."""
+    return _parse(ModelSpec, raw, file, where)
+
+
+def load_data_spec(file: Path) -> DataSpec:
+    """The data spec in ``file``."""
+    return parse_data_spec(read_json(file), file)
+
+
+def expand(patterns: Sequence[str]) -> list[Path]:
+    """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        is_name = Path(pattern).exists() or not glob.has_magic(pattern)
+        matches = [pattern] if is_name else sorted(glob.glob(pattern))
+        if not matches:
+            raise InputError(f"{pattern}: no file matches")
+        files.update(dict.fromkeys(Path(match) for match in matches))
+    return list(files)
+
+
+def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
+    """The model specs of all files in order, each under a label of its own; a file holds a list of models, or one."""
+    specs: list[ModelSpec] = []
+    for file in files:
+        raw = read_json(file)
+        entries = raw if isinstance(raw, list) else [raw]
+        if not entries:
+            raise InputError(f"{file}: holds no model")
+        for number, entry in enumerate(entries, 1):
+            label = entry.get("label") if isinstance(entry, dict) else None
+            specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
+    return told_apart(specs)
+
+
+def told_apart(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """The same specs, of which the second with one label is called ``Label (2)``, the third ``Label (3)``."""
+    taken = {spec.name for spec in specs}
+    seen: set[str] = set()
+    found = []
+    for spec in specs:
+        name, number = spec.name, 1
+        while name in seen or (number > 1 and name in taken):
+            number += 1
+            name = f"{spec.name} ({number})"
+        seen.add(name)
+        found.append(spec if name == spec.name else changed(spec, label=name))
+    return found
+
+
+def changed(spec: ModelSpec, **keys: Any) -> ModelSpec:
+    """A spec with other values for some keys, from the same file."""
+    other = spec.model_copy(update=keys)
+    other._folder = spec._folder
+    return other
+
+
+def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
+    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask.
+
+    The reference stays: without it the others would lose their KL divergence.
+    """
+    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
+    matching = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    chosen = [spec for spec in specs if spec in matching or (matching and spec.is_reference)]
+    if not chosen:
+        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
+    return chosen
+
+
+def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:
+    """(the specs with at most one reference, what must be said of it).
+
+    Example files mark their unquantized model, so a run of several of them has several marks: the first one counts.
+    """
+    marked = [spec for spec in specs if spec.is_reference]
+    if len(marked) > 1:
+        first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
+        kept = [spec if spec is marked[0] else unmarked(spec) for spec in specs]
+        return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
+    if not marked and len(specs) > 1:
+        return list(specs), [NO_REFERENCE]
+    return list(specs), []
+
+
+def unmarked(spec: ModelSpec) -> ModelSpec:
+    """The spec without its marks of a reference."""
+    return changed(spec, reference=False, out_logits=None)
+
+
+NO_REFERENCE = (
+    'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
+    "spec, or give a stored one with --logits_file"
+)
+"""What a run of several models without a reference is told."""

@@ -1,0 +1,202 @@
+"""The two specs: upstream compare_q's keys with upstream's meaning, and ours; ``eval/specs/reading.py`` reads them.
+
+An unknown key, a wrong type or an impossible value is one line that names file and key.  What this file does not
+know: any engine's options (``engine`` is passed on and checked by the engine), any data set.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from eval.text import cutting, detokenizers
+
+Length = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LATER = {"method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None}
+"""Keys that came after the first results, with their defaults: left out of digests, so that those stay as they were."""
+
+
+class Spec(BaseModel):
+    """What both specs share: strict types, no unknown keys, and the file they came from."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    def digest(self) -> str:
+        """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
+        keys = self.model_dump(mode="json").items()
+        text = json.dumps({key: value for key, value in keys if (key, value) not in LATER.items()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def locate(self, name: str) -> str:
+        """``name`` relative to the spec's folder if it is there, else as it is: a path from here, a hub id, a URL."""
+        path = Path(name).expanduser()
+        beside = self._folder / path
+        if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
+            return os.path.normpath(beside)
+        return str(path) if name.startswith("~") else name
+
+
+class DataSpec(Spec):
+    """Which text, which tokenizer, which windows."""
+
+    tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
+    tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
+    tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
+    trust_remote_code: bool = Field(False, description="let the tokenizer run code from its repository")
+    dataset: str = Field(
+        min_length=1, description='a known name ("wiki2"), a hub or local data set, or "text" with path'
+    )
+    path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text"')
+    revision: str | None = Field(None, description="hub revision of the data set")
+    dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
+    dataset_name: str | None = Field(None, description="configuration of the data set")
+    dataset_split: str | None = Field(None, description='split, e.g. "test" or "train[:1000]"')
+    split: str | None = Field(None, description="same as dataset_split, which comes first")
+    dataset_data_files: str | list[str] | dict[str, Any] | None = Field(None, description="data_files of load_dataset")
+    text_column: str | None = Field(None, description='column that holds the text, default "text"')
+    max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
+    max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
+    method: cutting.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
+    detokenize: detokenizers.Name | None = Field(None, description="rewrite each document as lm-eval's task does")
+    eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
+    eval_len: Length = Field(description="tokens in a window")
+    max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
+    warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
+    chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
+    dataset_display_name: str | None = Field(None, description="name of the data in titles")
+    display_rows: int | str | None = Field(None, description="number of windows in titles")
+    display_eval_len: int | str | None = Field(None, description="window length in titles")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataSpec:
+        if self.eval_len < 2:
+            raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
+        if self.warmup_tokens > self.eval_len - 2:
+            raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
+        cutting.check(
+            self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
+        )
+        if self.detokenize and self.method != "lm_eval":
+            raise ValueError('detokenize: rewrites documents, which only method "lm_eval" has; leave it out')
+        if self.dataset == "text" and self.path is None:
+            raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
+        if self.dataset != "text" and self.path is not None:
+            raise ValueError('path: only with dataset "text"')
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest window: lm-eval does not count the last one, which it only predicts."""
+        return self.eval_len + (self.method == "lm_eval")
+
+    @property
+    def stride(self) -> int:
+        """Tokens between the starts of two windows, the method's own where the spec has none."""
+        return self.eval_stride or cutting.default_stride(self.method, self.eval_len)
+
+
+class ModelSpec(Spec):
+    """One model and the engine that runs it."""
+
+    load_fn: str = Field(description="how to load: see --list-engines")
+    fwd_fn: str | None = Field(None, description="upstream's second name for the engine; may be left out")
+    label: str | None = Field(None, description="name in the table. Default: model_dir")
+    group: str | None = Field(None, description="colour group in the plots. Default: the label's first word")
+    model_dir: str | list[Any] = Field(description="folder or hub id; [dir, options]; or [dir, override_tensors]")
+    revision: str | None = Field(None, description="hub revision of the model")
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="options of the engine; for vLLM any LLM() argument"
+    )
+    reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
+    noise_floor: bool = Field(False, description="shows what a lossless scheme would show: a row and a line of its own")
+    out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")
+    override_bpw_layer: Bits | None = Field(None, description="replaces the measured layer bits per weight")
+    override_bpw_head: Bits | None = Field(None, description="replaces the measured head bits per weight")
+    override_vram_bits: Bits | None = Field(None, description="replaces the measured bits of layers and head")
+
+    @model_validator(mode="after")
+    def _model_dir_form(self) -> ModelSpec:
+        for key, text in (("label", self.label), ("group", self.group)):
+            if text is not None and (not text.strip() or len(text.splitlines()) > 1 or not text.isprintable()):
+                raise ValueError(f"{key}: must be one line of printable text")
+        if self.model_dir in ("", []):
+            raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
+        if isinstance(self.model_dir, list):
+            if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
+                raise ValueError("model_dir: must be a string, [dir, options] or [dir, override_tensors]")
+            extra = self.model_dir[1]
+            names = extra if isinstance(extra, list) else [extra]
+            if not isinstance(extra, dict) and not (names and all(isinstance(name, str) for name in names)):
+                raise ValueError(
+                    "model_dir: the second item must be an object (options) or file names (override tensors)"
+                )
+            if isinstance(extra, dict) and (twice := sorted(extra.keys() & self.engine.keys())):
+                raise ValueError(f"model_dir: option {twice[0]!r} stands in engine as well")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The label, or the folder where there is none (upstream's rule)."""
+        return self.label or self._directory
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the other models are compared with this one."""
+        return self.reference or self.out_logits is not None
+
+    @property
+    def _directory(self) -> str:
+        return self.model_dir if isinstance(self.model_dir, str) else str(self.model_dir[0])
+
+    @property
+    def located(self) -> str:
+        """The folder as a path, or the hub id."""
+        return self.locate(self._directory)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """``engine`` and the options of ``[dir, options]`` together."""
+        extra = self.model_dir[1] if isinstance(self.model_dir, list) else {}
+        return {**self.engine, **(extra if isinstance(extra, dict) else {})}
+
+    @property
+    def override_tensors(self) -> tuple[Path, ...]:
+        """The files of ``[dir, override_tensors]``, whose tensors replace those of the same name; of a folder, all."""
+        extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
+        names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
+        found = [Path(self.locate(name)) for name in names]
+        return tuple(file for path in found for file in (sorted(path.glob("*.safetensors")) or [path]))
+
+
+def json_schemas() -> dict[str, dict[str, Any]]:
+    """File name -> JSON Schema of the two specs, for editors; ``python -m eval.specs.types`` writes them."""
+    data, model = DataSpec.model_json_schema(), ModelSpec.model_json_schema()
+    for schema in (data, model):
+        schema["properties"]["$schema"] = {"type": "string"}
+    models = {
+        "title": "compare_q model spec: one model or a list of them",
+        "anyOf": [{"$ref": "#/$defs/ModelSpec"}, {"type": "array", "items": {"$ref": "#/$defs/ModelSpec"}}],
+        "$defs": {"ModelSpec": model},
+    }
+    return {"data.schema.json": data, "models.schema.json": models}
+
+
+def write_schemas(folder: Path) -> None:
+    """Write both schemas to ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, schema in json_schemas().items():
+        (folder / name).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas(Path(__file__).parents[1] / "spec" / "schema")

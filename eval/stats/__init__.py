@@ -1,0 +1,1 @@
+"""Scores of single tokens -> perplexity, KL divergence and their errors."""

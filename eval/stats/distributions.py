@@ -1,0 +1,88 @@
+"""How scores are spread over the tokens: percentiles, histogram, confidence of the reference, position in the window.
+
+Everything here is over single tokens, from float32 or bool columns [N]; errors of means are in
+``eval/stats/estimates.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
+"""llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
+CONFIDENCES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""Edges of qbench's five buckets of the reference's largest probability; the last one holds 1.0."""
+DECADES, BINS_PER_DECADE = (-8, 2), 8
+"""Histogram of log10 KLD: from 1e-8, where float32 rounding begins, to 100 nats."""
+CURVE_BINS = 32
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """``counts[i]``: tokens with KLD in [10 ** e, 10 ** (e + 1 / per_decade)), e = first + i / per_decade.
+
+    ``below``: tokens with less, those at or below 0 included; ``above``: those with more.
+    """
+
+    first: int
+    per_decade: int
+    counts: tuple[int, ...]
+    below: int
+    above: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] - 1``.
+
+    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite score.
+    """
+
+    edges: tuple[int, ...]
+    nll: tuple[float | None, ...]
+    kld: tuple[float | None, ...] | None = None
+
+
+def percentiles(values: NDArray[Any]) -> dict[str, float]:
+    """Percent -> percentile of finite values [N], "min" and "max" too, interpolated linearly at (N - 1) p as llama.cpp
+    does; empty without values."""
+    if not len(values):
+        return {}
+    found = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
+    return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], found.tolist(), strict=True))
+
+
+def histogram(kld: NDArray[Any]) -> Histogram:
+    """Histogram of finite KLD [N] over equal steps of its logarithm."""
+    (low, high), edges = DECADES, (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1
+    bins = np.power(10.0, np.linspace(low, high, edges))
+    place = np.searchsorted(bins, kld.astype(np.float64), side="right")
+    counts = np.bincount(place, minlength=edges + 1)
+    return Histogram(low, BINS_PER_DECADE, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1]))
+
+
+def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
+    """Bucket [N] of the reference's largest probability, 0 to 4; ``CONFIDENCES`` are their edges."""
+    return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
+
+
+def curve(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
+    """Mean loss and KLD over position [N] in the window, in bins whose widths grow with the position.
+
+    Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.
+    """
+    low, high = int(position.min()), int(position.max()) + 1
+    edges = np.unique(np.geomspace(low + 1, high + 1, CURVE_BINS + 1).round().astype(np.int64)) - 1
+    place = np.searchsorted(edges, position, side="right") - 1
+
+    def means(values: NDArray[Any]) -> tuple[float | None, ...]:
+        finite = np.isfinite(values)
+        count = np.bincount(place[finite], minlength=len(edges) - 1)
+        total = np.bincount(place[finite], values[finite].astype(np.float64), minlength=len(edges) - 1)
+        return tuple(float(t / n) if n else None for t, n in zip(total, count, strict=True))
+
+    return Curve(tuple(edges.tolist()), means(nll), None if kld is None else means(kld))

@@ -1,0 +1,260 @@
+"""Per-token scores -> estimates with their errors (``eval/stats/uncertainty.py``), of a model and against a reference.
+
+**Against a reference**, llama.cpp's statistics (tools/perplexity): with a = -ln q(token), b = -ln p_ref(token),
+ln(PPL(Q)/PPL(ref)) = mean(a - b), whose error is the paired one, as that of PPL(Q) - PPL(ref) is that of the mean of
+PPL(Q) a - PPL(ref) b; the change of probability is q(token) - p_ref(token).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.stats.distributions import CONFIDENCES, Curve, Histogram, bucket_of, curve, histogram, percentiles
+from eval.stats.uncertainty import (
+    Mean,
+    Perplexity,
+    Places,
+    Value,
+    caution,
+    clustered,
+    exponential,
+    mean,
+    perplexity,
+    perplexity_of,
+    places_of,
+    root,  # fmt: skip
+)
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Sums over the entries of each of G stretches: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
+
+    The difference of any two models' means, and its error, follow from them.  ``whole`` names the sums in which every
+    entry is finite, and only those can be compared; the others leave the others out.  ``length``: tokens of the text
+    that the stretches cut, each counted once.
+    """
+
+    tokens: tuple[int, ...]
+    nll: tuple[float, ...]
+    kld: tuple[float, ...] | None = None
+    same_top: tuple[float, ...] | None = None
+    whole: tuple[str, ...] = ()
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The tokens to whose most probable successor the reference gives [low, high): their ``share``, and their KLD."""
+
+    low: float
+    high: float
+    share: float
+    kld: Mean
+    median: float | None
+
+
+@dataclass(frozen=True)
+class AgainstReference:
+    """A model beside its reference, on the entries at which both log-probabilities are finite (KLD: at which it is).
+
+    Nats, and probabilities from 0 to 1; ``ref_ppl`` is of the same entries, so that it differs from the reference's own
+    perplexity where the model has infinite losses.
+
+    ``correlation``: of the two losses over the entries; None if one of them is constant.  ``delta_p``: model minus
+    reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
+    """
+
+    ref_ppl: Perplexity
+    ln_ppl_ratio: Mean
+    correlation: float | None
+    ppl_ratio: Value
+    ppl_difference: Value
+    kld: Mean
+    kld_percentiles: dict[str, float]
+    kld_histogram: Histogram
+    delta_p: Mean
+    delta_p_rms: Value
+    delta_p_percentiles: dict[str, float]
+    same_top: Mean
+    confidence: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True)
+class TextRates:
+    """What does not depend on the tokenizer: nats over the bytes (UTF-8) or words of the scored text."""
+
+    bits_per_byte: Value
+    byte_perplexity: Value
+    word_perplexity: Value
+    n_bytes: float
+    n_words: float
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a model's scores say of it; None for what it has no scores of.
+
+    ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
+    model's most probable one, of those with a finite log-probability.
+    """
+
+    ppl: Perplexity
+    against: AgainstReference | None
+    top1: Mean | None
+    entropy: Mean | None
+    rates: TextRates | None
+    stretches: Stretches
+    curve: Curve
+
+    @property
+    def kld(self) -> Mean | None:
+        """KL(reference || model), nats; an infinite or undefined one is left out and counted."""
+        return self.against.kld if self.against else None
+
+    @property
+    def same_top(self) -> Mean | None:
+        """Share of the positions at which model and reference have the same most probable token."""
+        return self.against.same_top if self.against else None
+
+
+def cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
+    """What must be said of the errors of models, each once; of a text of so many tokens, if that is known."""
+    said = (caution(each.stretches.length, text_tokens) for each in found)
+    return sorted({each for each in said if each})
+
+
+def summarize(
+    columns: Mapping[str, NDArray[Any]], index: NDArray[Any], position: NDArray[Any],
+    text: tuple[float, float] | None = None,
+) -> Estimates:  # fmt: skip
+    """All estimates of one model's columns [N] (``StoredScores.columns``), of which only ``logprob`` must be there.
+
+    ``index`` [N]: place in the text of the token of each entry; ``position`` [N]: in its window.  ``text``: bytes and
+    words of the scored tokens together, each as often as it was scored; None if they are not known.
+    """
+    logprob, places = columns["logprob"], places_of(index)
+    finite = np.isfinite(logprob)
+    mean_logprob = mean(logprob, None, places)
+    ppl = perplexity_of(mean_logprob)
+    compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
+    return Estimates(
+        ppl=ppl,
+        against=against_reference(columns, places) if compared else None,
+        top1=mean(columns["top1"], finite, places) if "top1" in columns else None,
+        entropy=mean(columns["entropy"], None, places) if "entropy" in columns else None,
+        rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
+        stretches=sums(columns, places),
+        curve=curve(position, -logprob, columns.get("kld")),
+    )
+
+
+def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> AgainstReference:
+    """The statistics of a model's columns [N] that need its reference's."""
+    model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
+    # Where the reference is nan, its most probable token is whatever argmax made of that.
+    both = np.isfinite(model) & np.isfinite(reference)
+    model, reference = (np.where(both, each, np.nan) for each in (model, reference))  # inf - inf would warn
+    ppl, ref_ppl = (perplexity(each, None, places) for each in (model, reference))
+    ratio = mean(reference - model, None, places)
+    delta = np.exp(model) - np.exp(reference)
+    kld = columns["kld"]
+    return AgainstReference(
+        ref_ppl=ref_ppl,
+        ln_ppl_ratio=ratio,
+        correlation=correlation(model[both], reference[both]),
+        ppl_ratio=exponential(ratio),
+        ppl_difference=difference_of(ppl, ref_ppl, model, reference, places),
+        kld=mean(kld, None, places),
+        kld_percentiles=percentiles(kld[np.isfinite(kld)]),
+        kld_histogram=histogram(kld[np.isfinite(kld)]),
+        delta_p=mean(delta, None, places),
+        delta_p_rms=root(mean(delta**2, None, places)),
+        delta_p_percentiles=percentiles(delta[both]),
+        same_top=mean(columns["same_top"], both, places),
+        confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
+    )
+
+
+def correlation(model: NDArray[np.float64], reference: NDArray[np.float64]) -> float | None:
+    """Pearson's correlation of two losses [N]; None if one of them does not vary."""
+    if not len(model) or not (np.ptp(model) and np.ptp(reference)):  # the std of a constant may be 1e-17
+        return None
+    return float(np.corrcoef(model, reference)[0, 1])
+
+
+def difference_of(
+    ppl: Perplexity, ref_ppl: Perplexity, model: NDArray[np.float64], reference: NDArray[np.float64],
+    places: Places,
+) -> Value:  # fmt: skip
+    """PPL(Q) - PPL(ref), of log-probabilities [N] that are finite in both, or nan in both."""
+    if ppl.value is None or ref_ppl.value is None:
+        return Value(None)
+    linear = mean(ref_ppl.value * reference - ppl.value * model, None, places)
+    return Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
+
+
+def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Places) -> tuple[Bucket, ...]:
+    """KLD in each bucket of the reference's largest probability; tokens where that is not finite are in none."""
+    known = np.isfinite(ref_top1_logprob)
+    place = np.where(known, bucket_of(np.where(known, ref_top1_logprob, 0)), -1)
+    found = []
+    for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCES)):
+        inside = place == i
+        values = kld[inside & np.isfinite(kld)]
+        median = float(np.median(values)) if len(values) else None
+        found.append(Bucket(low, high, float(inside.mean()), mean(kld[inside], None, places[inside]), median))
+    return tuple(found)
+
+
+def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
+    """Rates over bytes and words of a mean log-probability (nats a token); None if nothing was scored.
+
+    Their errors take the numbers of bytes and words a token as known.
+    """
+    if logprob.value is None or not n_bytes or not n_words:
+        return None
+
+    def per(units: float) -> Mean:
+        scale = logprob.tokens / units
+        errors = (None if e is None else e * scale for e in (logprob.stderr, logprob.stderr_independent))
+        return Mean(-logprob.total / units, -logprob.total, logprob.tokens, 0, *errors)
+
+    nats = per(n_bytes)
+    bits = (None if x is None else x / math.log(2) for x in (nats.value, nats.stderr, nats.stderr_independent))
+    return TextRates(Value(*bits), exponential(nats), exponential(per(n_words)), n_bytes, n_words)
+
+
+def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> Stretches:
+    """Sums of what can be compared between models, by stretch."""
+    values = {"nll": -columns["logprob"].astype(np.float64)}
+    values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
+    found: dict[str, tuple[float, ...]] = {}
+    whole: list[str] = []
+    for name, each in values.items():
+        finite = np.isfinite(each)
+        found[name] = tuple(np.bincount(places.stretch, np.where(finite, each, 0)).tolist())
+        if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
+            continue  # argmax of nan is some token
+        if finite.all() and (name != "same_top" or "nll" in whole):
+            whole.append(name)
+    return Stretches(tuple(np.bincount(places.stretch).tolist()), **found, whole=tuple(whole), length=places.length)
+
+
+def difference(a: Stretches, b: Stretches, name: str) -> Value | None:
+    """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus that of b, paired.
+
+    None if one of them has no such scores, or some that are not finite, or they were not made from the same windows.
+    """
+    if name not in a.whole or name not in b.whole or a.tokens != b.tokens:
+        return None
+    tokens = np.asarray(a.tokens)
+    off = np.asarray(getattr(a, name)) - np.asarray(getattr(b, name))
+    return Value(float(off.sum()) / int(tokens.sum()), clustered(off, tokens, a.length))

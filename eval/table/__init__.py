@@ -1,0 +1,1 @@
+"""Results -> the table, its footnotes, comparisons of two rows."""

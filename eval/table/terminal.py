@@ -1,0 +1,75 @@
+"""The table in a terminal: as many columns as there is room for, labels and kernels wrapped where that is little."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eval.results.run_result import RunResult
+from eval.table.columns import Column, columns, extras, kernel_of, label_of
+from eval.table.footnotes import footnotes
+
+HEADERS = ("label", "kernel")
+TEXT = 26
+"""Columns that label and kernel keep together before a further column of numbers is shown."""
+MARGIN = 2
+"""Columns that the table's box takes left and right."""
+
+
+def show(run: RunResult, console: Console) -> None:
+    """Print the table and its footnotes."""
+    console.print(table(run, console.width))
+    for note in footnotes(run):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(run: RunResult, width: int) -> Table:
+    """The table for a terminal of so many columns."""
+    words = [(label_of(model), kernel_of(model)) for model in run.models]
+    natural = sum(max(len(HEADERS[i]), *(len(names[i]) for names in words)) for i in range(len(HEADERS)))
+    numbers, room = fitting(run, width, natural)
+    gap = 1 if room - natural > len(numbers) else 0  # beside the one of the box
+    drawn = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(run.subtitle), title_justify="left"
+    )
+    for header in HEADERS:
+        drawn.add_column(header, overflow="fold")
+    texts = [aligned(column) for column in numbers]
+    for _, header, _ in texts:
+        drawn.add_column(header, no_wrap=True)
+    for names, *row in zip(words, *(cells for _, _, cells in texts), strict=True):
+        drawn.add_row(*map(Text, names), *row)
+    return drawn
+
+
+def fitting(run: RunResult, width: int, natural: int) -> tuple[list[Column], int]:
+    """(columns of numbers, what they leave to label and kernel, whose texts would like ``natural``)."""
+    chosen: list[str] = []
+    numbers = columns(run, chosen)
+    for extra in extras(run):
+        more = columns(run, [*chosen, extra])
+        if left(more, width) < min(natural, TEXT):
+            break
+        chosen.append(extra)
+        numbers = more
+    return numbers, left(numbers, width)
+
+
+def left(numbers: list[Column], width: int) -> int:
+    """Columns of the terminal that these leave to label and kernel."""
+    return width - MARGIN - len(HEADERS) + 1 - sum(1 + aligned(column)[0] for column in numbers)
+
+
+def aligned(column: Column) -> tuple[int, str, list[Text]]:
+    """(width, header, cells): numbers flush right, their errors flush left behind them."""
+    lines = column.header.split("\n")
+    errors = [f"±{cell.error}" if cell.error else "" for cell in column.cells]
+    behind = max(map(len, errors), default=0)
+    before = max(*(len(cell.shown) for cell in column.cells), max(map(len, lines)) - behind)
+    texts = [
+        Text(f"{cell.shown:>{before}}", "bold" if cell.is_best else "").append(off, "not bold")
+        for cell, off in zip(column.cells, errors, strict=True)
+    ]
+    return before + behind, "\n".join(f"{line:>{before}}" for line in lines), texts

@@ -1,0 +1,188 @@
+"""Data sets -> text: those of the hub (``eval/text/hub_datasets.py``), and local text files.
+
+Rows of a data set: the non-blank ones, joined by a blank line; for GPTQ's windows the blank ones too; for lm-eval's
+each row is a document.  A local text file is taken whole, every line end read as a newline, but for llama.cpp's windows
+as it stands.  The same corpus as rows and as a file tokenizes differently: say which one a number belongs to.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from eval.common.progress import Progress
+from eval.specs.types import DataSpec
+from eval.text import hub_datasets
+from eval.text.hub_datasets import CONVERSATIONS, SOURCES, check_column, hub_rows, names_in, row_limit, source_of
+
+TABLES = (".jsonl", ".parquet")
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def display_name(spec: DataSpec) -> str:
+    """Name of the data in titles."""
+    source = SOURCES.get(spec.dataset.lower())
+    fallback = Path(spec.path).stem if spec.path else spec.dataset
+    return spec.dataset_display_name or (source.display if source else fallback)
+
+
+def identity(spec: DataSpec) -> dict[str, Any]:
+    """What the text depends on, as JSON types: the content of local files, the coordinates of a data set."""
+    if spec.dataset == "text":
+        file = text_file(spec)
+        return {
+            "files": [file_digest(file)],
+            "column": spec.text_column,
+            "suffix": file.suffix,
+            "rows": row_limit(spec),
+        }
+    source = source_of(spec)
+    names = names_in(source.data_files)
+    local = [Path(match) for name in names for match in sorted(glob.glob(name, recursive=True))]
+    if Path(source.path).is_dir():
+        local += sorted(Path(source.path).rglob("*"))
+    files = [file_digest(file) for file in local if file.is_file()]
+    return {**vars(source), "files": files, "rows": row_limit(spec)}
+
+
+def is_here(spec: DataSpec) -> bool:
+    """Whether the text lies in local files, so that nothing has to be downloaded."""
+    if spec.dataset == "text":
+        return True
+    source = source_of(spec)
+    names = names_in(source.data_files)
+    return Path(source.path).exists() or (bool(names) and not any("://" in name for name in names))
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def text_file(spec: DataSpec) -> Path:
+    """The local file of dataset "text"; InputError if there is none."""
+    file = Path(spec.locate(spec.path or ""))
+    if not file.is_file():
+        raise InputError(f"path: {file}: no such file")
+    suffix = file.suffix.lower()
+    if suffix in (".json", ".csv", ".tsv"):
+        raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
+    if suffix not in TABLES and (spec.text_column or row_limit(spec)):
+        raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
+    return file
+
+
+def probe(spec: DataSpec) -> str:
+    """What text a run would read, in a few words; InputError in one line if it is not there.  Downloads no data."""
+    return text_file(spec).name if spec.dataset == "text" else hub_datasets.probe(spec)
+
+
+def load_text(spec: DataSpec, progress: Progress) -> str:
+    """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
+    if is_plain(spec):
+        return whole_file(text_file(spec), raw=spec.method == "llamacpp")
+    return "\n\n".join(row for row in load_rows(spec, progress) if row.strip() or spec.method == "gptq")
+
+
+def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
+    """The texts that are documents of their own: a file, or every row of a data set that holds text, if only blanks.
+
+    lm-eval counts an empty row as a word, and scores the tokens of a blank one.
+    """
+    return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
+
+
+def is_plain(spec: DataSpec) -> bool:
+    """Whether the text is a plain file and has no rows."""
+    return spec.dataset == "text" and text_file(spec).suffix.lower() not in TABLES
+
+
+def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
+    """The rows of a data set that hold text; InputError if all of them are blank."""
+    rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
+    texts: list[str] = []
+    other = None
+    with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
+        for number, row in enumerate(rows, 1):
+            if isinstance(row, str):
+                texts.append(row)
+            elif row is not None:
+                other = row
+            phase.advance()
+            if number == row_limit(spec):
+                break
+    for number, text in enumerate(texts, 1):
+        if not text.isascii() and SURROGATE.search(text):
+            raise InputError(
+                f"dataset {spec.dataset!r}: row {number} is no Unicode text: half of a surrogate pair in it"
+            )
+    if not any(text.strip() for text in texts):
+        held = "" if other is None else f"; they hold values of type {type(other).__name__}"
+        hint = CONVERSATIONS if isinstance(other, list) else ""
+        raise InputError(f"dataset {spec.dataset!r}: no text in its rows{held}{hint}")
+    return texts
+
+
+def whole_file(file: Path, *, raw: bool = False) -> str:
+    """A plain text file, every line end read as a newline; ``raw``: as it stands, a byte order mark always stays.
+
+    A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
+    has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.
+    """
+    try:
+        with file.open(encoding="utf-8", newline="" if raw else None) as stream:
+            text = stream.read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+    if not text.strip():
+        raise InputError(f"path: {file}: no text in it")
+    return text
+
+
+def local_rows(spec: DataSpec) -> Iterator[Any]:
+    """The text column of a local .jsonl or .parquet file, row by row."""
+    file, column = text_file(spec), spec.text_column or "text"
+    try:
+        yield from (parquet_rows if file.suffix.lower() == ".parquet" else jsonl_rows)(file, column)
+    except UnicodeDecodeError as error:
+        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"path: {file}: not a {file.suffix[1:]} file: {one_line(error)}") from None
+
+
+def parquet_rows(file: Path, column: str) -> Iterator[Any]:
+    """One column of a parquet file."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(file)
+    check_column(column, table.schema_arrow.names, f"path: {file}")
+    for batch in table.iter_batches(columns=[column]):
+        yield from batch.column(0).to_pylist()
+
+
+def jsonl_rows(file: Path, column: str) -> Iterator[Any]:
+    """One key of each line of a JSON lines file."""
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield jsonl_row(line, column, f"path: {file}: line {number}")
+
+
+def jsonl_row(line: str, column: str, where: str) -> Any:
+    """The ``column`` of one JSON line."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: must be a JSON object")
+    check_column(column, row, where)
+    return row[column]

@@ -1,0 +1,120 @@
+"""How a tokenized text is cut into windows: five methods, four of them those of the tools they are named after.
+
+- ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens - eval_len, eval_stride)``,
+  so that one that would end exactly at the last token is left out; every position is scored but the first, or the
+  first after the warm-up; overlaps each time.
+- ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` chunks that follow one another; where the tokenizer adds
+  BOS, it stands in place of each chunk's first token; positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
+  255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
+  written in the text are text.
+- ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
+  document, tokenized by itself, and begins with a prefix token, BOS or else EOS, that is not scored.  Every token of a
+  document is scored once, a BOS of its own included, ``eval_len`` a window, the last window's context reaching back as
+  far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
+- ``gptq`` (the evaluation of GPTQ's repository, which QuIP#, AWQ, FlatQuant and most papers on quantization took over):
+  ``n_tokens // eval_len`` windows that follow one another; every position is scored but the first, ``eval_len - 1`` a
+  window, so that its mean over windows of their means is the mean over all.  Rows of a data set are joined with the
+  blank ones among them (``eval/text/corpus.py``), and BOS stands where the tokenizer adds it, in the first window only.
+- ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what the ones before it have
+  not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
+  after the first window.  The last window is full and ends at the last token.
+
+What this file does not know: tokenizers, chat prefixes, ``max_rows``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
+Ids = NDArray[np.int32]
+
+
+class Cut(NamedTuple):
+    """A window: text index of its token 0, its tokens int32 [L]; positions ``score_from`` to L - 1 are scored.
+
+    ``start + position`` is the text index of a scored token; ``start`` is -1 where a prefix stands before the text.
+    """
+
+    start: int
+    token_ids: Ids
+    score_from: int
+
+    @property
+    def end(self) -> int:
+        """Text index after its last token."""
+        return self.start + len(self.token_ids)
+
+
+def exllamav3(ids: Ids, eval_len: int, eval_stride: int, warmup: int = 0) -> list[Cut]:
+    """Windows of ``eval_len`` of a text int32 [n]; see the module's docstring, as for the others."""
+    starts = range(0, len(ids) - eval_len, eval_stride)
+    return [Cut(start, ids[start : start + eval_len], warmup + 1) for start in starts]
+
+
+def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
+    """Chunks of ``eval_len``; ``bos`` replaces the first token of each, None leaves it."""
+    cuts = []
+    for start in range(0, len(ids) - eval_len + 1, eval_len):
+        chunk = ids[start : start + eval_len].copy()
+        if bos is not None:
+            chunk[0] = bos
+        cuts.append(Cut(start, chunk, eval_len // 2 + 1))
+    return cuts
+
+
+def gptq(ids: Ids, eval_len: int) -> list[Cut]:
+    """Windows of ``eval_len`` that follow one another; what is left at the end of the text is dropped."""
+    starts = range(0, len(ids) - eval_len + 1, eval_len)
+    return [Cut(start, ids[start : start + eval_len], 1) for start in starts]
+
+
+def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> list[Cut]:
+    """Windows of up to ``eval_len`` + 1 of documents that end before the text indices ``ends`` int64 [D]."""
+    cuts, begin = [], 0
+    for end in map(int, ends):
+        document = np.concatenate((np.array([prefix], np.int32), ids[begin:end]))
+        cuts += [cut._replace(start=begin - 1 + cut.start) for cut in once(document, eval_len + 1, eval_len)]
+        begin = end
+    return cuts
+
+
+def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
+    """Windows of ``eval_len``, or one of the whole text where it is shorter; none if it has no second token."""
+    done = min(eval_len, len(ids))
+    cuts = [Cut(0, ids[:done], 1)] if done > 1 else []
+    while done < len(ids):
+        end = min(done + eval_stride, len(ids))
+        cuts.append(Cut(end - eval_len, ids[end - eval_len : end], done - end + eval_len))
+        done = end
+    return cuts
+
+
+def least_tokens(method: Method, eval_len: int) -> int:
+    """Tokens of a text that has a window at all."""
+    return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]
+
+
+def default_stride(method: Method, eval_len: int) -> int:
+    """Tokens between the starts of two windows where the spec does not say."""
+    return eval_len // 2 if method == "once" else eval_len
+
+
+def check(method: Method, eval_len: int, eval_stride: int | None, *, warmup: bool, chat: bool) -> None:
+    """ValueError that names the key which does not go with the method."""
+    fixed, where = method in ("llamacpp", "lm_eval", "gptq"), f'with method "{method}"'
+    if method == "exllamav3" and eval_stride is None:
+        raise ValueError("eval_stride: missing")
+    if fixed and eval_stride not in (None, eval_len):
+        raise ValueError(f"eval_stride: {where} windows follow one another; leave it out")
+    if method == "once" and eval_stride is not None and eval_stride >= eval_len:
+        raise ValueError(f"eval_stride: must be below eval_len {where}, or tokens between windows are left out")
+    if method == "llamacpp" and eval_len < 3:
+        raise ValueError(f"eval_len: must be at least 3 {where}, which scores the second half of a window")
+    if method != "exllamav3" and warmup:
+        raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
+    if fixed and chat:
+        raise ValueError(f"chat_template: cannot go {where}; leave it out")

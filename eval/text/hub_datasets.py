@@ -1,0 +1,304 @@
+"""Data sets of the hub: where the twelve names lie there, and their rows.
+
+Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub/repositories.py``);
+the library's ``load_dataset`` would fetch every split of a configuration, which is 327 GB for c4's, by its card.  Where
+only the first rows are wanted they are streamed, so that no more than the first file is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import nearest
+from backends.common.watch import SILENT
+from backends.hub import client, repositories
+from backends.hub.client import HubAwayError
+from eval.common.progress import Progress
+from eval.specs.types import DataSpec
+
+FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
+SPLIT = re.compile(r"[\w.-]+")
+CHAT_COLUMNS = {"messages", "conversations", "conversation"}
+CONVERSATIONS = (
+    "; conversations are not read: write each as text to a column of its own, with the tokenizer's "
+    "apply_chat_template(..., tokenize=False), and name that column in text_column"
+)
+CONVERTED = "refs/convert/parquet"
+"""The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set lies: arguments of ``datasets.load_dataset``, and how it is called in titles.
+
+    ``pattern``: the files of a known name's split in its repository, with ``{split}`` for the name of the split;
+    ``streamed``: it is never fetched as a whole.
+    """
+
+    path: str
+    name: str | None = None
+    split: str = "test"
+    column: str = "text"
+    display: str = ""
+    data_files: Any = None
+    pattern: str = ""
+    revision: str | None = None
+    streamed: bool = False
+
+    @property
+    def base_split(self) -> str:
+        """The split without a slice."""
+        match = SPLIT.match(self.split)
+        return match[0] if match else self.split
+
+    @property
+    def patterns(self) -> list[str]:
+        """The files of the split; empty where the library has to find them."""
+        return [self.pattern.format(split=self.base_split)] if self.pattern else []
+
+    @property
+    def builder(self) -> str:
+        """The library's reader of the files."""
+        return "json" if ".json" in self.pattern else "parquet"
+
+
+WIKITEXT2 = Source(
+    "Salesforce/wikitext", "wikitext-2-raw-v1", display="wikitext2", pattern="wikitext-2-raw-v1/{split}-*"
+)
+WIKITEXT103 = Source(
+    "Salesforce/wikitext", "wikitext-103-raw-v1", display="wiki103", pattern="wikitext-103-raw-v1/{split}-*"
+)
+WEB_TEXT = "plain_text/{split}/*.parquet"
+SOURCES = {
+    "wiki2": WIKITEXT2,
+    "wikitext2": WIKITEXT2,
+    "wiki103": WIKITEXT103,
+    "wikitext103": WIKITEXT103,
+    "ptb": Source(
+        "ptb-text-only/ptb_text_only", column="sentence", display="PTB", pattern="penn_treebank/{split}/*.parquet",
+        revision=CONVERTED,
+    ),
+    "lambada": Source("EleutherAI/lambada_openai", "default", display="lambada"),
+    "tinystories": Source(
+        "roneneldan/TinyStories", split="validation", display="TinyStories", pattern="data/{split}-*.parquet"
+    ),
+    # To fetch one file the client would first list all of them, in every language.
+    "c4": Source(
+        "allenai/c4", "en", split="validation", display="c4", pattern="en/c4-{split}.*.json.gz", streamed=True
+    ),
+    "openwebtext10k": Source(
+        "stas/openwebtext-10k", split="train", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+    ),
+    "openwebtext": Source(
+        "Skylion007/openwebtext", split="train[:1000]", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+    ),
+    "fineweb": Source(
+        "HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern="sample/10BT/*.parquet"
+    ),
+    "fineweb-edu": Source(
+        "HuggingFaceFW/fineweb-edu", "sample-10BT", "train[:1000]", display="fineweb-edu",
+        pattern="sample/10BT/*.parquet",
+    ),
+}  # fmt: skip
+
+
+def source_of(spec: DataSpec) -> Source:
+    """The known source, with every key that the spec sets in its place; its files only as long as they are its own."""
+    known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
+    moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
+    return Source(
+        path=spec.locate(spec.dataset_path or known.path),
+        name=spec.dataset_name or known.name,
+        split=spec.dataset_split or spec.split or known.split,
+        column=spec.text_column or known.column,
+        display=known.display,
+        data_files=map_names(spec.dataset_data_files, spec.locate) or known.data_files,
+        pattern="" if moved else known.pattern,
+        revision=spec.revision or (None if spec.dataset_path else known.revision),
+        streamed=known.streamed and not moved,
+    )
+
+
+def map_names(names: Any, change: Callable[[str], str]) -> Any:
+    """``change`` applied to each file name in a string, list or mapping, as load_dataset takes them."""
+    if isinstance(names, str):
+        return change(names)
+    if isinstance(names, list):
+        return [map_names(name, change) for name in names]
+    return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
+
+
+def names_in(names: Any) -> list[str]:
+    """The file names of a string, list or mapping, in order."""
+    found: list[str] = []
+    map_names(names, lambda name: found.append(name) or name)  # type: ignore[func-returns-value]
+    return found
+
+
+def row_limit(spec: DataSpec) -> int:
+    """How many rows of the data set are wanted; 0: all.  ``max_text_rows`` comes first if it is there at all."""
+    return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
+
+
+def is_streamed(source: Source, limit: int) -> bool:
+    """Whether only first rows are wanted.  A stream cannot be sliced: ``train[:1000]`` is cut here, another loaded."""
+    if "[" in source.split:
+        return FIRST_ROWS.fullmatch(source.split) is not None
+    return limit > 0 or source.streamed
+
+
+def is_fetched(source: Source, limit: int) -> bool:
+    """Whether the files of a known name's split are fetched and read where they lie."""
+    one_split = re.fullmatch(r"[\w.-]+(\[[^\]]*\])?", source.split) is not None  # not "train+test"
+    return bool(source.pattern) and one_split and not source.streamed and not is_streamed(source, limit)
+
+
+def fetch(spec: DataSpec, progress: Progress) -> None:
+    """Bring a known data set's files to this machine, if they are read whole; InputError with the reason.
+
+    Before they are read, since two bars cannot be shown at once.
+    """
+    source = source_of(spec)
+    if spec.dataset == "text" or not is_fetched(source, row_limit(spec)):
+        return
+    with named(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
+        repositories.fetch("dataset", source.path, source.revision, source.patterns, phase)
+
+
+def hub_rows(spec: DataSpec) -> Iterator[Any]:
+    """The text column of a data set, row by row; InputError with the reason if it cannot be had."""
+    source = source_of(spec)
+    with named(spec, source):
+        yield from open_rows(source, row_limit(spec))
+
+
+@contextmanager
+def named(spec: DataSpec, source: Source) -> Iterator[None]:
+    """Errors of a data set as one line: its name in the spec, its path, the reason, a near name."""
+    try:
+        yield
+    except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
+        if isinstance(error, InputError) and str(error).startswith("dataset "):
+            raise
+        page = repositories.page("dataset", source.path)
+        why = str(error) if isinstance(error, InputError) else client.reason(error, page, source.revision)
+        hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
+        text = why.removeprefix(f"{source.path}: ")
+        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {text}{hint}") from None
+
+
+def open_rows(source: Source, limit: int) -> Iterator[Any]:
+    """The text column of a source."""
+    first = FIRST_ROWS.fullmatch(source.split)
+    with client.heard(SILENT, source.path):
+        rows = table(source, limit)
+        if rows.column_names:
+            check_column(source.column, rows.column_names, f"dataset {source.path!r}")
+        for row in itertools.islice(rows, int(first["rows"])) if first else rows:
+            check_column(source.column, row, f"dataset {source.path!r}")
+            yield row[source.column]
+
+
+def table(source: Source, limit: int) -> Any:
+    """The rows of a split, as the library's data set or stream."""
+    library, stream = quiet_library(), is_streamed(source, limit)
+    if not is_fetched(source, limit):
+        return ask_library(
+            library.load_dataset, source, split=source.base_split if stream else source.split, streaming=stream
+        )
+    folder = repositories.fetch("dataset", source.path, source.revision, source.patterns)
+    files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
+    # A stream of local files is read where it lies; only a slice needs the library's own copy of them.
+    return library.load_dataset(source.builder, data_files=files, split=source.split, streaming="[" not in source.split)
+
+
+def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
+    """``load_dataset`` or ``load_dataset_builder`` for a data set on the hub or on disk; from the cache if need be."""
+    files = {source.base_split: source.patterns} if source.pattern else source.data_files
+    name = None if source.pattern else source.name
+    asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
+    try:
+        check_there(source)
+    except HubAwayError as error:
+        try:
+            with client.offline():
+                return call(source.path, **asked)
+        except Exception:  # the library words it differently in each of its steps
+            raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
+    try:
+        return call(source.path, **asked)
+    except FileNotFoundError:
+        if not source.pattern:
+            raise
+        raise InputError(f"no file {source.patterns[0]} on the hub") from None
+
+
+def check_there(source: Source) -> None:
+    """InputError if the hub has no such data set; HubAwayError if it cannot be asked.  Local ones are not looked at."""
+    from datasets import packaged_modules
+
+    if Path(source.path).is_file():
+        raise InputError('is a file; give "dataset": "text" and the file as "path"')
+    if Path(source.path).exists():
+        return
+    if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
+        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := client.away()):
+            raise HubAwayError(f"{source.path}: {why}")
+        return
+    if "/" not in source.path:
+        raise InputError(f"no known name; data sets of the hub are named owner/name{owner_of(source.path)}")
+    repositories.ask("dataset", source.path, source.revision, files=False)
+
+
+def owner_of(bare: str) -> str:
+    """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows, else nothing."""
+    try:
+        found = repositories.ask("dataset", bare, None, files=False).id
+    except InputError:
+        return ""
+    return f": this one is {found!r}" if "/" in found else ""
+
+
+def probe(spec: DataSpec) -> str:
+    """What reading a data set of the hub would mean, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
+
+    Downloads no data (the library reads the data set's card).  InputError with the reason in one line if the data set,
+    its configuration or its split is not there.
+    """
+    source = source_of(spec)
+    with named(spec, source), client.heard(SILENT, source.path):
+        if is_fetched(source, row_limit(spec)):
+            return f"{source.path}, {repositories.probe(source.path, source.revision, source.patterns, kind='dataset')}"
+        builder = ask_library(quiet_library().load_dataset_builder, source)
+        splits = [str(each) for each in builder.config.data_files or builder.info.splits or ()]
+        if splits and source.base_split not in splits:
+            raise InputError(f"no split {source.base_split!r}; there are: {', '.join(splits)}")
+    return ", ".join(each for each in (source.path, source.name, source.split) if each)
+
+
+def quiet_library() -> Any:
+    """The library ``datasets`` without its bars, its warnings, and its questions to a third host.
+
+    It asks the data set viewer, for up to 100 s, for a data set's features, which the files hold as well.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity_error()
+    datasets.config.USE_PARQUET_EXPORT = False
+    return datasets
+
+
+def check_column(column: str, names: Iterable[str], where: str) -> None:
+    """InputError unless ``column`` is one of ``names``."""
+    known = list(names)
+    if column not in known:
+        hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""
+        raise InputError(f"{where}: no text column {column!r}; there are: {', '.join(known)}{hint}")

@@ -1,0 +1,214 @@
+"""Text -> tokens, and the bytes that each stands for; kept in the store under everything they depend on.
+
+A text is tokenized as a whole, BOS as the tokenizer adds it.  Two methods (``eval/text/cutting.py``) ask for more:
+
+- ``llamacpp``: one newline at the end of the text is dropped, special tokens that are written in it are text, and the
+  token that stands in place of each chunk's first is the one that the tokenizer puts before a text, if it does;
+- ``lm_eval``: documents are tokenized by themselves, one that begins with the prefix token's own text without any
+  special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each is rewritten first
+  (``eval/text/detokenizers.py``); its bytes and words stay those of the original.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.common.packages import installed_versions
+from backends.hub import repositories
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.specs.types import DataSpec
+from eval.text import corpus, detokenizers, vocabulary
+from eval.text.cutting import Ids, Method
+
+TOKENS_VERSION = 5
+"""5: ``llamacpp`` reads the line ends of a plain file as they are; texts may be detokenized."""
+SAMPLE = 1 << 16
+"""Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
+CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
+
+    ``vocabulary`` is the digest of what the plain ids stand for (``eval/text/vocabulary.py``).  ``lead``: the token
+    that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
+    document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (a BOS: 0); None if the
+    tokenizer cannot tell.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.
+    """
+
+    ids: NDArray[np.int32]
+    prefix: NDArray[np.int32]
+    top_id: int
+    vocabulary: str
+    lead: int | None = None
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    sizes: NDArray[np.int32] | None = None
+    n_bytes: int = 0
+    n_words: int = 0
+
+
+def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
+    """Everything that the tokens depend on, as JSON types."""
+    files = sorted(
+        {file for pattern in repositories.TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
+    )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return {
+        "version": TOKENS_VERSION,
+        "method": spec.method,
+        "detokenize": spec.detokenize,
+        "text": corpus.identity(spec),
+        "tokenizer": digest.hexdigest(),
+        "chat_template": spec.chat_template,
+        "trust_remote_code": spec.trust_remote_code,
+        "versions": installed_versions(("transformers", "tokenizers", "datasets")),
+    }
+
+
+def texts_of(spec: DataSpec, progress: Progress) -> list[str]:
+    """The texts that are tokenized one by one: one, but for lm-eval's documents."""
+    if spec.method == "lm_eval":
+        return corpus.load_documents(spec, progress)
+    text = corpus.load_text(spec, progress)
+    return [text.removesuffix("\n") if spec.method == "llamacpp" else text]
+
+
+def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
+    """Tokenize each text at once, and the chat prefix if the spec wants one."""
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    lead = lead_of(tokenizer, spec.method)
+    sample = max(texts, key=len)[:SAMPLE]
+    began = time.perf_counter()
+    tokenizer(sample)
+    expected = (time.perf_counter() - began) * sum(map(len, texts)) / max(len(sample), 1)
+    ids, sizes = [], []
+    with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens", expected=expected) as phase:
+        for original in texts:
+            text = detokenizers.DETOKENIZERS[spec.detokenize](original) if spec.detokenize else original
+            found = encode(tokenizer, text, spec.method, lead)
+            ids.append(np.asarray(found["input_ids"], dtype=np.int32))
+            sizes.append(byte_sizes(text, found["offset_mapping"]) if "offset_mapping" in found else None)
+            phase.advance(len(ids[-1]))
+    prefix = chat_prefix(tokenizer) if spec.chat_template else []
+    ordinary = vocabulary.ordinary(tokenizer)
+    known = [each for each in sizes if each is not None]
+    return Tokens(
+        np.concatenate(ids), np.asarray(prefix, dtype=np.int32), max(ordinary), vocabulary.digest(ordinary), lead,
+        np.cumsum([len(each) for each in ids]), np.concatenate(known) if known else None,
+        sum(len(text.encode()) for text in texts), sum(n_words(text) for text in texts),
+    )  # fmt: skip
+
+
+def lead_of(tokenizer: Any, method: Method) -> int | None:
+    """The token that the method puts before a document, or in place of a chunk's first; InputError if it has none."""
+    if method == "lm_eval":
+        lead: int | None = tokenizer.bos_token_id
+        lead = tokenizer.eos_token_id if lead is None else lead
+        if lead is None:
+            raise InputError('tokenizer_dir: has neither BOS nor EOS, and method "lm_eval" begins documents with one')
+        return lead
+    if method != "llamacpp":
+        return None
+    # Not the config's add_bos_token, which many tokenizers ignore.
+    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    if whole == bare:
+        return None
+    if whole[1:] != bare:
+        raise InputError(
+            'tokenizer_dir: adds more than BOS to a text, which method "llamacpp" cannot reproduce: '
+            f"{tokenizer.convert_ids_to_tokens(whole)} for 'a'"
+        )
+    return int(whole[0])
+
+
+def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
+    """``input_ids`` of a text, and ``offset_mapping`` where the tokenizer can tell."""
+    options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
+    if method == "lm_eval" and text.startswith(tokenizer.decode(lead)):
+        options["add_special_tokens"] = False
+    if method == "llamacpp":
+        options["split_special_tokens"] = True
+    found = tokenizer(text, **options)
+    if method == "llamacpp":
+        check_plain(tokenizer, text, found["input_ids"][lead is not None :])
+    return found
+
+
+def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
+    """InputError if a special token that is written in the text has become one token."""
+    present = set(ids)
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special and number in present and token.content in text:
+            raise InputError(
+                f"dataset: its text holds {token.content!r}, which llama-perplexity reads as plain text and this "
+                'tokenizer does not; use another method than "llamacpp"'
+            )
+
+
+def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:
+    """UTF-8 bytes of ``text`` that end with each token, int32 [n], from the tokens' offsets in characters.
+
+    From the end of the token before, so that what no token stands for counts with the next, or the last; a character
+    that is split over tokens counts with the first of them, and a special token that was added has none.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    before = np.concatenate(([0], np.cumsum(widths)))
+    last = np.fromiter((end for _, end in offsets), np.int64, len(offsets))
+    ends = before[np.maximum.accumulate(last)]
+    ends[-1:] = before[-1]
+    return np.diff(ends, prepend=0).astype(np.int32)
+
+
+def n_words(text: str) -> int:
+    """Words as lm-eval counts them: ``len(re.split(r"\\s+", text))``."""
+    return 1 + sum(1 for _ in re.finditer(r"\s+", text))
+
+
+def chat_prefix(tokenizer: Any) -> list[int]:
+    """Token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
+    try:
+        encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=True)
+    except Exception as error:  # no template, or the template's own raise_exception
+        raise InputError(f"chat_template: the tokenizer cannot apply it: {one_line(error)}") from None
+    return list(encoded["input_ids"])
+
+
+def load(store: Store, key: str) -> Tokens | None:
+    """Tokens from the store; None if they are not there, or damaged and so to be made again."""
+    try:
+        with np.load(store.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
+            lead, n_bytes, words = map(int, arrays["numbers"])
+            sizes = arrays["sizes"]
+            return Tokens(
+                arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
+                None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
+            )  # fmt: skip
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        return None
+
+
+def save(store: Store, key: str, tokens: Tokens) -> None:
+    """Tokens into the store."""
+    numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
+    with store.write("tokens", key, ".npz") as file, file.open("wb") as stream:
+        np.savez(
+            stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
+            numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
+        )  # fmt: skip

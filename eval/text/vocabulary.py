@@ -1,0 +1,75 @@
+"""What token ids stand for: the tokenizers of text, reference and models must agree, or no number means anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+
+FILE = "tokenizer.json"
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+    """Transformers' tokenizer of a folder; InputError if there is none."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
+        raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
+
+
+def ordinary(tokenizer: Any) -> dict[int, str]:
+    """Id -> token, without added special tokens.
+
+    Those need no row in a model that never sees them: a text model may come with a multimodal sibling's tokenizer,
+    whose image token lies outside its vocabulary.
+    """
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
+
+
+def digest(vocabulary: Mapping[int, str]) -> str:
+    """SHA-256 of a vocabulary's ids and tokens."""
+    return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()
+
+
+@cache
+def of_folder(folder: Path, trust_remote_code: bool) -> Mapping[int, str] | None:
+    """The vocabulary of a folder's tokenizer; None if it has none that loads."""
+    try:
+        return ordinary(load_tokenizer(folder, trust_remote_code=trust_remote_code))
+    except InputError:
+        return None
+
+
+def disagreement(model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool) -> str:
+    """Which id stands for different tokens in a model's own vocabulary and in the data's tokenizer; empty if none does.
+
+    ``model``: its folder, or its vocabulary.  ``trusted``: whether the spec of each lets its tokenizer run code.  Ids
+    that only one of them has are no disagreement, and a folder without a tokenizer cannot disagree.
+    """
+    if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
+        return ""
+    mine = of_folder(model, trusted) if isinstance(model, Path) else model
+    theirs = of_folder(data_folder, data_trusted)
+    if mine is None or theirs is None:
+        return ""
+    where = str(model) if isinstance(model, Path) else "the model's own vocabulary"
+    for number in sorted(mine.keys() & theirs.keys()):
+        if mine[number] != theirs[number]:
+            return f"token {number} is {mine[number]!r} in {where} and {theirs[number]!r} in {data_folder}"
+    return ""
+
+
+def same_file(folder: Path, other: Path) -> bool:
+    """Whether two folders hold the same tokenizer file: the usual case, without the second that loading takes."""
+    mine, theirs = folder / FILE, other / FILE
+    return mine.is_file() and theirs.is_file() and mine.read_bytes() == theirs.read_bytes()

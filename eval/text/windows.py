@@ -1,0 +1,196 @@
+"""Text -> tokens -> windows, by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.
+
+The text is tokenized once, as a whole, BOS as the tokenizer adds it (``lm_eval``: each document by itself).
+``max_rows`` 0, null or absent: all windows.
+
+With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
+generation prompt) stands before each window; its tokens and the window's first are not scored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import Window
+from backends.common.errors import InputError
+from backends.hub import repositories
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.specs.types import DataSpec
+from eval.text import corpus, cutting, hub_datasets, tokens
+from eval.text.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """What exactly the scored entries of a run stand for, overlaps counted each time.
+
+    ``n_bytes``: UTF-8 bytes, so that bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the
+    text's words, which lm-eval separates by white space; over all of a text it is lm-eval's own count.  Of a text that
+    was detokenized both are those of the original, as in lm-eval's ``wikitext``.
+    """
+
+    n_bytes: int
+    n_words: float
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` is the whole text's.
+
+    ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
+    spec may have ``trusted`` to run code.  ``starts[row] + position`` is the index of a scored token in the whole
+    tokenized text, documents following one another.  ``text_size`` None: unknown, ``text_note`` says why.
+    """
+
+    windows: tuple[Window, ...]
+    n_tokens: int
+    top_id: int
+    digest: str
+    vocabulary: str
+    tokenizer: Path
+    trusted: bool
+    starts: tuple[int, ...]
+    method: cutting.Method
+    text_size: TextSize | None
+    text_note: str = ""
+
+    def text_index(self, row: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
+        """Index in the whole tokenized text of the tokens at ``position`` [N] of windows ``row`` [N]."""
+        return np.asarray(np.asarray(self.starts)[row] + position)
+
+    @property
+    def length(self) -> int:
+        """Tokens in the longest window, chat prefix included."""
+        return max(len(window.token_ids) for window in self.windows)
+
+
+def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
+    """All windows of a tokenized text by the spec's method, without the chat prefix."""
+    ids, length = text.ids, spec.eval_len
+    if spec.method == "llamacpp":
+        return cutting.llamacpp(ids, length, text.lead)
+    if spec.method == "lm_eval":
+        assert text.lead is not None
+        return cutting.lm_eval(ids, text.ends, length, text.lead)
+    if spec.method == "gptq":
+        return cutting.gptq(ids, length)
+    if spec.method == "once":
+        return cutting.once(ids, length, spec.stride)
+    return cutting.exllamav3(ids, length, spec.stride, spec.warmup_tokens)
+
+
+def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
+    """The windows of a tokenized text; InputError if it is too short for one."""
+    n_tokens, before = len(text.ids), len(text.prefix)
+    found = cuts(text, spec)[: max_rows or None]
+    if not found:
+        least = cutting.least_tokens(spec.method, spec.eval_len)
+        raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
+    windows = tuple(
+        Window(row, np.concatenate((text.prefix, each.token_ids)), before + each.score_from)
+        for row, each in enumerate(found)
+    )
+    starts = tuple(each.start - before for each in found)
+    top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
+    return EvalData(
+        windows, n_tokens, top_id, digest_of(windows, starts, spec.method), text.vocabulary, tokenizer,
+        spec.trust_remote_code, starts, spec.method, *scored_size(text, found),
+    )  # fmt: skip
+
+
+def digest_of(windows: Sequence[Window], starts: Sequence[int], method: cutting.Method) -> str:
+    """SHA-256 of the windows: the method, then where each starts, how long it is, what it scores, and its tokens.
+
+    Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
+    """
+    digest = hashlib.sha256(method.encode())
+    for window, start in zip(windows, starts, strict=True):
+        digest.update(f" {start} {len(window.token_ids)} {window.score_from} ".encode())
+        digest.update(window.token_ids.tobytes())
+    return digest.hexdigest()
+
+
+def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
+    """Bytes and words of the scored entries, their share of the text's, or why they are not known."""
+    if text.sizes is None:
+        return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
+    scored = sum(int(text.sizes[each.start + each.score_from : each.end].sum()) for each in found)
+    if not scored:
+        return None, "bytes and words are not known: the scored tokens stand for none"
+    read = int(text.sizes.sum())  # other than the text's own bytes where that was detokenized
+    return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
+
+
+def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:
+    """The windows of a data spec; the tokens come from the store if nothing they depend on has changed."""
+    folder = tokenizer_folder(spec, progress)
+    key = store.key("tokens", tokens.identity(spec, folder))
+    store.use("tokens", key)
+    if clear:
+        store.clear("tokens", key)
+    found = tokens.load(store, key)
+    if found is None:
+        hub_datasets.fetch(spec, progress)
+        found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
+        tokens.save(store, key, found)
+    return cut(found, spec, max_rows, folder)
+
+
+def are_stored(spec: DataSpec, store: Store) -> bool:
+    """Whether the tokenized text is in the store; the tokenizer must be on this machine."""
+    folder = repositories.resolve(
+        spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False
+    )
+    return store.path("tokens", store.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
+
+
+def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
+    """The tokenizer's folder, fetched from the hub if need be."""
+    name = spec.locate(spec.tokenizer_dir)
+    if not repositories.is_hub_id(name):
+        return repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
+    with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
+        return repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
+
+
+def subtitle(spec: DataSpec, data: EvalData) -> str:
+    """What a plot says below its title, e.g. ``wikitext2, 141 x 2048 tokens``."""
+    rows = spec.display_rows or len(data.windows)
+    length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
+    mixed = len({len(window.token_ids) for window in data.windows}) > 1
+    size = f"{rows} windows of up to {length} tokens" if mixed else f"{rows} × {length} tokens"
+    parts = [f"{corpus.display_name(spec)}, {size}"]
+    if spec.warmup_tokens:
+        parts.append(f"{spec.warmup_tokens} tokens warm-up")
+    if spec.chat_template:
+        parts.append("formatted")
+    if spec.method != "exllamav3":
+        parts.append(f"method {spec.method}")
+    return ", ".join(parts)
+
+
+def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
+    """The data of a run for results.json."""
+    return {
+        "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
+        "spec_sha256": spec.digest(),
+        "windows_sha256": data.digest,
+        "vocabulary_sha256": data.vocabulary,
+        "text_tokens": data.n_tokens,
+        "method": data.method,
+        "rows": len(data.windows),
+        "window_length": data.length,
+        "scored_tokens": sum(window.n_scored for window in data.windows),
+        "bytes": data.text_size and data.text_size.n_bytes,
+        "words": data.text_size and data.text_size.n_words,
+        **({"text_note": data.text_note} if data.text_note else {}),
+    }

@@ -1,0 +1,256 @@
+"""GGUF headers: against sizes computed by hand, against the ``gguf`` package's own reader, and damaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from backends.base import Storage
+from backends.checkpoint.gguf import GgufTensor, model_files, read_model
+from demo.smollm2 import find_gguf
+from tests.support.toy import refusal
+
+BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
+          Type.Q4_K: (256, 144), Type.Q6_K: (256, 210), Type.NVFP4: (64, 36)}  # fmt: skip
+"""By hand from ggml-common.h; Q8_0 is 32 x 8 bits and an fp16 scale, NVFP4 64 x 4 bits and four 8-bit scales."""
+MATRICES = {
+    "token_embd.weight": (Type.F16, (8, 256)), "output.weight": (Type.Q8_0, (8, 256)),
+    "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)), "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
+    "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
+}  # fmt: skip
+"""Rows last but one, as numpy has them; all three of the layers encode 65,536 weights."""
+NOT_COUNTED = {
+    "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)), "blk.0.attn_norm.weight": (Type.F32, (256,)),
+    "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)), "blk.0.attn_q.bias": (Type.F32, (256,)),
+    "rope_freqs.weight": (Type.F32, (32,)), "v.blk.0.attn_q.weight": (Type.F16, (64, 64)),
+    "per_layer_token_embd.weight": (Type.F16, (8, 64)), "blk.0.ssm_a": (Type.F32, (4, 16)),
+}  # fmt: skip
+BPW_LAYER = (144 / 256 * 8 + 210 / 256 * 8 + 20 / 32 * 8) / 3
+TOKENS = ["<s>", "<0x0A>", "Ġthe", "ü", "<tool>", "[PAD5]"]
+
+
+def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard: int = 0, **fields: Any) -> Path:
+    """A GGUF of zeros, ``shard`` tensors a file; ``fields`` replace keys of the architecture."""
+    writer = gguf.GGUFWriter(file, "llama", split_max_tensors=shard)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3, 6, 1, 1, 4, 5])
+    writer.add_token_merges(["Ġ t", "h e"])
+    writer.add_context_length(4096)
+    for name, value in fields.items():
+        writer.add_key_value(f"llama.{name.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
+    for name, (kind, shape) in tensors.items():
+        elements, size = BLOCKS[kind]
+        stored = np.zeros((*shape[:-1], shape[-1] // elements * size), np.uint8)
+        if kind in (Type.F32, Type.F16):
+            stored = stored.view(np.float32 if kind == Type.F32 else np.float16)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_bits_by_hand(tmp_path: Path) -> None:
+    storage = read_model(write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED)).storage()
+    assert (storage.bpw_layer, storage.bpw_head) == (pytest.approx(BPW_LAYER), 8.5)
+    assert storage.vram_bits == 8 * (65_536 // 256 * (144 + 210) + 65_536 // 32 * 20 + 8 * 256 // 32 * 34)
+
+
+def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
+    tied = {name: what for name, what in MATRICES.items() if name != "output.weight"}
+    assert read_model(write(tmp_path / "m.gguf", tied)).storage().bpw_head == 16.0
+
+
+def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) -> None:
+    nvfp4 = {**MATRICES, "blk.0.attn_q.weight": (Type.NVFP4, (256, 256)), "blk.0.attn_q.scale": (Type.F32, (1,)),
+             "blk.0.attn_q.input_scale": (Type.F32, (1,))}  # fmt: skip
+    storage = read_model(write(tmp_path / "m.gguf", nvfp4)).storage()
+    assert storage.bpw_layer == pytest.approx((4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536, rel=1e-12)
+
+
+def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
+    first, second = sorted(tmp_path.iterdir())
+    assert first.name == "m-00001-of-00002.gguf"
+    whole = read_model(first)
+    assert whole.files == (first, second)
+    assert whole == read_model(second) == read_model(tmp_path)
+    assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
+    assert whole.facts.vocab_size == len(TOKENS)
+    (tmp_path / "mmproj-m.gguf").touch()  # a projector is no model
+    assert model_files(tmp_path) == (first, second)
+
+
+def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
+    first, second = sorted(tmp_path.iterdir())
+    kept = second.rename(tmp_path / "kept")
+    assert f"{second}: no such file" in refusal(read_model, first)
+    shutil.copy(first, second)
+    assert "not of one model" in refusal(read_model, first)
+    kept.rename(second)
+    assert "one of 2 shards" in refusal(read_model, first.rename(tmp_path / "renamed.gguf"))
+
+
+def test_a_folder_must_hold_one_model(tmp_path: Path) -> None:
+    assert "holds no .gguf file" in refusal(model_files, tmp_path)
+    for name in ("b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    assert "2 GGUF models (a-00001-of-00002.gguf, b.gguf); name one" in refusal(model_files, tmp_path)
+    assert "nowhere.gguf: no such file" in refusal(model_files, tmp_path / "nowhere.gguf")
+
+
+def test_facts(tmp_path: Path) -> None:
+    """Control, user-defined and padding tokens are not the model's ordinary vocabulary."""
+    facts = read_model(write(tmp_path / "m.gguf", MATRICES)).facts
+    assert (facts.vocab_size, facts.context) == (6, 4096)
+    assert facts.tokenizer == {1: "<0x0A>", 2: "Ġthe", 3: "ü"}
+
+
+@pytest.mark.parametrize(("kind", "context"), [("yarn", 16384), ("linear", 4096)])
+def test_context_of_rope_scaling(tmp_path: Path, kind: str, context: int) -> None:
+    scaling = {
+        "rope__scaling__type": kind,
+        "rope__scaling__factor": 4.0,
+        "rope__scaling__original_context_length": 4096,
+    }
+    assert read_model(write(tmp_path / "m.gguf", MATRICES, **scaling)).facts.context == context
+
+
+def test_unknown_type_has_no_size(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", MATRICES)
+    name, raw = b"blk.0.attn_q.weight", bytearray(file.read_bytes())
+    at = raw.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and both
+    assert raw[at] == Type.Q4_K
+    raw[at] = 99
+    file.write_bytes(raw)
+    model = read_model(file)
+    assert model.storage() == Storage(note=f"blk.0.attn_q.weight: ggml type 99 is not known to gguf {version('gguf')}")
+    assert model.facts.vocab_size == 6
+
+
+@pytest.mark.parametrize("size", [0, 3, 30, 300, -1])
+def test_truncated_file_is_one_line(tmp_path: Path, size: int) -> None:
+    file = write(tmp_path / "m.gguf", MATRICES)
+    raw = file.read_bytes()
+    end = len(raw) - 32 if size < 0 else size  # the end is padding to 32 bytes, where the last tensor needs it
+    file.write_bytes(raw[:end])
+    assert f"{file}: not a readable GGUF file: " in refusal(read_model, file)
+
+
+DAMAGE = [(0, b"LLAM"), (4, b"\1\0\0\0"), (4, b"\0\0\0\3"), (16, b"\xff" * 8), (24, b"\xff" * 8)]
+
+
+@pytest.mark.parametrize(("at", "value"), DAMAGE)
+def test_damaged_header_is_one_line(tmp_path: Path, at: int, value: bytes) -> None:
+    """Magic, version 1, big-endian, number of fields, length of the first name."""
+    file = write(tmp_path / "m.gguf", MATRICES)
+    raw = file.read_bytes()
+    file.write_bytes(raw[:at] + value + raw[at + len(value) :])
+    assert "not a readable GGUF file" in refusal(read_model, file)
+
+
+def header(*fields: bytes) -> bytes:
+    """A GGUF without tensors."""
+    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields)) + b"".join(fields)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def number(name: bytes, value: int) -> bytes:
+    return text(name) + struct.pack("<II", 4, value)
+
+
+def array(name: bytes, kind: int, count: int, values: bytes) -> bytes:
+    return text(name) + struct.pack("<IIQ", 9, kind, count) + values
+
+
+LLAMA = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+AS_TEXT = struct.pack("<I", 8) + text(b"x")
+MISTAKEN = {
+    "general.alignment is 0": [number(b"general.alignment", 0)],
+    "general.alignment is of another type": [text(b"general.alignment") + AS_TEXT],
+    "a field of unknown type 9": [text(b"a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000],
+    "a field of unknown type 13": [text(b"a") + struct.pack("<I", 13)],
+    "tokenizer.ggml.tokens is of another type": [array(b"tokenizer.ggml.tokens", 4, 1, bytes(4))],
+    "tokenizer.ggml.token_type is of another type": [array(b"tokenizer.ggml.token_type", 8, 1, text(b"x"))],
+    "1 token types for 0 tokens": [
+        array(b"tokenizer.ggml.tokens", 8, 0, b""), array(b"tokenizer.ggml.token_type", 4, 1, bytes(4)),
+    ],
+    "tokenizer.ggml.model is of another type": [array(b"tokenizer.ggml.model", 4, 0, b"")],
+    "general.architecture is of another type": [number(b"general.architecture", 7)],
+    "split.count is of another type": [text(b"split.count") + AS_TEXT],
+    "split.no is of another type": [text(b"split.no") + AS_TEXT],
+    "llama.context_length is of another type": [LLAMA, text(b"llama.context_length") + AS_TEXT],
+    "llama.vocab_size is of another type": [LLAMA, array(b"llama.vocab_size", 8, 0, b"")],
+    "llama.rope.scaling.factor is inf": [
+        LLAMA, text(b"llama.rope.scaling.factor") + struct.pack("<If", 6, float("inf")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MISTAKEN)
+def test_field_that_is_something_else_is_one_line(tmp_path: Path, message: str) -> None:
+    """Strings, numbers and arrays in each other's place, and values that would end in a traceback later."""
+    file = tmp_path / "m.gguf"
+    file.write_bytes(header(*MISTAKEN[message]))
+    assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {message}"
+
+
+def test_stamp_tells_weights_apart_that_have_one_size_and_time(tmp_path: Path) -> None:
+    """Images and reproducible builds give all files one time."""
+    file = write(tmp_path / "m.gguf", MATRICES)
+    os.utime(file, (0, 0))
+    before, raw = read_model(file).stamp(), bytearray(file.read_bytes())
+    raw[-40_000:-20_000] = bytes([1]) * 20_000
+    file.write_bytes(raw)
+    os.utime(file, (0, 0))
+    assert read_model(file).stamp() != before
+
+
+def test_stamp_follows_every_shard(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", MATRICES, shard=3)
+    first, second = sorted(tmp_path.iterdir())
+    before = read_model(first).stamp()
+    assert read_model(second).stamp() == before
+    second.touch()
+    after = read_model(first).stamp()
+    assert after != before
+
+
+def test_the_demos_file_as_the_gguf_package_reads_it() -> None:
+    """Tensors, types and vocabulary; and bits x weights are the bytes between one tensor's offset and the next's."""
+    model, reader = read_model(find_gguf()), gguf.GGUFReader(find_gguf())
+    assert model.tensors == tuple(
+        GgufTensor(each.name, tuple(each.shape.tolist()), int(each.tensor_type)) for each in reader.tensors
+    )
+    kinds = reader.fields["tokenizer.ggml.token_type"].contents()
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert model.facts.tokenizer == {i: token for i, token in enumerate(tokens) if kinds[i] == 1}
+    assert (model.facts.vocab_size, model.facts.context, model.architecture) == (49152, 8192, "llama")
+    starts = [*sorted(each.data_offset for each in reader.tensors), find_gguf().stat().st_size]
+    weights = sum(
+        int(each.n_elements) for each in reader.tensors if each.name.startswith("blk.") and "norm" not in each.name
+    )
+    on_disk = {
+        each.name: starts[starts.index(each.data_offset) + 1] - each.data_offset
+        for each in reader.tensors if each.name.endswith(".weight") and "norm" not in each.name
+    }  # fmt: skip
+    embedding = on_disk.pop("token_embd.weight")
+    storage = model.storage()
+    assert storage.bpw_layer * weights == 8 * sum(on_disk.values())
+    assert (storage.bpw_layer, storage.bpw_head) == (5.0, 8.5)
+    assert storage.vram_bits == 8 * (sum(on_disk.values()) + embedding)

@@ -1,0 +1,163 @@
+"""Global scales of NVFP4 checkpoints: which layers vLLM fuses, and which of them it would score with a wrong scale."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from backends.checkpoint import nvfp4_scales
+from tests.support.toy import refusal
+
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+W4A16 = {"weights": NVFP4, "input_activations": None}
+W4A4 = {"weights": NVFP4, "input_activations": NVFP4}
+ATTENTION = "model.layers.0.self_attn"
+
+
+def write(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any], **shards: list[str]) -> Path:
+    """A checkpoint of one-byte weights with these scalars beside them, by default weight-only; ``shards`` by prefix."""
+    folder.mkdir()
+    groups = groups or (W4A16,)
+    config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups)}}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for path, scalars in layers.items():
+        shard = next((name for name, members in shards.items() if path in members), "model")
+        packed = "weight" if "weight_scale_2" in scalars else "weight_packed"
+        tensors = {f"{path}.{packed}": torch.zeros(1, 1, dtype=torch.uint8)}
+        tensors |= {f"{path}.{name}": torch.tensor([value]) for name, value in scalars.items()}
+        files.setdefault(shard, {}).update(tensors)
+    for shard, tensors in files.items():
+        save_file(tensors, folder / f"{shard}.safetensors")
+    return folder
+
+
+def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -> dict[str, dict[str, float]]:
+    return {f"{ATTENTION}.{leaf}_proj": {name: scale} for leaf, scale in zip("qkv", (q, k, v), strict=True)}
+
+
+def check(folder: Path) -> None:
+    nvfp4_scales.check_scales(folder, nvfp4_scales.layers_of(folder))
+
+
+def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "x", attention(3584.0, 2912.0, 3100.5))
+    assert refusal(check, folder) == (
+        f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale (3,584, 2,912, 3,100.5), "
+        "and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
+    )
+
+
+def test_modelopts_scale_and_the_number_of_others(tmp_path: Path) -> None:
+    up = {f"model.layers.{i}.mlp.{leaf}": {"weight_scale_2": 1.5e-4} for i in range(3) for leaf in ("w1", "w3")}
+    up["model.layers.1.mlp.w3"] = up["model.layers.2.mlp.w1"] = {"weight_scale_2": 2e-4}
+    said = refusal(check, write(tmp_path / "x", up))
+    assert "model.layers.1.mlp: w1 and w3 have unequal weight_scale_2 (0.00015, 0.0002) (and 1 more like it), " in said
+
+
+def test_shared_scales_pass(tmp_path: Path) -> None:
+    """Other layers, and other experts, have scales of their own; a scale of activations may differ."""
+    layers = attention(100.0, 100.0, 100.0) | {f"{ATTENTION}.o_proj": {"weight_global_scale": 7.0}}
+    for expert, scale in enumerate((5.0, 6.0)):
+        for leaf in ("gate_proj", "up_proj", "down_proj"):
+            layers[f"mlp.experts.{expert}.{leaf}"] = {"weight_global_scale": scale}
+    for number, parts in enumerate(layers.values()):
+        parts["input_global_scale"] = float(number)
+    folder = write(tmp_path / "x", layers, W4A4)
+    assert nvfp4_scales.layers_of(folder).keys() == layers.keys()
+    check(folder)
+
+
+def test_experts_are_compared_one_by_one(tmp_path: Path) -> None:
+    experts = {f"mlp.experts.{i}.{leaf}_proj": {"weight_global_scale": 5.0} for i in (3, 4) for leaf in ("gate", "up")}
+    experts["mlp.experts.4.up_proj"] = {"weight_global_scale": 6.0}
+    assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(
+        check, write(tmp_path / "x", experts)
+    )
+
+
+def test_scales_in_other_files_are_found(tmp_path: Path) -> None:
+    layers = attention(9.0, 9.0, 8.0)
+    check(write(tmp_path / "same", attention(9.0, 9.0, 9.0), model_2=[f"{ATTENTION}.v_proj"]))
+    assert "(9, 9, 8)" in refusal(check, write(tmp_path / "other", layers, model_2=[f"{ATTENTION}.v_proj"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_every_way_to_store_a_scalar(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for leaf, scale in (("gate_proj", 1.5), ("up_proj", 2.5)):
+        tensors[f"mlp.{leaf}.weight_packed"] = torch.zeros(1, dtype=torch.uint8)
+        tensors[f"mlp.{leaf}.weight_global_scale"] = torch.full(shape, scale, dtype=dtype)
+    folder = write(tmp_path / "x", {})
+    save_file(tensors, folder / "model.safetensors")
+    assert "(1.5, 2.5)" in refusal(check, folder)
+
+
+def test_stacked_experts_have_a_scale_each(tmp_path: Path) -> None:
+    experts = {}
+    for leaf, scales in (("gate_proj", (1.0, 2.0)), ("up_proj", (3.0, 4.0))):
+        experts[f"mlp.experts.{leaf}.weight_packed"] = torch.zeros(1, dtype=torch.uint8)
+        experts[f"mlp.experts.{leaf}.weight_global_scale"] = torch.tensor(scales)
+    folder = write(tmp_path / "x", {})
+    save_file(experts, folder / "model.safetensors")
+    check(folder)
+
+
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    check(write(tmp_path / "x", attention(3584.0, 3584.01, 3584.0)))
+    assert refusal(check, write(tmp_path / "y", attention(3584.0, 3584.1, 3584.0)))
+
+
+def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
+    """vLLM would quantize them by whatever lies in the memory."""
+    layers = attention(1.0, 1.0, 1.0)
+    layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
+    said = refusal(check, write(tmp_path / "x", layers, W4A4))
+    assert (
+        f"model_dir: {ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)" in said
+    )
+    mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}
+    assert refusal(check, write(tmp_path / "beside mxfp4", layers, W4A4, mxfp4)) == said
+    check(write(tmp_path / "weight-only", layers, W4A16))
+    check(write(tmp_path / "mixed", layers, W4A4, W4A16))
+    check(write(tmp_path / "beside int8", layers, W4A16, {"weights": {"num_bits": 8}, "input_activations": NVFP4}))
+
+
+def test_other_checkpoints_are_not_read(toy_model: Path, tmp_path: Path) -> None:
+    assert nvfp4_scales.layers_of(toy_model) == {}
+    folder = write(tmp_path / "x", {})
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"no header")
+    assert nvfp4_scales.layers_of(folder) == {}
+    (folder / "hf_quant_config.json").write_text("{}")
+    assert "not a readable safetensors file" in refusal(nvfp4_scales.layers_of, folder)
+
+
+NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
+"""Layers of vision towers, and convolutions."""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_what_the_installed_vllm_fuses_is_known() -> None:
+    """Its models say so in literals, read here without importing it."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.origin is not None  # noqa: PT018
+    fused = {
+        tuple(name.split(".")[-1] for name in ast.literal_eval(members))
+        for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "packed_modules_mapping"
+        for members in getattr(node.value, "values", ())
+        if isinstance(members, ast.List) and len(members.elts) > 1
+    }
+    assert ("q_proj", "k_proj", "v_proj") in fused
+    known = [set(group) for group in nvfp4_scales.FUSED]
+    assert [group for group in fused - NOT_LANGUAGE if not any(len(set(group) & names) > 1 for names in known)] == []

@@ -1,0 +1,77 @@
+"""Keeping an engine's output in a log, and finding in it what went wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.common.capture import captured, root_cause, warnings_in
+from tests.support import ROOT
+
+FAILED_START = """\
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available
+(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] WorkerProc failed to start.
+(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953] Traceback (most recent call last):
+(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [multiproc_executor.py:953]     raise ValueError(
+(VllmWorker-0 pid=3) ERROR 11-21 05:50:58 [executor.py:953] ValueError: Available memory on node 0 is too small
+Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_root_cause_is_the_first_real_error() -> None:
+    assert root_cause(FAILED_START) == "ValueError: Available memory on node 0 is too small"
+
+
+def test_no_error_no_cause() -> None:
+    assert root_cause("INFO all well\nWARNING RuntimeError: survived\n") is None
+
+
+def test_warnings_are_told_once_and_without_their_tracebacks() -> None:
+    log = """\
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] Chat template warmup failed
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] Traceback (most recent call last):
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380]   File "base.py", line 373, in warmup
+(MainProcess pid=1) WARNING 11-21 05:52:13 [base.py:380] ValueError: Tokenizer not available
+(EngineCore pid=2) INFO 11-21 05:52:13 [core.py:133] fine
+(EngineCore pid=2) WARNING 11-21 05:52:13 [nvfp4.py:96] In NVFP4 linear, the global scales differ
+(EngineCore pid=3) WARNING 11-21 05:52:14 [nvfp4.py:96] In NVFP4 linear, the global scales differ
+"""
+    assert warnings_in(log) == ["In NVFP4 linear, the global scales differ"]
+
+
+PROGRAM = """
+import os, subprocess, sys
+from pathlib import Path
+from backends.common.capture import captured
+print("before")
+for word in ("one", "two"):
+    try:
+        with captured(Path(sys.argv[1])):
+            print("python", word)
+            os.write(2, b"descriptor\\n")
+            subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+            1 / 0
+    except ZeroDivisionError:
+        print("after", word)
+"""
+
+
+def test_capture_holds_python_c_and_children_and_ends_on_errors(tmp_path: Path) -> None:
+    """In a process of its own: pytest's own capture stands in for sys.stdout here."""
+    log = tmp_path / "log"
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines() == ["before", "after one", "after two"]
+    assert ran.stderr == ""
+    assert sorted(log.read_text().split()) == sorted(["child", "descriptor", "python"] * 2 + ["one", "two"])
+
+
+def test_without_a_file_nothing_is_captured(capfd: pytest.CaptureFixture[str]) -> None:
+    with captured(None):
+        print("seen")
+    assert capfd.readouterr().out == "seen\n"

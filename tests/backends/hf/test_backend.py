@@ -1,0 +1,151 @@
+"""The Transformers engine on a toy model, against brute force."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import LoadRequest, Task
+from backends.common.errors import InputError, ModelError
+from backends.hf.backend import TransformersBackend
+from backends.reference.head import Head, head_logits
+from eval.run import scoring
+from tests.support.toy import BPW_BF16, brute_force, toy_windows
+
+
+def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:
+    backend = TransformersBackend(LoadRequest("toy", load_fn, str(folder), 100, options))
+    backend.load()
+    return backend
+
+
+def test_scores_against_float64(toy_model: Path) -> None:
+    backend = loaded(toy_model, dtype="float32")
+    windows = toy_windows(3, 60, 4)
+    for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
+        gold = brute_force(backend.logits(window), window)
+        assert scores.row == window.row
+        np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "dtype"),
+    [("transformers", "float16"), ("transformers_auto", "float16"), ("transformers_auto_bf16", "bfloat16")],
+)
+def test_upstream_dtypes(toy_model: Path, load_fn: str, dtype: str) -> None:
+    backend = loaded(toy_model, load_fn)
+    said = backend.provenance()
+    assert said["dtype"] == dtype
+    assert said["model_class"] == "LlamaForCausalLM"
+    assert backend.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
+    backend.close()
+
+
+def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
+    assert loaded(toy_model, "transformers", dtype="float32").provenance()["dtype"] == "float32"
+
+
+def test_states_and_head_give_the_logits(toy_model: Path) -> None:
+    backend = loaded(toy_model, dtype="bfloat16")
+    head = backend.head()
+    assert not isinstance(head, str)
+    weight, bias, facts = head
+    assert (tuple(weight.shape), bias, facts) == ((320, 64), None, Head(320, "bfloat16"))
+    (window,) = toy_windows(1, 40)
+    logits = backend.logits(window)
+    assert tuple(backend.states().shape) == (40, 64)
+    torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits, atol=0, rtol=2**-7)
+    backend.close()
+
+
+def test_stored_size(toy_model: Path) -> None:
+    """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
+    storage = TransformersBackend(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
+    assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
+    assert storage.vram_bits == 16 * (81_920 + 20_480)
+
+
+def test_refused_checkpoint_is_one_line(toy_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(toy_model, broken)
+    (broken / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
+    with pytest.raises(ModelError, match="Transformers could not load") as failure:
+        loaded(broken)
+    assert "\n" not in str(failure.value)
+
+
+def test_pickled_weights_are_not_loaded(toy_model: Path, tmp_path: Path) -> None:
+    pickled = tmp_path / "pickled"
+    shutil.copytree(toy_model, pickled)
+    torch.save({}, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="could not load"):
+        loaded(pickled)
+
+
+def test_noise_is_the_seeds(toy_model: Path) -> None:
+    """The same noise for the same seed; without its hooks the model is what it was."""
+    windows = toy_windows(2, 60)
+    plain, first, again, other = (
+        loaded(toy_model, "transformers_auto_bf16", **options)
+        for options in ({}, {"noise": "bf16"}, {"noise": "bf16", "noise_seed": 0}, {"noise": "bf16", "noise_seed": 1})
+    )
+    for window in windows:
+        logits = first.logits(window)
+        assert torch.equal(logits, again.logits(window))
+        assert not torch.equal(logits, other.logits(window))
+        assert not torch.equal(logits, plain.logits(window))
+    assert first.provenance()["noise"]["seed"] == 0
+    assert len(first.provenance()["notes"]) == 1
+    assert not {"noise", "notes"} & plain.provenance().keys()
+    assert "noise_seed" not in plain.provenance()["options"]
+    assert first.noise is not None
+    first.noise.remove()
+    assert torch.equal(first.logits(windows[0]), plain.logits(windows[0]))
+
+
+def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
+    """Layer by layer through three windows at a time, or window by window: each layer draws in the same order."""
+    windows = toy_windows(5, 40)
+    whole = loaded(toy_model, "transformers_auto_bf16", noise="bf16")
+    streamed = loaded(toy_model, "transformers_auto_bf16", noise="bf16", streaming=True, streaming_windows=3)
+    streamed.prepare(windows)
+    for window in windows:
+        assert torch.equal(streamed.logits(window), whole.logits(window))
+    streamed.close()
+
+
+def test_a_model_whose_layers_run_past_their_hooks_is_refused(toy_model: Path) -> None:
+    backend = loaded(toy_model, noise="bf16")
+    layer = backend.model.model.layers[1]
+    backend.model.model.layers[1] = torch.nn.Module()
+    backend.model.model.layers[1].forward = layer.forward
+    with pytest.raises(ModelError, match=r"^engine\.noise: layer 1 has run without it"):
+        backend.logits(toy_windows(1, 10)[0])
+
+
+def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
+    with pytest.raises(ModelError, match=r"^engine\.noise: LlamaForCausalLM has no list of 2 decoder layers$"):
+        loaded(toy_model, noise="bf16")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtpe": "auto"}, "did you mean 'dtype'"),
+        ({"dtype": "int4"}, "engine.dtype: "),
+        ({"noise_seed": 1}, "engine.noise_seed: needs"),
+    ],
+)
+def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TransformersBackend.check(LoadRequest("toy", "transformers", str(toy_model), 10, options))

@@ -1,0 +1,256 @@
+"""Quantized checkpoints in Transformers: their scores against their own numbers, what ran, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import LayerGroup, LoadRequest, Task
+from backends.common.errors import InputError, ModelError
+from backends.hf import layers
+from backends.hf.backend import TransformersBackend
+from backends.hf.quantization import PACKAGES, check_resident
+from backends.layers.groups import group
+from eval.run import scoring
+from tests.backends.hf.test_backend import loaded
+from tests.support.toy import ATOL_LOGPROB, brute_force, refusal, toy_windows
+
+
+@pytest.fixture(scope="module")
+def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of the toy model rounded to nearest by a preset of compressed-tensors; W4A16 in groups of 32."""
+    from demo.quantize import quantize
+
+    root = tmp_path_factory.mktemp("quantized")
+
+    def folder(preset: str) -> Path:
+        if not (root / preset).exists():
+            quantize(toy_model, preset, root / preset, group_size=32 if preset == "W4A16" else None)
+        return root / preset
+
+    return folder
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nibbles(packed: np.ndarray, count: int) -> np.ndarray:
+    """[rows, n] words of ``count`` nibbles, the lowest first -> [rows, n * count]."""
+    bits = (packed[:, :, None].astype(np.int64) >> (4 * np.arange(count))) & 15
+    return bits.reshape(len(packed), -1)
+
+
+def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
+    """A module's weight [out, in] in float64, from what its checkpoint stores."""
+    parts = {part.removeprefix(f"{name}."): tensor for part, tensor in tensors.items() if part.startswith(f"{name}.")}
+    scale = parts["weight_scale"].double().numpy()
+    if "weight_global_scale" in parts:
+        values = E2M1[nibbles(parts["weight_packed"].numpy(), 2)]
+        scale = scale / float(parts["weight_global_scale"])
+    elif "weight_packed" in parts:
+        values = nibbles(parts["weight_packed"].numpy(), 8) - 8.0
+    else:
+        values = parts["weight"].double().numpy()
+    return values * np.repeat(scale, values.shape[1] // scale.shape[1], axis=1)
+
+
+def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Symmetric int8 with a scale for each token: 255 steps over twice the largest."""
+    scale = given[0].abs().amax(-1, keepdim=True) / 127.5
+    return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("preset", "dtype"), [("W4A16", "float32"), ("W8A8", "float32"), ("NVFP4A16", "bfloat16")])
+def test_quantized_checkpoints_score_as_what_they_store(
+    quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str
+) -> None:
+    """Against an unquantized model with the weights that the checkpoint's numbers make, and W8A8's activations rounded.
+
+    In one dtype, since a rounding that falls to the other side moves every later token of the toy by 0.05.
+    """
+    from safetensors.torch import load_file
+
+    tensors = load_file(quantized(preset) / "model.safetensors")
+    gold, plain = loaded(toy_model, dtype=dtype), loaded(toy_model, dtype=dtype)
+    for name, module in gold.model.named_modules():
+        if f"{name}.weight_scale" in tensors:
+            module.weight.data = torch.from_numpy(weight_by_hand(tensors, name)).to(module.weight)
+            if preset == "W8A8":
+                module.register_forward_pre_hook(rounded_by_token)
+    (window,) = toy_windows(1, 100)
+    backend = loaded(quantized(preset), dtype=dtype)
+    (scores,) = scoring.token_scores(backend, [window], Task())
+    expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
+    np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
+    assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
+
+
+def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path) -> None:
+    nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
+    request = LoadRequest("toy", "transformers", str(folder), 10)
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersBackend.check, request)
+    TransformersBackend.check(replace(request, options={"dtype": "bfloat16"}))
+    TransformersBackend.check(replace(request, load_fn="transformers_auto_bf16"))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("preset", "weights", "activations"),
+    [("W8A8", "int8 channel", "int8 token"), ("W4A16", "int4 g32", "bfloat16"), ("NVFP4A16", "nvfp4 g16", "bfloat16")],
+)
+def test_layers_of_quantized_checkpoints(
+    quantized: Callable[[str], Path], preset: str, weights: str, activations: str
+) -> None:
+    backend = loaded(quantized(preset), dtype="bfloat16")
+    backend.logits(toy_windows(1, 20)[0])
+    groups = backend.layers()
+    assert groups[0] == LayerGroup(
+        "model.layers.*.self_attn.q_proj", 2, weights, activations, "torch linear (dequantized)"
+    )
+    assert groups[-1] == LayerGroup("lm_head", 1, "bfloat16", "bfloat16", "torch linear")
+    assert len(groups) == 8
+
+
+@pytest.mark.engine
+def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], Path]) -> None:
+    """The switch by which compressed-tensors skips its rounding."""
+    backend = loaded(quantized("W8A8"), dtype="bfloat16")
+    backend.logits(toy_windows(1, 20)[0])
+    for layer in backend.model.model.layers:
+        layer.mlp.up_proj.quantization_enabled = False
+    told = {group.layers: (group.activations, group.asked) for group in backend.layers()}
+    assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
+    assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
+
+
+def test_offloaded_layers_are_not_run_for_a_description() -> None:
+    """accelerate keeps the parameters of a layer on disk as meta tensors, which have no values to compare."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    module: Any = torch.nn.Linear(4, 4, device="meta")
+    for preset, activations, asked in (("W8A8", "unknown", "int8 token"), ("W4A16", "bfloat16", "")):
+        module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
+        layer = layers.linear("x", module, None, "bfloat16", dequantized=False)
+        assert (layer.activations, layer.asked) == (activations, asked)
+
+
+def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
+    """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization_config": quantization} if quantization else {}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = {**load_file(folder / "model.safetensors"), **tensors}
+    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+UP = "model.layers.0.mlp.up_proj"
+
+
+def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Path) -> None:
+    """Fine-grained FP8 on a machine without its kernels becomes plain layers; the checkpoint has their scales.
+
+    The checkpoint of a multimodal model has other names before the list of layers than the text model.
+    """
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    folder = changed(toy_model, tmp_path / "fp8", fp8, **{f"language_{UP}.weight_scale_inv": torch.ones(1, 1)})
+    model = loaded(toy_model, dtype="bfloat16").model
+    told = {group.layers: group for group in group(layers.layers(model, fp8, folder)) if group.asked}
+    name = "model.layers.*.mlp.up_proj"
+    kernel = "torch linear (dequantized)"
+    assert told == {name: LayerGroup(name, 1, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
+
+
+def test_layers_of_experts(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    told = {
+        group.layers: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
+    }
+    experts = told["model.layers.*.mlp.experts"]
+    assert (experts.count, experts.weights, experts.kernel) == (2, "bfloat16", "MixtralExperts eager")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
+def test_missing_packages_are_named(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda _: {})
+    folder = changed(toy_model, tmp_path / method, {"quant_method": method})
+    request = LoadRequest("toy", "transformers", str(folder), 10)
+    assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
+    on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
+    assert refusal(TransformersBackend.check, on_load).startswith("engine.quantization_config: ")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "tensors", "message"),
+    [
+        ({"quant_method": "modelopt"}, {}, "does not run quant_method 'modelopt'"),
+        ({}, {f"{UP}.weight": None}, f"found no {UP}.weight that fits"),
+        ({}, {f"{UP}.weight_scale": torch.ones(1)}, f"left {UP}.weight_scale out"),
+    ],
+)
+def test_models_that_would_score_as_another(
+    toy_model: Path, tmp_path: Path, quantization: dict[str, Any], tensors: dict[str, Any], message: str
+) -> None:
+    """Transformers loads all three, and only warns."""
+    with pytest.raises(ModelError, match=message):
+        loaded(changed(toy_model, tmp_path / "model", quantization, **tensors))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"quant_method": "compressed-tensors", "dequantise": True},
+            r"quantization_config.dequantise: .*'quantiz.*dequan",
+        ),
+        ({"quant_method": "modelopt"}, "Unknown quantization type"),
+        ({}, "at least 1 item"),
+    ],
+)
+def test_bad_quantization_config(toy_model: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        loaded(toy_model, quantization_config=config)
+
+
+@pytest.mark.engine
+def test_quantizing_while_loading(toy_model: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    backend = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
+    backend.logits(toy_windows(1, 20)[0])
+    first = backend.layers()[0]
+    assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
+    assert backend.storage().bpw_layer is None
+    assert "bitsandbytes" in backend.storage().note
+
+
+@pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])
+def test_quantized_layers_on_disk_are_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    if not stored:
+        check_resident(tmp_path, model, stored)
+        return
+    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
+        check_resident(tmp_path, model, stored)

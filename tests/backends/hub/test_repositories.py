@@ -1,0 +1,288 @@
+"""Models and tokenizers by hub id: the real ``huggingface_hub`` meets the stand-in (tests/support/hub.py)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.hub import repositories
+from tests.support.hub import Hub
+from tests.support.hub_client import Client
+from tests.support.toy import refusal as refusal_of
+
+SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+WEIGHTS = [bytes([i]) * 3_000_000 for i in (1, 2)]
+SMALL = ["config.json", "model.safetensors.index.json", "tokenizer.json"]
+MODEL: dict[str, bytes | str] = {
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}),
+    "tokenizer.json": "{}",
+    "model.safetensors.index.json": json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}),
+    SHARDS[0]: WEIGHTS[0],
+    SHARDS[1]: WEIGHTS[1],
+    "pytorch_model.bin": b"pickled",
+    "consolidated.00.pth": b"pickled",
+    "README.md": "# A model",
+}
+FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
+FETCH = """
+watch = Watch()
+folder = repositories.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
+value = [str(folder), watch.total, watch.done, watch.said]
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def client(server: Hub, home: Path) -> Iterator[Client]:
+    with Client(server, home) as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory that holds the folder here/model and the file here/file."""
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    (tmp_path / "here" / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fetch(client: Client, name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> list[Any]:
+    """[folder, bytes that were expected, bytes that came, what was said]."""
+    found = client.run(FETCH.format(name=name, revision=revision, tokenizer_only=tokenizer_only))
+    assert isinstance(found, list)
+    return found
+
+
+def refused(client: Client, name: str, revision: str | None = None) -> str:
+    return client.refusal(FETCH.format(name=name, revision=revision, tokenizer_only=False))
+
+
+def refusal(name: str) -> str:
+    """The one line with which a name is refused in this process."""
+    return refusal_of(repositories.resolve, name, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "gold"),
+    [
+        ("org/model", True),
+        ("Org-1/Llama-3.1_8B", True),
+        ("here/other", True),
+        ("here/model", False),
+        ("here/file", False),
+        ("./org/model", False),
+        ("../org", False),
+        ("/abs/model", False),
+        ("~/model", False),
+        ("org/..", False),
+        ("a/b/c", False),
+        ("org/", False),
+        ("/", False),
+        ("model", False),
+        ("org/my model", False),
+        ("org/model\n", False),
+        ("", False),
+    ],
+)
+def test_hub_ids(name: str, gold: bool) -> None:
+    assert repositories.is_hub_id(name) is gold
+
+
+def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(work / "here"))
+    assert repositories.resolve("here/model", None) == Path("here/model")
+    assert repositories.resolve(str(work / "here"), "v1", download=False) == work / "here"
+    assert repositories.resolve("~/model", None) == work / "here" / "model"
+    for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none", "here/file"):
+        named = "" if "/" in name else "; a model on the hub is named owner/name"
+        assert refusal(name) == f"{name}: no such folder{named}"
+
+
+def test_a_sharded_model(server: Hub, client: Client) -> None:
+    """Its safetensors and what describes them, once; no pickled weights.  The tokenizer comes first, as in a run."""
+    server.add("models", "org/sharded", MODEL)
+    assert client.run("value = repositories.probe('org/sharded')") == "6.0 MB to download"
+    assert server.fetched() == []
+    folder, total, done, _ = fetch(client, "org/sharded", tokenizer_only=True)
+    assert server.fetched() == SMALL
+    assert total == done == sum(len(MODEL[name]) for name in SMALL)
+    assert fetch(client, "org/sharded") == [
+        folder, 6_000_000, 6_000_000, ["org/sharded: 6.0 MB to download"],
+    ]  # fmt: skip
+    assert sorted(each.path.rpartition("/")[2] for each in server.asked("/resolve/", "HEAD")) == SHARDS
+    assert len(server.asked("/lfs/")) == 2
+    assert [(Path(folder) / name).read_bytes() for name in SHARDS] == WEIGHTS
+    assert sorted(file.name for file in Path(folder).iterdir()) == sorted([*SMALL, *SHARDS])
+    assert fetch(client, "org/sharded") == [folder, 0, 0, []]
+    assert not server.asked("/lfs/")
+    assert client.run("value = repositories.probe('org/sharded')") == "in the local cache"
+    assert client.said.read_text() == ""
+
+
+def test_a_revision(server: Hub, client: Client) -> None:
+    server.add("models", "org/tagged", {**MODEL, "config.json": '{"a": 1}'})
+    server.add("models", "org/tagged", {**MODEL, "config.json": '{"a": 2}'}, "v2")
+    assert (Path(fetch(client, "org/tagged", "v2")[0]) / "config.json").read_text() == '{"a": 2}'
+    assert (Path(fetch(client, "org/tagged")[0]) / "config.json").read_text() == '{"a": 1}'
+    assert len(server.asked("/lfs/")) == 0  # the same weights
+    assert refused(client, "org/tagged", "v3") == (
+        f"org/tagged: no revision 'v3' of it on the hub; see {server.url}/org/tagged"
+    )
+
+
+def test_a_cut_download_goes_on_where_it_was(server: Hub, client: Client) -> None:
+    weights = bytes([7]) * 25_000_000
+    server.add("models", "org/cut", {**MODEL, SHARDS[0]: weights})
+    server.cut_once(weights, 15_000_000)
+    folder, total, done, said = fetch(client, "org/cut")
+    assert (Path(folder) / SHARDS[0]).read_bytes() == weights
+    (resumed,) = [each.range for each in server.asked("/lfs/") if each.range]
+    assert resumed == "bytes=10485760-"  # the client keeps whole chunks of 10 MiB
+    assert total == done
+    assert said[0] == "org/cut: 28.0 MB to download"
+    assert "Trying to resume download" in said[1]
+
+
+def test_gated(server: Hub, client: Client) -> None:
+    server.add("models", "org/gated", MODEL)
+    server.gated["org/gated"] = 401
+    assert refused(client, "org/gated") == (
+        f"org/gated: gated on the hub: accept its licence at {server.url}/org/gated, "
+        "then sign in (`hf auth login` or HF_TOKEN)"
+    )
+    server.gated["org/gated"] = 403
+    assert refused(client, "org/gated") == (
+        f"org/gated: gated on the hub: your account has no access yet; ask for it at {server.url}/org/gated"
+    )
+    assert server.fetched() == []
+
+
+def test_missing(client: Client) -> None:
+    gold = "org/none: not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
+    assert refused(client, "org/none") == gold
+    assert client.refusal("repositories.probe('org/none')") == gold
+
+
+def test_renamed(server: Hub, client: Client) -> None:
+    server.add("models", "org/new", MODEL)
+    server.renamed["models", "org/old"] = "org/new"
+    _, total, done, said = fetch(client, "org/old")
+    assert total == done > 6_000_000
+    assert said == ["org/old: is org/new on the hub now", "org/old: 6.0 MB to download"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (429, "not in the local cache, and the hub limits how often you may ask; try again in 300 s, or sign in for a "
+              "higher limit (`hf auth login` or HF_TOKEN)"),
+        (503, f"not in the local cache, and {FAULT.replace('404', '503')}"),
+        (404, FAULT),
+    ],
+)  # fmt: skip
+def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client) -> None:
+    """At 429 the client would wait for 300 s, five times over, without a word."""
+    server.add("models", "org/busy", MODEL)
+    server.failing = [status]
+    assert refused(client, "org/busy") == f"org/busy: {reason.format(server.url + '/org/busy')}"
+
+
+def test_a_token_that_is_no_longer_known(server: Hub, client: Client) -> None:
+    server.add("models", "org/busy", MODEL)
+    server.stale = "hf_old"
+    client.run("import os; os.environ['HF_TOKEN'] = 'hf_old'")
+    text = refused(client, "org/busy")
+    client.run("del os.environ['HF_TOKEN']")
+    assert text == "org/busy: the hub does not know your token; sign in again (`hf auth login` or HF_TOKEN)"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"config.json": "{}", "pytorch_model.bin": b"p"},
+            "org/other: no .safetensors files; compare_q loads no pickled ",
+        ),
+        ({"a-Q4_K_M.gguf": b"GGUF"}, 'with "load_fn": "llamacpp" org/other/a-Q4_K_M.gguf can be measured'),
+    ],
+)
+def test_a_model_without_safetensors(files: dict[str, bytes | str], reason: str, server: Hub, client: Client) -> None:
+    server.add("models", "org/other", files)
+    assert reason in refused(client, "org/other")
+    assert server.fetched() == []
+
+
+def test_a_full_disk(server: Hub, client: Client) -> None:
+    server.add("models", "org/large", MODEL)
+    client.run("import shutil, types; repositories.shutil.disk_usage = lambda _: types.SimpleNamespace(free=1000)")
+    text = refused(client, "org/large")
+    client.run("import importlib; importlib.reload(shutil)")
+    assert text.startswith("org/large: 6.0 MB to download, but ")
+    assert text.endswith("has room for 1.0 kB; HF_HOME names another place for the hub's cache")
+
+
+@pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
+def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, home: Path) -> None:
+    server.add("models", "org/kept", MODEL)
+    server.add("models", "org/words", MODEL)
+    folder = fetch(client, "org/kept")[0]
+    fetch(client, "org/words", tokenizer_only=True)
+    with Client(server, home, **variables) as away:
+        why = "HF_HUB_OFFLINE is set"
+        if "HF_ENDPOINT" in variables:
+            why = "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
+        assert fetch(away, "org/kept")[0] == folder
+        assert away.run("value = repositories.probe('org/kept')") == "in the local cache"
+        assert fetch(away, "org/words", tokenizer_only=True)[3] == []
+        assert refused(away, "org/words") == f"org/words: only partly in the local cache, and {why}"
+        assert refused(away, "org/never") == f"org/never: not in the local cache, and {why}"
+        assert (
+            away.refusal("repositories.resolve('org/never', None, download=False)")
+            == "org/never: not in the local cache"
+        )
+        assert away.said.read_text() == ""
+
+
+def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> None:
+    """A socket that takes connections and says nothing, where the client alone had no answer after 130 s."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(0.01)
+        place = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(server, tmp_path / "home", HF_ENDPOINT=place, HF_HUB_ETAG_TIMEOUT="1") as away:
+            why = f"{place} cannot be reached (no answer within 1 s; HF_HUB_ETAG_TIMEOUT sets another number)"
+            assert refused(away, "org/model") == f"org/model: not in the local cache, and {why}"
+            assert why in refused(away, "org/other")
+            text = away.refusal("corpus.load_rows(spec(dataset='wiki2'), Progress(quiet=True))")
+            assert text.endswith(why)
+        connections = 0
+        while True:
+            try:
+                silent.accept()[0].close()
+                connections += 1
+            except TimeoutError:
+                break
+    assert connections == 1
+
+
+def test_a_name_that_is_never_looked_up(server: Hub, tmp_path: Path) -> None:
+    """A resolver that does not answer is bounded by no time limit of the HTTP client."""
+    variables = {"HF_ENDPOINT": "http://hub.invalid", "HF_HUB_ETAG_TIMEOUT": "1"}
+    with Client(server, tmp_path / "home", **variables) as away:
+        away.run("import socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(600)")
+        assert "http://hub.invalid cannot be reached (no answer within 1 s" in refused(away, "org/model")

@@ -1,0 +1,229 @@
+"""The noise: its size against the normal distribution worked out by hand, its draws, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from backends.base import LoadRequest, Task, TokenScores, Window
+from backends.common.errors import ModelError
+from backends.hf.backend import TransformersBackend
+from backends.layers.noise import Noise, described, seed_of, vllm_decoder_layers
+from backends.reference import store
+from backends.vllm.backend import VllmScoreBackend
+from demo.__main__ import BASE, ROOT, make_models
+from eval.run import scoring
+from tests.support.toy import refusal
+
+SCALE, SPACING = 2.0**-9, 2.0**-7  # the noise; the distance of bf16 numbers from 1 to 2
+
+
+class Returns(nn.Module):
+    """A decoder layer that returns what it is given, in a tuple if that is more than one thing."""
+
+    def forward(self, *given: Any) -> Any:
+        return given if len(given) > 1 else given[0]
+
+
+def draws(seed: int, number: int, like: torch.Tensor, calls: int = 1) -> list[torch.Tensor]:
+    """What is left of 1 + SCALE * n after division, call by call."""
+    layer = Returns()
+    noise = Noise({number: layer}, seed)
+    found = [(layer(like) / like - 1) / SCALE for _ in range(calls)]
+    noise.remove()
+    return found
+
+
+def test_size_in_float32() -> None:
+    """A million draws: the standard deviation is known to 0.07 %, the fourth moment of a normal is 3."""
+    (n,) = draws(0, 0, torch.full((1000, 1000), 3.0))
+    assert abs(n.mean()) < 0.005
+    assert abs(n.std() - 1) < 0.004
+    assert abs((n**4).mean() - 3) < 0.05
+
+
+@pytest.mark.parametrize("value", [1 + SPACING, 1.5, 2 - SPACING])
+def test_size_in_bfloat16(value: float) -> None:
+    """The result is rounded: it moves by k spacings where the noise is within half a spacing of k."""
+    layer, given = Returns(), torch.full((1000, 1000), value, dtype=torch.bfloat16)
+    noise = Noise({0: layer}, 0)
+    moved = ((layer(given).double() - value) / SPACING).flatten()
+    noise.remove()
+    width = SPACING / (value * SCALE)  # of a spacing, in standard deviations
+
+    def within(k: int) -> float:
+        a, b = (k - 0.5) * width, (k + 0.5) * width
+        return (math.erf(b / math.sqrt(2)) - math.erf(a / math.sqrt(2))) / 2
+
+    # Beyond 2 there are other spacings: from 2 on they are twice as wide.
+    for k in (0, -1, 1) if value < 2 - SPACING else (0, -1):
+        assert abs((moved == k).double().mean() - within(k)) < 0.002, k
+    assert within(0) < 0.96
+
+
+def test_uniform_noise_of_the_same_bound_would_be_rounded_away() -> None:
+    """Why it is normal: at most one unit of 2**-9 never reaches half a spacing of a bf16 number."""
+    numbers = torch.arange(1, 2, SPACING)
+    for factor in (1 - SCALE, 1 + SCALE):
+        assert torch.equal((numbers * factor).bfloat16(), numbers.bfloat16())
+
+
+def test_draws_are_repeatable_and_independent() -> None:
+    like = torch.ones(200, 500)
+    first, second = draws(0, 0, like, 2)
+    assert torch.equal(draws(0, 0, like)[0], first)
+    others = [second, draws(0, 1, like)[0], draws(1, 0, like)[0], draws((1 << 20) - 1, 0, like)[0]]
+    for i, a in enumerate([first, *others]):
+        for b in others[i:]:
+            assert abs((a * b).mean()) < 5 / math.sqrt(like.numel())
+
+
+def test_both_tensors_of_a_pair_get_the_same_factor() -> None:
+    """So that it is the factor of their sum, if the next layer adds them, and of the first, if it does not."""
+    layer = Returns()
+    noise = Noise({3: layer}, 7, pairs=True)
+    hidden, residual = torch.randn(50, 8), torch.randn(50, 8)
+    a, b = layer(hidden, residual)
+    torch.testing.assert_close(a / hidden, b / residual, atol=1e-6, rtol=0)
+    assert (a / hidden - 1).std() > SCALE / 2
+    again = layer(hidden, None)
+    assert again[1] is None
+    assert not torch.equal(again[0], hidden)
+    noise.remove()
+
+
+def test_what_follows_the_states_is_left_alone() -> None:
+    """Attention weights, router logits: in Transformers only the first is the stream."""
+    layer = Returns()
+    noise = Noise({0: layer}, 0)
+    states, router = torch.ones(4, 8), torch.ones(4, 8)
+    found = layer(states, router, "cache")
+    assert found[1] is router
+    assert found[2] == "cache"
+    assert not torch.equal(found[0], states)
+    noise.remove()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 4)), r"layer 5 returns \(2, 4\), \(2, 4\), \(2, 4\), not"),
+        ((torch.ones(2, 4), torch.ones(2, 3, 4)), r"returns \(2, 4\), \(2, 3, 4\), not one tensor or two of a shape"),
+        ((torch.ones(2, 4), "cache"), r"returns \(2, 4\), \('str',\), not"),
+        ((torch.ones(2, 4, dtype=torch.int32),), r"returns \(2, 4\), not"),
+        ((None, None), "returns .*NoneType"),
+    ],
+)
+def test_an_unknown_stream_is_refused(given: tuple[Any, ...], message: str) -> None:
+    """Hyper-connections, for example: noise on a part of them would be another noise."""
+    layer = Returns()
+    noise = Noise({5: layer}, 0, pairs=True)
+    with pytest.raises(ModelError, match=message):
+        layer(*given)
+    noise.remove()
+
+
+def test_a_layer_that_ran_without_noise_is_found() -> None:
+    """Something that calls ``forward`` itself, as a compiled graph does."""
+    layers = {4: Returns(), 6: Returns()}
+    noise = Noise(layers, 0)
+    given = torch.ones(3, 3)
+    layers[4](given)
+    assert torch.equal(layers[6].forward(given), given)
+    assert noise.missed() == "engine.noise: layer 6 has run without it; this model cannot be given noise"
+    layers[6](given)
+    assert noise.missed() == ""
+
+
+def test_no_noise_after_its_end() -> None:
+    layer, given = Returns(), torch.randn(5, 5)
+    assert Noise({0: layer}, 0).remove().endswith("cannot be given noise")
+    assert layer(given) is given
+
+
+class PPMissingLayer(nn.Identity):
+    """By its name: what vLLM has in the place of another pipeline rank's layers."""
+
+
+class Multimodal(nn.Module):
+    """A vision tower with as many layers as its language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision = nn.ModuleList(Returns() for _ in range(3))
+        self.language = nn.Sequential(nn.ModuleList([PPMissingLayer(), Returns(), Returns()]))
+
+    def get_language_model(self) -> nn.Module:
+        return self.language
+
+
+def test_layers_of_a_pipeline_rank() -> None:
+    """They keep their numbers, and so their noise; another tower's are not taken."""
+    model = Multimodal()
+    assert vllm_decoder_layers(model, 3) == {1: model.language[0][1], 2: model.language[0][2]}
+    with pytest.raises(ModelError, match=r"^engine\.noise: Multimodal has no list of 4 decoder layers$"):
+        vllm_decoder_layers(model, 4)
+
+
+def test_options() -> None:
+    assert seed_of({"dtype": "auto"}) is None
+    assert seed_of({"noise": None}) is None
+    assert seed_of({"noise": "bf16", "dtype": "auto"}) == 0
+    assert seed_of({"noise": "bf16", "noise_seed": 5}) == 5
+    assert described(None) == {}
+    said = described(5)
+    assert said["noise"]["scale"] == 0.001953125
+    assert said["noise"]["seed"] == 5
+    assert said["notes"][0].startswith("bf16-rounding noise added on every decoder layer's output")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"noise": "fp8"}, "engine.noise: input should be 'bf16' (got 'fp8')"),
+        ({"noise": True}, "engine.noise: input should be 'bf16'"),
+        ({"noise": "bf16", "noise_seed": -1}, "engine.noise_seed: input should be greater than or equal to 0"),
+        ({"noise": "bf16", "noise_seed": 1 << 20}, "engine.noise_seed: input should be less than 1048576"),
+        ({"noise": "bf16", "noise_seed": "1"}, "engine.noise_seed: input should be a valid integer"),
+        ({"noise_seed": 1}, 'engine.noise_seed: needs "noise": "bf16"'),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    assert refusal(seed_of, options).startswith(message)
+
+
+def scores_of(load_fn: str, windows: list[Window], folder: Path, task: Task, **options: Any) -> list[TokenScores]:
+    """SmolLM2 in one engine, in bf16."""
+    kind = VllmScoreBackend if load_fn == "vllm_score" else TransformersBackend
+    backend = kind(LoadRequest(load_fn, load_fn, str(BASE), 512, options, log_file=folder / "log"))
+    try:
+        backend.load()
+        return list(scoring.token_scores(backend, windows, task))
+    finally:
+        backend.close()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("load_fn", ["transformers_auto_bf16", "vllm_score"])
+def test_the_noise_floor_of_a_real_model(load_fn: str, tmp_path: Path) -> None:
+    """SmolLM2: 0.0021 in Transformers, and 0.0019 in vLLM over four windows, where the two are 0.0017 apart."""
+    from transformers import AutoTokenizer
+
+    make_models()
+    text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:8000]
+    ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
+    windows = [Window(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
+    assert len(windows[1].token_ids) == 512
+    eager = {"enforce_eager": True} if load_fn == "vllm_score" else {}
+    (tmp_path / "building").mkdir()
+    scores_of(load_fn, windows, tmp_path, Task(record=tmp_path / "building"), **eager)
+    store.seal(tmp_path / "building", tmp_path / "store", {}, len(windows))
+    task = Task(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
+    floor = np.mean([scores.kld for scores in scores_of(load_fn, windows, tmp_path, task, noise="bf16")])
+    assert 0.001 < floor < 0.004

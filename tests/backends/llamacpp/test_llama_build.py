@@ -1,0 +1,107 @@
+"""What `make` builds of llama.cpp: for any x86-64 CPU with AVX2, AVX-512 where the CPU has it, AMX tiles nowhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.base import LoadRequest
+from backends.llamacpp import ggml
+from backends.llamacpp.backend import NO_TILES, LlamacppBackend
+
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
+)
+TILES = re.compile(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)\b")
+V4 = Path("glibc-hwcaps", "x86-64-v4", "libggml-cpu.so.0")
+SUPPORTED = "x86-64-v4 (supported, searched)"
+LOADED = """
+import llama_cpp
+print(llama_cpp.llama_print_system_info().decode())
+print(*(line for line in open("/proc/self/maps") if "libggml-cpu" in line))
+"""
+
+
+def folder() -> Path:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "lib"
+
+
+@needs_llama_cpp
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
+def test_no_library_holds_amx_tile_code() -> None:
+    """GCC 12.2 miscompiles ggml's; a build for sapphirerapids with it had 373 such instructions."""
+    libraries = {file.resolve() for file in folder().rglob("*.so*")}
+    assert len(libraries) >= 4
+    for library in libraries:
+        command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert len(code) > 10_000, library
+        assert TILES.findall(code) == [], library
+
+
+def test_tile_code_is_found_by_its_names() -> None:
+    for instruction in ("ldtilecfg (%rax)", "tilezero %tmm4", "tdpbssd %tmm0,%tmm2,%tmm4", "tileloadd (%rax),%tmm0"):
+        assert TILES.search(f"   1234:\t{instruction}")
+    assert not TILES.search("   1234:\tcall   5678 <tile_name>")
+
+
+def ask(**environment: str) -> str:
+    command, changed = [sys.executable, "-c", LOADED], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=changed).stdout
+
+
+@needs_llama_cpp
+def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
+    """glibc takes the one with AVX-512 where the CPU has that; told that it has not, the other."""
+    if not (folder() / V4).is_file():
+        pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
+    loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
+    if SUPPORTED not in loader.stdout:
+        pytest.skip("this CPU has no AVX-512, or glibc is older than 2.33")
+    assert "AVX512 = 1" in (wide := ask())
+    assert str(V4) in wide
+    narrow = ask(GLIBC_TUNABLES="glibc.cpu.hwcaps=-AVX512F")
+    assert "AVX2 = 1" in narrow
+    assert "AVX512" not in narrow
+    assert str(V4) not in narrow
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ("CPU : AVX2 = 1 | AVX512 = 1 | AVX512_BF16 = 1 | REPACK = 1", False),
+        ("CPU : AVX512_VNNI = 1 | AMX_INT8 = 1 | REPACK = 1", True),
+        ("CPU : AVX512 = 1 | AMX_INT8 = 0", False),
+    ],
+)
+def test_whether_a_build_has_tile_code(info: str, expected: bool) -> None:
+    assert ggml.has_tile_code(info) is expected
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize(
+    ("tiles", "option", "repacks", "notes"),
+    [(True, None, False, [NO_TILES]), (True, True, True, []), (True, False, False, []), (False, None, True, [])],
+)
+def test_tile_code_runs_only_on_demand(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool, option: bool | None, repacks: bool, notes: list[str]
+) -> None:
+    """It may crash the process, and with it the results of every model."""
+    import llama_cpp
+
+    options = {} if option is None else {"use_extra_bufts": option}
+    backend = LlamacppBackend(LoadRequest("m", "llamacpp", "m.gguf", 100, options))
+    backend.library = llama_cpp
+    monkeypatch.setattr(backend, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
+    assert backend._model_parameters().use_extra_bufts is repacks
+    assert backend._notes() == notes

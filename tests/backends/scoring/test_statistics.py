@@ -1,0 +1,403 @@
+"""Partial statistics and their merging against float64 in plain Python loops, in torch and in the Triton kernel.
+
+Without a GPU the kernel runs in Triton's interpreter, in a process of its own: the interpreter has to be chosen before
+Triton is first imported, and must not be the one that any other test gets.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import TokenScores
+from backends.common.errors import ModelError
+from backends.scoring import statistics
+from backends.scoring.statistics import Column, scores, width, window_scores
+
+INF, NAN = math.inf, math.nan
+Partial = Callable[..., np.ndarray]
+CUDA = torch.cuda.is_available()
+without_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def in_interpreter(saved: bytes, first: int) -> np.ndarray:
+    """Runs in the interpreter's process; ``saved`` keeps the strides of logits, targets, reference and out."""
+    from backends.scoring import triton_kernel
+
+    logits, targets, reference, out = torch.load(io.BytesIO(saved))
+    with np.errstate(all="ignore"):
+        triton_kernel.partial(logits, targets, out, first, reference)
+    return out.numpy()
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[ProcessPoolExecutor]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            pool.submit(math.sqrt, 1.0).result()  # the process starts here, with the variable
+            yield pool
+
+
+@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=without_triton)])
+def partial(request: pytest.FixtureRequest) -> Partial:
+    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; the inputs must come out unchanged."""
+    kind = request.param
+
+    def run(logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None) -> np.ndarray:
+        ids = torch.as_tensor(targets, dtype=torch.int64)
+        out = torch.full((len(ids), width(reference is not None)), NAN)
+        before = logits.clone()
+        if kind == "triton" and not CUDA:
+            buffer = io.BytesIO()
+            torch.save((logits, ids, reference, out), buffer)
+            pool = request.getfixturevalue("interpreter")
+            return pool.submit(in_interpreter, buffer.getvalue(), first).result()
+        if kind == "torch":
+            statistics.partial(logits, ids, out, first=first, reference=reference)
+        elif kind == "torch-cuda":
+            out = out.cuda()
+            other = None if reference is None else reference.cuda()
+            statistics.torch_partial(logits.cuda(), ids.cuda(), out, first, other)
+        else:
+            assert statistics._fused() is not None
+            out = out.cuda()
+            other = None if reference is None else on_gpu(reference)
+            statistics.partial(on_gpu(logits), ids.cuda(), out, first=first, reference=other)
+        assert torch.equal(logits.nan_to_num(7.5), before.nan_to_num(7.5))
+        return out.cpu().numpy()
+
+    return run
+
+
+def on_gpu(x: torch.Tensor) -> torch.Tensor:
+    """The same values, with the same row stride and offset."""
+    storage = torch.empty(x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda")
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
+
+
+def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * sigma
+
+
+def log_softmax(row: list[float]) -> list[float]:
+    peak = max(row)
+    log_total = peak + math.log(math.fsum(math.exp(z - peak) for z in row))
+    return [z - log_total for z in row]
+
+
+def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
+    """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
+    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "row"}
+    for i, target in enumerate(targets):
+        q = log_softmax([float(z) for z in logits[i].double()])
+        found["logprob"].append(q[target])
+        found["entropy"].append(-math.fsum(math.exp(lq) * lq for lq in q if lq > -INF))
+        found["top1_logprob"].append(max(q))
+        found["top1"].append(q.index(max(q)) == target)
+        if reference is None:
+            continue
+        p = log_softmax([float(r) for r in reference[i].double()])
+        found["ref_logprob"].append(p[target])
+        found["ref_top1_logprob"].append(max(p))
+        found["kld"].append(math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF))
+        found["same_top"].append(p.index(max(p)) == q.index(max(q)))
+    return found
+
+
+def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
+    for name, values in expected.items():
+        array = getattr(found, name)
+        if not values:
+            assert array is None, name
+            continue
+        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
+        np.testing.assert_allclose(
+            array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
+        )
+
+
+def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
+    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
+
+
+def split(
+    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
+) -> TokenScores:
+    """Scores from shards that end at ``cuts`` and at the end."""
+    edges = [0, *cuts, logits.shape[1]]
+    shards = []
+    for begin, end in pairwise(edges):
+        part = None if reference is None else reference[:, begin:end]
+        shards.append(partial(logits[:, begin:end], targets, begin, part))
+    return scores(0, np.array(targets), shards)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (3, 7), (19, 129), (2, 2048), (3, 4099)])
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_every_field_is_its_definition(
+    partial: Partial, dtype: torch.dtype, rows: int, columns: int, with_reference: bool
+) -> None:
+    logits = draw(rows, columns).to(dtype)
+    reference = draw(rows, columns, seed=1).bfloat16() if with_reference else None
+    targets = [(i * 31) % columns for i in range(rows)]
+    targets[0] = int(logits[0].argmax())
+    found = whole(partial, logits, targets, reference)
+    assert found.row == 0
+    assert_scores(found, definitions(logits, targets, reference))
+
+
+@pytest.mark.parametrize("sigma", [0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
+def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, sigma: float) -> None:
+    reference = draw(2, 49152, sigma=sigma).bfloat16()
+    logits = (reference.float() + draw(2, 49152, seed=1, sigma=0.1)).bfloat16()
+    targets = [int(reference[0].argmax()), 49151]
+    assert_scores(whole(partial, logits, targets, reference), definitions(logits, targets, reference))
+
+
+@pytest.mark.parametrize("offset", [1, 8])
+def test_a_column_slice_scores_like_its_copy(partial: Partial, offset: int) -> None:
+    wide, other = draw(11, 3000).bfloat16(), draw(11, 2501, seed=1)
+    logits, reference = wide[:, offset : offset + 2500], other[:, 1:]
+    assert logits.stride(0) > logits.shape[1]
+    targets = list(range(0, 2500, 230))
+    np.testing.assert_array_equal(
+        partial(logits, targets, 0, reference), partial(logits.clone(), targets, 0, reference.clone())
+    )
+
+
+@pytest.mark.parametrize("cuts", [[1500], [1000, 2000], [1, 2999], [700, 701, 702], [0, 3000]], ids=str)
+def test_shards_merge_to_the_whole(partial: Partial, cuts: list[int]) -> None:
+    logits, reference = draw(6, 3000).bfloat16(), draw(6, 3000, seed=1).bfloat16()
+    logits[:, 5] = 20.0  # the maxima and some targets are in the first shards only
+    reference[:3, 2999] = 20.0
+    targets = [5, 1, 2999, 1500, 701, 0]
+    found = split(partial, logits, targets, cuts, reference)
+    assert_scores(found, definitions(logits, targets, reference))
+    assert found.top1.tolist() == [True, False, False, False, False, False]
+
+
+def test_the_order_of_the_shards_does_not_matter(partial: Partial) -> None:
+    logits = draw(4, 90)
+    logits[:, [10, 80]] = 15.0
+    shards = [partial(logits[:, at : at + 30], [10, 80, 3, 50], at) for at in (0, 30, 60)]
+    forward, backward = (scores(0, np.array([10, 80, 3, 50]), order) for order in (shards, shards[::-1]))
+    np.testing.assert_allclose(forward.logprob, backward.logprob, atol=1e-6)
+    assert forward.top1.tolist() == backward.top1.tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("cuts", [[], [333], [1, 4000]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_model_against_itself_has_a_divergence_of_exactly_zero(
+    partial: Partial, dtype: torch.dtype, cuts: list[int]
+) -> None:
+    logits = draw(9, 4500, sigma=6.0).to(dtype)
+    logits[3, 100:900] = -INF
+    found = split(partial, logits, [0] * 9, cuts, logits.clone())
+    assert found.kld.tolist() == [0.0] * 9
+    assert found.same_top.all()
+    np.testing.assert_array_equal(found.ref_logprob, found.logprob)
+
+
+def test_a_divergence_worked_by_hand(partial: Partial) -> None:
+    # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): 1/2 ln 2 + 0 - 1/4 ln 2.  The logits are ln p + 5 and ln q - 3.
+    reference = torch.tensor([[1 / 2, 1 / 4, 1 / 4]]).log() + 5
+    logits = torch.tensor([[1 / 4, 1 / 4, 1 / 2]]).log() - 3
+    found = whole(partial, logits, [2], reference)
+    ln2 = math.log(2)
+    expected = {
+        "kld": [ln2 / 4], "logprob": [-ln2], "ref_logprob": [-2 * ln2], "entropy": [1.5 * ln2], "top1": [True],
+        "top1_logprob": [-ln2], "ref_top1_logprob": [-ln2], "same_top": [False],
+    }  # fmt: skip
+    assert_scores(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [2, 320, 5000])
+def test_uniform_logits(partial: Partial, columns: int) -> None:
+    found = whole(partial, torch.full((2, columns), 4.25), [0, columns - 1])
+    ln = math.log(columns)
+    expected = {"logprob": [-ln, -ln], "entropy": [ln, ln], "top1_logprob": [-ln, -ln], "top1": [True, False]}
+    assert_scores(found, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("places", [(0, 1), (3, 2051), (2050, 2051), (2049, 4096), (7, 4097), (4098, 4099)], ids=str)
+def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[int, int]) -> None:
+    logits = draw(1, 4100)
+    logits[0, list(places)] = 30.0
+    low, high = places
+    assert partial(logits, [0], 1000)[0, Column.TOP] == 1000 + low
+    both = partial(draw(1, 4100), [0], 0, logits)
+    assert both[0, Column.REF_TOP] == low
+    for cuts in ([], [low + 1], [high]):
+        found = [split(partial, logits, [target], cuts).top1 for target in places]
+        assert [None if top is None else top.tolist() for top in found] == [[True], [False]]
+
+
+def test_excluded_tokens(partial: Partial) -> None:
+    """-inf on either side, both sides, at the target, and in all of a shard."""
+    logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
+    logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
+    reference[1, 5:2999] = -INF
+    logits[2, 2999] = -INF
+    logits[3, 0] = reference[3, 0] = -INF
+    logits[4, 1000:] = reference[4, 500:] = -INF
+    logits[5, :1000] = -INF
+    targets = [5, 6, 7, 0, 8, 2999]
+    expected = definitions_with_infinity(logits, targets, reference)
+    assert [value == INF for value in expected["kld"]] == [False, False, True, False, False, True]
+    for cuts in ([], [1000], [1000, 2000]):
+        assert_scores(split(partial, logits, targets, cuts, reference), expected)
+
+
+def definitions_with_infinity(logits: torch.Tensor, targets: Any, reference: torch.Tensor) -> dict[str, list[float]]:
+    """``definitions``, where same_top of a target that the model excludes is False by convention."""
+    expected = definitions(logits, targets, reference)
+    pairs = zip(expected["same_top"], expected["logprob"], strict=True)
+    return {**expected, "same_top": [same and lp > -INF for same, lp in pairs]}
+
+
+@pytest.mark.parametrize("cuts", [[], [2], [1, 2]], ids=str)
+def test_an_excluded_token_counts_however_improbable(partial: Partial, cuts: list[int]) -> None:
+    # exp(-200) is 0 in float32 and exp(-2000) in float64, but the reference does allow the token.
+    for low in (-20.0, -200.0, -2000.0):
+        logits, reference = torch.tensor([[0.0, 1.0, -INF]]), torch.tensor([[0.0, 1.0, low]])
+        assert split(partial, logits, [0], cuts, reference).kld == INF
+        # A larger one after it, in the same lane of the kernel, must not turn the infinity into a NaN.
+        tail = torch.full((1, 4096), 500.0)
+        long_logits, long_reference = torch.cat([logits, tail], 1), torch.cat([reference, tail], 1)
+        assert split(partial, long_logits, [3], cuts, long_reference).kld == INF
+        assert split(partial, long_reference, [3], cuts, long_logits).kld == pytest.approx(0.0, abs=1e-6)
+
+
+def test_large_logits(partial: Partial) -> None:
+    logits, reference = draw(4, 3000, sigma=1e4), draw(4, 3000, seed=1, sigma=1e4)
+    logits[1] += 1e4
+    logits[2] -= 3e4
+    reference[3] = logits[3] + 0.25 * draw(1, 3000, seed=2)[0]
+    targets = [int(logits[0].argmax()), 1, 2, 3]
+    expected = definitions(logits, targets, reference)
+    # A float32 logit of 3e4 is itself known to 1e-3; the arithmetic on it keeps 1e-7 of its size.
+    assert_scores(whole(partial, logits, targets, reference), expected, atol=1e-2)
+    assert_scores(split(partial, logits, targets, [17, 2048], reference), expected, atol=1e-2)
+
+
+def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
+    logits = draw(3, 6500)  # four tiles of the kernel
+    logits[0, 1:] = logits[1, ::2] = logits[2, :6000] = torch.finfo(torch.float32).min
+    targets = [0, 1, 6001]
+    masked = logits.clone()
+    masked[logits < -1e30] = -INF
+    found, expected = whole(partial, logits, targets), definitions(masked, targets, None)
+    assert_scores(found, expected)
+    np.testing.assert_allclose(split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("place", [0, 3, 2047, 2990])
+def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) -> None:
+    logits, reference = draw(3, 3000), draw(3, 3000, seed=1)
+    reference[:, 100] = logits[:, 100] = 25.0
+    clean = definitions(logits, [100] * 3, reference)
+    logits[0, place] = bad
+    reference[1, place] = bad
+    for cuts in ([], [1000], [2048, 2500]):
+        found = split(partial, logits, [100] * 3, cuts, reference)
+        assert np.isnan(
+            [found.logprob[0], found.entropy[0], found.top1_logprob[0], *found.kld[:2], found.ref_logprob[1]]
+        ).all()
+        assert found.top1.tolist() == [False, True, True]
+        assert found.same_top.tolist() == [False, False, True]
+        np.testing.assert_allclose(found.logprob[1:], clean["logprob"][1:], atol=1e-5)
+        np.testing.assert_allclose(found.ref_logprob[::2], clean["ref_logprob"][::2], atol=1e-5)
+        np.testing.assert_allclose(found.kld[2], clean["kld"][2], atol=1e-5)
+
+
+def test_nothing_but_excluded_tokens_is_not_a_distribution(partial: Partial) -> None:
+    logits = torch.full((1, 30), -INF)
+    np.testing.assert_array_equal(partial(logits, [3], 40), [[-INF, 0, 0, -INF, 40]])
+    found = whole(partial, logits, [3], torch.zeros(1, 30))
+    assert np.isnan([found.logprob, found.entropy, found.top1_logprob, found.kld]).all()
+    assert not found.top1.any()
+
+
+def test_a_shard_without_columns_adds_nothing() -> None:
+    """A tensor-parallel rank can hold nothing but padding."""
+    logits, reference = draw(2, 30), draw(2, 30, seed=1)
+    rows = np.full((2, 10), NAN, np.float32)
+    targets = torch.tensor([3, 4])
+    statistics.partial(logits[:, 30:], targets, torch.from_numpy(rows), first=30, reference=reference[:, 30:])
+    full = torch.empty(2, 10)
+    statistics.partial(logits, targets, full, reference=reference)
+    one, two = (scores(0, targets.numpy(), shards) for shards in ([full.numpy()], [full.numpy(), rows]))
+    for field in fields(TokenScores):
+        np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 5, 100])
+def test_sub_chunks_do_not_change_the_result(rows_at_once: int) -> None:
+    logits, reference = draw(12, 2000).bfloat16(), draw(12, 2000, seed=1)
+    logits[6, 100] = NAN  # one row of one sub-chunk
+    logits[7, 100] = -INF
+    targets = torch.arange(12)
+    usual, other = torch.empty(12, 10), torch.empty(12, 10)
+    statistics.torch_partial(logits, targets, usual, 0, reference)
+    statistics.torch_partial(logits, targets, other, 0, reference, rows_at_once)
+    assert usual.isnan().any(1).tolist() == [i == 6 for i in range(12)]
+    torch.testing.assert_close(usual, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_window_scores() -> None:
+    logits, reference = draw(20, 400).bfloat16(), draw(20, 400, seed=1).bfloat16()
+    targets = np.arange(0, 400, 20, dtype=np.int32)
+    found = window_scores(7, logits, targets, reference)
+    assert found.row == 7
+    assert_scores(found, definitions(logits, targets, reference))
+    assert window_scores(7, logits, targets).kld is None
+    assert len(window_scores(7, logits[:0], targets[:0]).logprob) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "targets", "text"),
+    [((3, 9), [0, 9, 1], "token 9 is outside the 9 logits"), ((3, 9), [0, -1, 1], "token -1"),
+     ((2, 9), [0] * 3, "(2, 9)"), ((1, 3, 9), [0] * 3, "(1, 3, 9)")],
+)  # fmt: skip
+def test_window_scores_refuses_what_does_not_fit(shape: tuple[int, ...], targets: list[int], text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        window_scores(4, torch.zeros(shape), np.array(targets))
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("row 4: ")
+
+
+def test_window_scores_refuses_a_reference_of_another_vocabulary() -> None:
+    with pytest.raises(ModelError, match=r"row 4: .*\(3, 9\).*\(3, 8\)"):
+        window_scores(4, torch.zeros(3, 9), np.zeros(3, int), torch.zeros(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"out": torch.empty(3, 10)}, "out is"), ({"out": torch.empty(2, 5)}, "out is"),
+     ({"out": torch.empty(3, 5, dtype=torch.float64)}, "out is"), ({"targets": torch.zeros(3)}, "targets"),
+     ({"targets": torch.zeros(2, dtype=torch.int64)}, "targets"), ({"reference": torch.zeros(3, 8)}, "reference")],
+)  # fmt: skip
+def test_partial_refuses_what_does_not_fit(change: dict[str, Any], text: str) -> None:
+    arguments = {"targets": torch.zeros(3, dtype=torch.int64), "out": torch.empty(3, 5), **change}
+    with pytest.raises(ValueError, match=text):
+        statistics.partial(torch.zeros(3, 9), **arguments)
+
+
+@pytest.mark.parametrize("shapes", [[], [(3, 5), (3, 10)], [(3, 6)], [(2, 5)], [(3, 5), (4, 5)]], ids=str)
+def test_scores_refuses_shards_that_do_not_fit(shapes: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="row 2: shards of shapes"):
+        scores(2, np.zeros(3, int), [np.zeros(shape, np.float32) for shape in shapes])

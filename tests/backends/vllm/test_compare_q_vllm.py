@@ -1,0 +1,90 @@
+"""The drop-in for exllamav3's old compare_q, and the score-mode command line, in a real vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compare_q_vllm
+from backends.base import Task
+from backends.common.errors import ModelError
+from tests.support import ROOT
+from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
+
+EAGER = {"enforce_eager": True, "dtype": "float32"}
+
+
+@pytest.mark.engine
+def test_logits_are_the_models_own(toy_model: Path) -> None:
+    """[1, L, V] for every position, the last included, also when the window is prefilled in chunks of 64."""
+    from transformers import AutoModelForCausalLM
+
+    model, bpw_layer, bpw_head, vram_bits = compare_q_vllm.load_vllm_score(
+        [str(toy_model), {**EAGER, "max_num_batched_tokens": 64}], size=150 + 512
+    )
+    try:
+        assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
+        assert model.request.max_tokens == 256  # upstream asks for length + 512; the toy's context is 256
+        reference = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
+        for window in [*toy_windows(2, 150), toy_windows(1, 150)[0]]:  # the first once more: no prefix cache
+            ids = torch.from_numpy(window.token_ids).long()[None]
+            logits = compare_q_vllm.fwd_vllm_score(model, ids)
+            assert logits.shape == (1, 150, TOY_VOCAB)
+            with torch.inference_mode():
+                torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0)
+            (scores,) = model.score([window], Task())
+            np.testing.assert_allclose(brute_force(logits[0], window), scores.logprob, atol=ATOL_BATCH)
+        with pytest.raises(ModelError, match=r"must be \[1, L\]"):
+            compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))
+    finally:
+        model.close()
+
+
+@pytest.mark.engine
+def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
+    """The same number as compare_q on the same windows, each in a process of its own."""
+    flags = ["--model", toy_model, "--text", toy_text, "--context-length", "100", "--stride", "50"]
+    first = run("compare_q_vllm.py", *flags)
+    printed = dict(line.split(": ") for line in first.splitlines())
+    assert printed["Windows"] == "18"  # ceil((1000 - 100) / 50)
+    assert printed["Tokens"] == str(18 * 99)
+    data = {
+        "tokenizer_dir": str(toy_model),
+        "dataset": "text",
+        "path": str(toy_text),
+        "eval_len": 100,
+        "eval_stride": 50,
+    }
+    model = {"load_fn": "vllm_score", "label": "x", "model_dir": str(toy_model),
+             "engine": {"tensor_parallel_size": 1, "trust_remote_code": False}}  # fmt: skip
+    (tmp_path / "d.json").write_text(json.dumps(data))
+    (tmp_path / "m.json").write_text(json.dumps(model))
+    out = run("eval/compare_q.py", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", tmp_path / "r.json")
+    assert "1 of 1 rows come from the cache" in out  # same windows, same model, same options: the same entry
+    (result,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert float(printed["Perplexity"]) == pytest.approx(result["ppl"], abs=1e-3)
+
+
+def run(script: str, *words: object) -> str:
+    command = [sys.executable, str(ROOT / script), *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], toy_text: Path) -> None:
+    assert compare_q_vllm.main(["--model", "/nowhere", "--text", str(toy_text)]) == 2
+    assert capsys.readouterr().err == "error: /nowhere: /nowhere: no such folder\n"
+
+
+def test_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        compare_q_vllm.main(["--model", "x"])
+    assert stop.value.code == 2
+    assert "--dataset --text" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Which rows are whose in a step, for both generations of model runners, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.vllm import hooks
+from backends.vllm.hooks import TAG, Segment, attach
+from backends.vllm.scorer import Buffer, Plan
+from backends.vllm.worker import Run, ScoringExtension
+
+OURS = SimpleNamespace(extra_args={TAG: [7, 1, 9]})
+OTHERS = SimpleNamespace(extra_args=None)
+
+
+def taken(segments: list[Segment]) -> list[tuple[Any, int, int, int, int]]:
+    return [(part.tag, part.start, part.begin, part.count, part.length) for part in segments]
+
+
+class RunnerV1:
+    """The parts of a V1 model runner that the hook reads, in the middle of a step."""
+
+    def __init__(self) -> None:
+        self.requests = {
+            "a": SimpleNamespace(sampling_params=OURS, prompt_token_ids=list(range(10)), num_computed_tokens=4),
+            "b": SimpleNamespace(sampling_params=OTHERS, prompt_token_ids=list(range(10)), num_computed_tokens=0),
+            "c": SimpleNamespace(sampling_params=OURS, prompt_token_ids=[5, 6, 7], num_computed_tokens=3),
+        }
+        self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 9, 10]))
+        self.input_batch = SimpleNamespace(req_id_to_index={"b": 0, "a": 1, "c": 2})
+
+    def _get_prompt_logprobs_dict(self, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> str:
+        return "original"
+
+
+def test_v1_rows() -> None:
+    """Request a lies behind b in the batch and is in its middle; b is not ours; c has only a generated token left."""
+    runner, seen = RunnerV1(), []
+    assert attach(runner, lambda states, segments: seen.extend(segments)) == "V1"
+    states = torch.zeros(10, 2)
+    assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
+    assert taken(seen) == [([7, 1, 9], 4, 3, 6, 10)]
+    assert seen[0].tokens(5, 8).tolist() == [5, 6, 7]
+
+
+def test_nobody_is_called_without_rows_of_ours() -> None:
+    runner = RunnerV1()
+    attach(runner, lambda *_: pytest.fail("nobody asked"))
+    assert runner._get_prompt_logprobs_dict(torch.zeros(3, 2), {"b": 3}) == "original"
+
+
+class WorkerV2:
+    """The object that computes a V2 runner's prompt log-probabilities."""
+
+    def add_request(self, req_id: str, req_idx: int, sampling_params: Any) -> str:
+        return f"added {req_id}"
+
+    def remove_request(self, req_id: str) -> str:
+        return f"removed {req_id}"
+
+    def compute_prompt_logprobs(
+        self, logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
+        prompt_lens: Any,
+    ) -> str:  # fmt: skip
+        return "original"
+
+
+def test_v2_rows() -> None:
+    """Batch: b (not ours), a (state 2, from token 4), c (prompt done); a removed request is forgotten."""
+    worker, seen = WorkerV2(), []
+    attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda states, segments: seen.append(segments))
+    assert worker.add_request("a", 2, OURS) == "added a"
+    worker.add_request("b", 0, OTHERS)
+    worker.add_request("c", 1, OURS)
+    batch = SimpleNamespace(
+        req_ids=["b", "a", "c"], idx_mapping_np=np.array([0, 2, 1]), query_start_loc_np=np.array([0, 3, 9, 10]),
+        num_computed_prefill_tokens_np=np.array([0, 4, 3]),
+    )  # fmt: skip
+    tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
+    arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
+    assert worker.compute_prompt_logprobs(*arguments) == "original"
+    (segments,) = seen
+    assert taken(segments) == [([7, 1, 9], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
+    assert segments[0].tokens(5, 8).tolist() == [25, 26, 27]
+    assert segments[0].tokens(5, 8).dtype == torch.int64
+    assert worker.remove_request("a") == "removed a"
+    worker.compute_prompt_logprobs(*arguments)
+    assert len(seen) == 1
+
+
+def test_an_earlier_pipeline_stage_has_nothing_to_hook() -> None:
+    assert attach(SimpleNamespace(prompt_logprobs_worker=None), pytest.fail).startswith("V2")
+
+
+def test_an_unknown_vllm_is_refused() -> None:
+    class Renamed:
+        def _get_prompt_logprobs_dict(self, states: object, num_scheduled_tokens: object) -> None: ...
+
+    with pytest.raises(RuntimeError, match=r"takes \('states', .* this vLLM is not one of 0.26 to 0.33"):
+        attach(Renamed(), pytest.fail)
+
+    class Extension(ScoringExtension):
+        model_runner = object()
+
+    with pytest.raises(RuntimeError, match=r"model runner object is not one of vLLM 0.26 to 0.33"):
+        Extension().compare_q_install()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("generation", ["V1", "V2"])
+def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None:
+    if generation == "V1":
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        hooks.check_signature(GPUModelRunner._get_prompt_logprobs_dict, ("self", *hooks.V1_STEP))
+    else:
+        from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+
+        hooks.check_signature(PromptLogprobsWorker.compute_prompt_logprobs, ("self", *hooks.V2_STEP))
+        hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
+
+
+def run_with(buffers: dict[int, Buffer]) -> Run:
+    """A worker's run with these windows in it."""
+    scorer: Any = SimpleNamespace(
+        buffers=buffers, reports=True, rows=None, writer=None, shard=(0, 5), entries=5, plan=Plan(), error=""
+    )
+    return Run(scorer, last_stage=True)
+
+
+def test_gaps_are_named_and_left_out() -> None:
+    whole = Buffer(torch.arange(10.0).reshape(2, 5), None, np.array([True, True]))
+    gap = Buffer(torch.zeros(3, 5), None, np.array([True, False, False]))
+    header, data = run_with({4: whole, 9: gap}).collect([4, 9, 11])
+    assert (header["rows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
+    assert header["incomplete"] == {"9": 2, "11": "all"}
+    assert np.frombuffer(data, np.float32).tolist() == list(range(10))
+
+
+def test_a_rank_without_logits_reports_nothing() -> None:
+    run = run_with({})
+    run.last_stage = False
+    assert run.collect([0]) == ({"error": ""}, b"")

@@ -1,0 +1,141 @@
+"""What kernels take, by stand-ins with the attributes that vLLM's kernels have; and in a real vLLM."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.layers.schemes import Scheme
+from backends.vllm import layers
+
+BF16 = "bfloat16"
+NVFP4, MXFP4 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp4 g32", "mxfp4 g32")
+FP8, INT8, INT4 = Scheme("fp8 channel", "fp8 token"), Scheme("int8 channel", "int8 token"), Scheme("int4 g128")
+Shape = namedtuple("Shape", "row col")
+
+
+def named(name: str, **attributes: Any) -> Any:
+    """An object of a class of this name."""
+    return type(name, (SimpleNamespace,), {})(**attributes)
+
+
+def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, str]:
+    """(activations, kernel, asked) of a layer whose scheme holds the kernel."""
+    layer = layers.layer(
+        "x", SimpleNamespace(scheme=SimpleNamespace(kernel=kernel), **module), named("LinearMethod"), scheme, BF16
+    )
+    return layer.activations, layer.kernel, layer.asked
+
+
+def fp8(name: str, row: int, col: int) -> Any:
+    """A kernel whose config names FP8 activations, scaled by groups of this shape."""
+    scale = SimpleNamespace(group_shape=Shape(row, col))
+    key = SimpleNamespace(dtype="torch.float8_e4m3fn", scale=scale)
+    return named(name, config=SimpleNamespace(activation_quant_key=key))
+
+
+def mixed(name: str, act_type: str) -> Any:
+    """A kernel of mixed precision, whose config names the type of its activations."""
+    return named(name, config=SimpleNamespace(act_type=f"torch.{act_type}"))
+
+
+def fp4(group: int) -> Any:
+    """vLLM's key of FP4 activations: bytes that hold two, in groups."""
+    scale = SimpleNamespace(group_shape=Shape(1, group))
+    return SimpleNamespace(activation_quant_key=SimpleNamespace(dtype="torch.uint8", scale=scale))
+
+
+NO_KEY = SimpleNamespace(activation_quant_key=None)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "scheme", "module", "activations", "asked"),
+    [
+        # Marlin is weight-only, whatever the checkpoint asks; FP8 too, whose config still names activations.
+        (named("MarlinNvFp4LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
+        (named("MarlinNvFp4LinearKernel"), Scheme("nvfp4 g16"), {}, BF16, ""),
+        (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
+        (named("EmulationNvFp4LinearKernel"), NVFP4, {}, "nvfp4 g16", ""),
+        (named("FlashInferCuteDslNvFp4W4A16LinearKernel"), NVFP4, {}, BF16, "nvfp4 g16"),
+        (named("HummingNvFp4LinearKernel"), NVFP4, {}, "unknown", "nvfp4 g16"),
+        (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), FP8, {}, "fp8 token", ""),
+        (fp8("CutlassFP8ScaledMMLinearKernel", -1, -1), FP8, {}, "fp8 tensor", ""),
+        (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128), FP8, {}, "fp8 g128", ""),
+        (fp8("CPUFp8PerTensorScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
+        (named("CPUInt8ScaledMMLinearKernel"), INT8, {}, "int8 token", ""),
+        (mixed("MacheteLinearKernel", "bfloat16"), INT4, {}, BF16, ""),
+        # VLLM_MARLIN_INPUT_DTYPE, and CPUs with AMX, quantize activations that the checkpoint leaves alone.
+        (mixed("MarlinLinearKernel", "int8"), INT4, {}, "int8", BF16),
+        (mixed("CPUWNA16LinearKernel", "bfloat16"), INT4, {"use_w4a8": True}, "int8 token", BF16),
+        # Schemes that quantize activations outside of the kernel leave the model's dtype in its config.
+        (mixed("Dynamic4bitLinearKernel", "bfloat16"), INT8, {}, "unknown", "int8 token"),
+        (named("NeverSeen"), FP8, {}, "unknown", "fp8 token"),
+        # What is asked is not known, and so nothing deviates from it; the kernel still says what it takes.
+        (named("NeverSeen"), None, {}, "unknown", ""),
+        (named("MarlinLinearKernel"), None, {}, BF16, ""),
+        (mixed("MarlinLinearKernel", "int8"), None, {}, "int8", ""),
+        (named("CutlassNvFp4LinearKernel"), None, {}, "unknown", ""),
+        (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), None, {}, "fp8 token", ""),
+        (fp8("MarlinFP8ScaledMMLinearKernel", 1, -1), None, {}, BF16, ""),
+        (named("EmulationMxfp4LinearKernel", config=NO_KEY), MXFP4, {}, BF16, "mxfp4 g32"),
+        (named("EmulationMxfp4LinearKernel", config=fp4(32)), MXFP4, {}, "mxfp4 g32", ""),
+        (named("EmulationMxfp4LinearKernel", config=fp4(32)), None, {}, "mxfp4 g32", ""),
+        (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
+        (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4", ""),
+    ],
+)  # fmt: skip
+def test_activations(kernel: Any, scheme: Scheme | None, module: dict[str, Any], activations: str, asked: str) -> None:
+    assert ran(kernel, scheme, **module) == (activations, type(kernel).__name__, asked)
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights"),
+    [((-1, -1), "fp8 tensor"), ((-1, 1), "fp8 channel"), ((1, -1), "fp8 channel"), ((128, 64), "fp8 block 128x64"),
+     ((1, 32), "mxfp8 g32")],
+)  # fmt: skip
+def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[int, int], weights: str) -> None:
+    """FP8 by ``quantization: fp8_per_channel`` and the like: the checkpoint itself asks nothing."""
+    kernel = fp8("CutlassFP8ScaledMMLinearKernel", 1, -1)
+    kernel.config.weight_quant_key = SimpleNamespace(
+        dtype="torch.float8_e4m3fn", scale=SimpleNamespace(group_shape=Shape(*shape))
+    )
+    module = SimpleNamespace()
+    layer = layers.layer("x", module, named("Fp8PtpcOnlineLinearMethod", fp8_linear=kernel), None, BF16)
+    assert (layer.weights, layer.activations, layer.asked) == (weights, "fp8 token", "")
+    layer = layers.layer("x", module, named("LinearMethod", fp8_linear=kernel), FP8, BF16)
+    assert layer.weights == "fp8 channel"
+
+
+def test_weight_only_nvfp4_of_any_kernel_takes_the_models_dtype() -> None:
+    module = SimpleNamespace(scheme=SimpleNamespace(kernel=named("CutlassNvFp4LinearKernel"), use_a16=True))
+    layer = layers.layer("x", module, named("LinearMethod"), NVFP4, BF16)
+    assert (layer.activations, layer.asked) == (BF16, "nvfp4 g16")
+
+
+def test_where_the_kernel_is_found() -> None:
+    kernel, method = named("K"), named("M")
+    assert layers.kernel_of(SimpleNamespace(scheme=SimpleNamespace(fp8_linear=kernel)), method) is kernel
+    assert layers.kernel_of(SimpleNamespace(), named("M", linear_kernel=kernel)) is kernel
+    experts = SimpleNamespace(fused_experts=kernel)
+    assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=experts, kernel=method)) is kernel
+    assert layers.kernel_of(SimpleNamespace(), method) is method
+    scheme = named("S")
+    assert layers.kernel_of(SimpleNamespace(scheme=scheme), method) is scheme
+
+
+def test_layers_are_linear_layers_experts_and_heads() -> None:
+    """Attention has a quant_method for its cache, and an embedding one that only looks up."""
+    linear = type("UnquantizedLinearMethod", (type("LinearMethodBase", (), {}),), {})()
+    lookup, cache = named("UnquantizedEmbeddingMethod"), named("BaseKVCacheMethod")
+    modules = [
+        ("q", named("QKVParallelLinear", quant_method=linear)),
+        ("attn", named("Attention", quant_method=cache)),
+        ("embed", named("VocabParallelEmbedding", quant_method=lookup)),
+        ("lm_head", named("ParallelLMHead", quant_method=lookup)),
+        ("norm", named("RMSNorm")),
+    ]
+    model = SimpleNamespace(named_modules=lambda: modules)
+    assert [layer.name for layer in layers.layers(model, None, {}, BF16)] == ["q", "lm_head"]

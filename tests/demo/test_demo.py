@@ -1,0 +1,178 @@
+"""What the demo is made of: the tokenizer and weights from the GGUF, and the checkpoints made from them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer
+
+from backends.checkpoint import stored_bits
+from demo import quantize, recipes, smollm2
+
+
+def test_unpermute_by_hand() -> None:
+    """llama.cpp stores a head's rows 0, 2, 4, 6 | 1, 3, 5, 7 of the rotary halves interleaved: 0 4 1 5 2 6 3 7."""
+    stored = torch.tensor([[0.0], [4.0], [1.0], [5.0], [2.0], [6.0], [3.0], [7.0]])
+    assert smollm2.unpermute(stored, 1)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    two_heads = torch.cat((stored, stored + 10))
+    assert smollm2.unpermute(two_heads, 2)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17]
+
+
+def test_fused_layers_by_name() -> None:
+    layer = "model.layers.3.self_attn"
+    assert quantize.fused_with(f"{layer}.k_proj") == [f"{layer}.{x}_proj" for x in "qkv"]
+    assert quantize.fused_with("model.layers.3.mlp.up_proj") == [
+        "model.layers.3.mlp.gate_proj",
+        "model.layers.3.mlp.up_proj",
+    ]
+    assert quantize.fused_with("model.layers.3.mlp.down_proj") == ["model.layers.3.mlp.down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "group_size", "bpw"),
+    [
+        ("W4A16", 32, 4 + 16 / 32),  # a bf16 scale for 32 weights
+        # q, k, v, gate, up read 64 features and down 128: of 40,960 weights a layer 32,768 and 8,192
+        ("W8A8", None, 8 + 16 * (32_768 / 64 + 8_192 / 128) / 40_960),
+        # an fp8 scale for 16 weights and one fp32 for each of 7 matrices
+        ("NVFP4A16", None, 4 + 8 / 16 + 7 * 32 / 40_960),
+    ],
+)
+def test_stored_bits_of_real_checkpoints(
+    toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, bpw: float
+) -> None:
+    quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
+    found = stored_bits.storage_of(tmp_path / "q")
+    assert found.bpw_layer == pytest.approx(bpw, rel=1e-12)
+    assert found.bpw_head == 16.0
+
+
+def global_scales(folder: Path) -> dict[str, float]:
+    """The global scales in a checkpoint, by tensor name."""
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
+
+
+def test_fused_layers_share_their_global_scales(toy_model: Path, tmp_path: Path) -> None:
+    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
+    scales = global_scales(tmp_path / "q")
+    assert len(scales) == 28
+    for layer, side in itertools.product((0, 1), ("weight", "input")):
+        prefix, name = f"model.layers.{layer}", f"_proj.{side}_global_scale"
+        assert len({scales[f"{prefix}.self_attn.{x}{name}"] for x in "qkv"}) == 1
+        assert len({scales[f"{prefix}.mlp.{x}{name}"] for x in ("gate", "up")}) == 1
+
+
+def test_input_scales_are_those_of_the_largest_activations(toy_model: Path, tmp_path: Path) -> None:
+    """Against the inputs of every layer themselves, kept whole in one batch over the end of the text."""
+    from transformers import AutoModelForCausalLM
+
+    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
+    seen: dict[str, torch.Tensor] = {}
+    for name, layer in model.named_modules():
+        layer.register_forward_hook(
+            lambda _, given, out, name=name: seen.__setitem__(name, given[0] if given else None)
+        )
+    windows, length = quantize.CALIBRATION[0], 256  # the toy's context; one byte is one token
+    text = quantize.TEXT.read_bytes()[-windows * length :].decode("ascii")
+    tokens = AutoTokenizer.from_pretrained(toy_model)(text)["input_ids"]
+    with torch.inference_mode():
+        model(torch.tensor(tokens).reshape(windows, length))
+    scales = {name: value for name, value in global_scales(tmp_path / "q").items() if "input" in name}
+    assert len(scales) == 14
+    for name, value in scales.items():
+        peak = seen[name.removesuffix(".input_global_scale")].abs().max().item()
+        assert value == pytest.approx(448 * 6 / peak, rel=2**-7)  # bf16 of another batch shape
+
+
+@pytest.mark.parametrize(
+    ("preset", "group_size", "error"),
+    [
+        ("W4A16", 32, 0.75), ("W8A16", 32, 0.1), ("W8A8", None, 0.15), ("FP8_DYNAMIC", None, 0.4),
+        ("NVFP4A16", None, 0.75), ("NVFP4", None, 0.9),
+    ],
+)  # fmt: skip
+def test_checkpoints_load_and_resemble_the_original(
+    toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, error: float
+) -> None:
+    """Relative error of the logits; random weights of the toy amplify every step (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
+
+    Logits that have nothing to do with the original's differ by sqrt(2) of it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
+    tokens = torch.arange(100).reshape(1, 100)
+    with torch.inference_mode():
+        original, quantized = (
+            AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.float()
+            for folder in (toy_model, tmp_path / "q")
+        )
+    assert 0.01 < (quantized - original).norm() / original.norm() < error
+
+
+def test_static_input_scales_are_refused(toy_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FP8: its input scales are static"):
+        quantize.quantize(toy_model, "FP8", tmp_path / "q")
+
+
+def test_rounding_is_to_the_nearest_step(toy_model: Path, tmp_path: Path) -> None:
+    """No weight moves by more than half a step, and what bf16 adds to 8 steps (weight / scale, scale: 2^-9 each)."""
+    from transformers import AutoModelForCausalLM
+
+    quantize.quantize(toy_model, "W4A16", tmp_path / "q", group_size=32)
+    name = "model.layers.0.mlp.down_proj"
+    original = AutoModelForCausalLM.from_pretrained(toy_model).get_submodule(name).weight.detach().float()
+    with safe_open(tmp_path / "q" / "model.safetensors", framework="pt") as tensors:
+        packed = tensors.get_tensor(f"{name}.weight_packed")
+        scale = tensors.get_tensor(f"{name}.weight_scale").float().repeat_interleave(32, dim=1)
+    nibbles = torch.stack([(packed >> (4 * i)) & 0xF for i in range(8)], dim=-1).reshape(original.shape)
+    restored = (nibbles.float() - 8) * scale
+    assert ((restored - original).abs() <= (0.5 + 2 * 8 / 2**9) * scale).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("The rays of light", ["The", "Ġrays", "Ġof", "Ġlight"]),
+        ("in 1704", ["in", "Ġ", "1", "7", "0", "4"]),
+        ("<|im_start|>user", ["<|im_start|>", "user"]),
+    ],
+)
+def test_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, pieces: list[str]) -> None:
+    from gguf import GGUFReader
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    reader = GGUFReader(str(smollm2.find_gguf()))
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    smollm2.save_tokenizer(fields, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file or a folder: made again only after a failure, or when it is gone."""
+
+    def maker(out: Path) -> None:
+        calls.append(out.name)
+        assert not out.exists()
+        out.write_text("half")
+        if len(calls) == 1:
+            raise RuntimeError("no disk")
+
+    calls: list[str] = []
+    with pytest.raises(RuntimeError):
+        recipes.make(tmp_path / "m.gguf", maker)
+    recipes.make(tmp_path / "m.gguf", maker)
+    recipes.make(tmp_path / "m.gguf", maker)
+    assert calls == ["m.gguf", "m.gguf"]
+    (tmp_path / "m.gguf").unlink()
+    recipes.make(tmp_path / "m.gguf", maker)
+    assert len(calls) == 3
+    assert capsys.readouterr().out.count("making") == 3

@@ -1,0 +1,106 @@
+"""A padded model computes what the original computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from demo import pad, recipes
+from tests.support.toy import save_toy_tokenizer
+
+
+def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [L, V] in float32 of the model in a folder, in its own dtype."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    with torch.inference_mode():
+        result: torch.Tensor = model(tokens[None]).logits[0].float()
+    return result
+
+
+def save_llama(folder: Path, **shape: Any) -> None:
+    """Two layers, hidden size 64, 4 query and 2 key/value heads; random float32 weights, norms and biases too."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**{
+        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 0.1,
+        "initializer_range": 0.3, **shape,
+    })  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            torch.nn.init.normal_(weight, mean=1.0, std=0.3)
+    model.save_pretrained(folder)
+    save_toy_tokenizer(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("hidden", [64, 96, 160])
+def test_padded_toy_is_the_same_function(tmp_path: Path, tied: bool, biases: bool, hidden: int) -> None:
+    """Float32 with an eps of 0.1, which would show if it were not scaled."""
+    shape = {"tie_word_embeddings": tied, "attention_bias": biases, "mlp_bias": biases}
+    save_llama(tmp_path / "m", **shape)
+    pad.pad(tmp_path / "m", tmp_path / "p", hidden)
+    tokens = torch.arange(3, 43)
+    original, padded = logits(tmp_path / "m", tokens), logits(tmp_path / "p", tokens)
+    assert original.std() > 0.5
+    assert torch.allclose(original, padded, rtol=0, atol=1e-4)
+
+
+def test_shapes_and_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    save_llama(tmp_path / "m")
+    pad.pad(tmp_path / "m", tmp_path / "p", 96)
+    config = AutoConfig.from_pretrained(tmp_path / "p")
+    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (
+        96,
+        6,
+        3,
+        16,
+    )
+    assert config.intermediate_size == 96
+    assert config.rms_norm_eps == pytest.approx(0.1 * 64 / 96)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "p" / name).read_bytes() == (tmp_path / "m" / name).read_bytes()
+
+
+@pytest.mark.parametrize("hidden", [32, 80])
+def test_impossible_sizes_are_refused(tmp_path: Path, hidden: int) -> None:
+    """32 is smaller; 80 would be 5 query heads over 2.5 key/value heads."""
+    save_llama(tmp_path / "m")
+    with pytest.raises(ValueError, match=f"hidden size {hidden}: must be a multiple of 32 and at least 64"):
+        pad.pad(tmp_path / "m", tmp_path / "p", hidden)
+
+
+def test_other_architectures_are_refused() -> None:
+    """Gemma's norms are 1 + weight, and it scales embeddings by the hidden size."""
+    from transformers import GemmaConfig
+
+    with pytest.raises(ValueError, match="model_type 'gemma': only llama"):
+        pad.padded_config(GemmaConfig(), 4096)
+
+
+@pytest.mark.engine
+def test_padded_smollm2(tmp_path: Path) -> None:
+    """Float32: the same to rounding.  bf16: the norm weights round, which moves log-probabilities by 0.04."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    recipes.make(recipes.BASE, recipes.base)
+    text = (recipes.HERE / "opticks.txt").read_text()[20_000:21_000]
+    tokens = torch.tensor(AutoTokenizer.from_pretrained(recipes.BASE)(text)["input_ids"])
+    AutoModelForCausalLM.from_pretrained(recipes.BASE, dtype=torch.float32).save_pretrained(tmp_path / "f32")
+    moved = {}
+    for name, source in (("float32", tmp_path / "f32"), ("bfloat16", recipes.BASE)):
+        pad.pad(source, tmp_path / "p", 768)
+        scores = [torch.log_softmax(logits(folder, tokens), -1) for folder in (source, tmp_path / "p")]
+        moved[name] = (scores[0] - scores[1])[torch.arange(len(tokens) - 1), tokens[1:]].abs().mean().item()
+    assert moved["float32"] < 1e-4
+    assert 0 < moved["bfloat16"] < 0.1

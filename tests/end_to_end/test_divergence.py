@@ -1,0 +1,136 @@
+"""KL divergence on a real pretrained model, in real engines, against float64 from whole logits of the same engines.
+
+References: SmolLM2 bf16 in vLLM and in Transformers.  Tests: both again, W8A8 and W4A16 in vLLM.
+
+vLLM's bf16 kernels give other logits to a batch of another shape (on a CPU with AMX, KLD of single tokens moved by up
+to 0.2 between two windows at once and one at a time), so the logits are those of the very steps that are scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from backends.base import LoadRequest, Task, TokenScores, Window
+from backends.hf.backend import TransformersBackend
+from backends.reference import store as reference
+from backends.vllm import backend as vllm_score
+from backends.vllm.backend import VllmScoreBackend
+from demo.__main__ import BASE, MODELS, ROOT, make_models
+from eval.run import scoring
+
+pytestmark = pytest.mark.engine
+
+LENGTH = 257  # 256 scored rows: one chunk of the scorer, so that its logits are those of one product over all rows
+ENGINES = {
+    "vllm bf16": BASE,
+    "vllm W8A8": MODELS / "smollm2-135m-w8a8",
+    "vllm W4A16": MODELS / "smollm2-135m-w4a16-g32",
+    "transformers bf16": BASE,
+}
+REFERENCES = ("vllm bf16", "transformers bf16")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Scores, and the logits [T, V] that were scored, by (engine, reference, row); those of a reference by itself."""
+
+    windows: list[Window]
+    logits: dict[tuple[str, str, int], torch.Tensor]
+    scores: dict[tuple[str, str, int], TokenScores]
+
+
+def opened(name: str, folder: Path) -> VllmScoreBackend | TransformersBackend:
+    engine, log = name.split()[0], folder / f"{name}.log"
+    if engine == "transformers":
+        backend = TransformersBackend(LoadRequest(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
+    else:
+        options = {"enforce_eager": True}
+        backend = VllmScoreBackend(LoadRequest(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
+    backend.load()
+    return backend
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """Everything, with each engine loaded once but for the references, which are loaded to be recorded first."""
+    from transformers import AutoTokenizer
+
+    make_models()
+    patch = pytest.MonkeyPatch()
+    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # or a CPU with AMX would quantize the activations of W4A16
+    folder = tmp_path_factory.mktemp("divergence")
+    ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "demo" / "opticks.txt").read_text()[:20000])["input_ids"]
+    windows = [Window(row, np.array(ids[begin : begin + LENGTH], np.int32)) for row, begin in enumerate((1000, 2000))]
+    found = Measured(windows, {}, {})
+    patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
+    for name in (*REFERENCES, *(name for name in ENGINES if name not in REFERENCES)):
+        backend = opened(name, folder)
+        if name in REFERENCES:
+            (folder / "building").mkdir()
+            list(scoring.token_scores(backend, windows, Task(record=folder / "building")))
+            reference.seal(folder / "building", folder / name, {}, len(windows))
+        for store in (store for store in REFERENCES if (folder / store).is_dir()):
+            score(backend, name, store, folder, found)
+        backend.close()
+    backend = opened("vllm bf16", folder)  # against Transformers, which was not there yet
+    score(backend, "vllm bf16", "transformers bf16", folder, found)
+    backend.close()
+    patch.undo()
+    return found
+
+
+def score(
+    backend: VllmScoreBackend | TransformersBackend, name: str, store: str, folder: Path, found: Measured
+) -> None:
+    """Scores of one engine against one store, and the logits that they are of."""
+    task = Task(reference=folder / store, vocab_size=reference.Reader(folder / store).head.vocab_size)
+    if isinstance(backend, VllmScoreBackend):
+        backend.llm.collective_rpc("compare_q_keep")
+    for scores in scoring.token_scores(backend, found.windows, task):
+        found.scores[name, store, scores.row] = scores
+    if isinstance(backend, VllmScoreBackend):
+        backend.llm.collective_rpc("compare_q_save", args=(str(folder),))
+    for window in found.windows:
+        kept = folder / f"{window.row}.safetensors"
+        logits = load_file(kept)["logits"] if isinstance(backend, VllmScoreBackend) else backend.logits(window)[:-1]
+        found.logits[name, store, window.row] = logits
+
+
+@pytest.mark.parametrize("store", REFERENCES)
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_token_against_float64(measured: Measured, name: str, store: str) -> None:
+    for window in measured.windows:
+        scores = measured.scores[name, store, window.row]
+        assert scores.kld is not None
+        assert len(scores.kld) == len(scores.logprob) == window.n_scored == LENGTH - 1
+        pair = measured.logits[store, store, window.row], measured.logits[name, store, window.row]
+        p, q = (logits.double().log_softmax(-1) for logits in pair)
+        exact = (p.exp() * (p - q)).sum(-1).numpy()
+        np.testing.assert_allclose(scores.kld, exact, atol=1e-5, rtol=0)
+        assert scores.kld.astype(np.float64).mean() == pytest.approx(exact.mean(), abs=1e-6)
+        np.testing.assert_allclose(scores.entropy, -(q.exp() * q).sum(-1), atol=1e-5, rtol=0)
+        targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
+        np.testing.assert_allclose(scores.logprob, q.gather(1, targets)[:, 0], atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(scores.same_top, p.argmax(-1) == q.argmax(-1))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
+    for window in measured.windows:
+        assert not np.any(measured.scores[name, name, window.row].kld)
+
+
+def test_more_bits_diverge_less(measured: Measured) -> None:
+    """Another engine < 8 bits < 4 bits, by either reference."""
+    for store, other in (REFERENCES, REFERENCES[::-1]):
+        means = [
+            np.mean([measured.scores[name, store, window.row].kld for window in measured.windows])
+            for name in (other, "vllm W8A8", "vllm W4A16")
+        ]
+        assert 0 < means[0] < means[1] / 3 < means[2] / 9

@@ -1,0 +1,83 @@
+"""Every spec in eval/spec loads, and the generated schemas are current."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+
+import backends
+from eval.specs import reading, types
+from eval.text import cutting
+from tests.support import ROOT
+
+FOLDER = ROOT / "eval" / "spec"
+FILES = sorted(FOLDER.glob("*.json"))
+DATA_FILES = [file for file in FILES if "dataset" in json.loads(file.read_text())]
+MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
+
+
+def test_there_are_examples_for_every_kind() -> None:
+    names = " ".join(file.stem for file in FILES)
+    kinds = "w4a16 nvfp4 fp8 awq gptq exl3 exl2 gguf vllm_server streaming two_gpus hub wiki2 demo_text"
+    for kind in kinds.split():
+        assert kind in names
+
+
+@pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
+def test_data_examples(file: Path) -> None:
+    spec = reading.load_data_spec(file)
+    assert spec.eval_len > 0
+    jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
+
+
+def test_there_is_a_data_example_for_every_method() -> None:
+    found = {reading.load_data_spec(file).method for file in DATA_FILES}
+    assert found == set(get_args(cutting.Method))
+
+
+def test_specs_of_the_page_of_published_numbers() -> None:
+    """Three whole ones, of which the second is the ready spec, and two that replace a data set by a file."""
+    page = (FOLDER.parent.parent / "docs" / "published_numbers.md").read_text()
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
+    whole = [block for block in blocks if "tokenizer_dir" in block]
+    assert [reading.parse_data_spec(block, Path("d.json")).method for block in whole] == [
+        "gptq",
+        "lm_eval",
+        "llamacpp",
+    ]
+    ready = reading.load_data_spec(FOLDER / "wiki2_lm_eval.json")
+    assert reading.parse_data_spec(whole[1], Path("d.json")).digest() == ready.digest()
+    hub = ("dataset", "dataset_name", "split", "text_column")
+    for block, local in zip(whole, blocks[3:], strict=False):
+        rest = {key: value for key, value in block.items() if key not in hub}
+        assert reading.parse_data_spec({**rest, **local}, Path("d.json")).path == local["path"]
+
+
+@pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
+def test_model_examples(file: Path) -> None:
+    models = reading.load_model_specs([file])
+    assert models
+    for model in models:
+        backends.resolve(model.load_fn, model.fwd_fn)
+    jsonschema.validate(
+        json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text())
+    )
+
+
+def test_unquantized_examples_are_the_reference() -> None:
+    """A spec that one copies gives KLD: each example whose weights are the model's own is marked."""
+    models = [model for file in MODEL_FILES for model in reading.load_model_specs([file])]
+    plain = [model for model in models if model.name.split()[0] in ("HF", "bf16") or model.name == "vLLM bf16"]
+    assert len(plain) >= 5
+    assert [model.name for model in plain if not (model.is_reference or model.noise_floor)] == []
+
+
+@pytest.mark.parametrize("name", ["data.schema.json", "models.schema.json"])
+def test_schemas_are_current(name: str) -> None:
+    """Run `make schema` if this fails."""
+    assert json.loads((FOLDER / "schema" / name).read_text()) == types.json_schemas()[name]

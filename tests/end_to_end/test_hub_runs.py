@@ -1,0 +1,125 @@
+"""The command line with hub ids: the real clients and an engine meet the stand-in (tests/support/hub.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import hub_layouts
+from tests.support.hub import Hub
+from tests.support.hub_client import Client
+
+COMMAND = """
+import contextlib, io
+from eval.cli import main as cli
+with contextlib.redirect_stdout(io.StringIO()):
+    value = cli.main({words!r})
+"""
+GGUF = """
+from backends.base import LoadRequest
+from backends.llamacpp.backend import LlamacppBackend
+watch = Watch()
+found = LlamacppBackend.fetch(LoadRequest("m", "llamacpp", {name!r}, 16), watch)
+value = [found.model_dir, watch.total, watch.done]
+"""
+CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
+WHY = "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
+
+
+@pytest.fixture(scope="module")
+def server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """The data sets, and the toy model in two shards as org/toy, under an old name, and gated."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("sharded")
+    AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16").save_pretrained(folder, max_shard_size="150kB")
+    files = {file.name: file.read_bytes() for each in (toy_model, folder) for file in each.iterdir()}
+    files = {name: data for name, data in files.items() if name != "model.safetensors"}
+    with Hub() as running:
+        hub_layouts.add_wikitext(running)
+        running.add("models", "org/toy", {**files, "pytorch_model.bin": b"pickled"}, "v1")
+        running.add("models", "org/gated", files)
+        running.gated["org/gated"] = 401
+        running.add("models", "org/new", files)
+        running.renamed["models", "org/old"] = "org/new"
+        yield running
+
+
+def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]:
+    """Words of a command line with models of the hub."""
+    text = {
+        "tokenizer_dir": "org/toy",
+        "tokenizer_revision": "v1",
+        "dataset": "wiki2",
+        "eval_len": 20,
+        "eval_stride": 20,
+    }
+    (folder / "data.json").write_text(json.dumps({**text, **data}))
+    found: list[dict[str, Any]] = [
+        {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name} for label, name in models
+    ]
+    for each in found:
+        if each["model_dir"] == "org/toy":
+            each["revision"] = "v1"
+    (folder / "models.json").write_text(json.dumps(found))
+    words = ["-d", folder / "data.json", "-m", folder / "models.json", "-o", folder / "results.json"]
+    return [str(word) for word in words]
+
+
+def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
+    """One table with a sharded model, a renamed, a gated and a missing one; then from the caches, without the hub."""
+    models = [("toy", "org/toy"), ("renamed", "org/old"), ("gated", "org/gated"), ("missing", "org/none")]
+    words, home, cache = specs(tmp_path, models), tmp_path / "home", str(tmp_path / "cache")
+    with Client(server, home, terminal=True, COMPARE_Q_CACHE=cache) as client:
+        status = client.run(COMMAND.format(words=words))
+        drawn = client.said.read_text()
+        shards = [name for name in server.repos["models", "org/toy"].files("v1") or () if name.endswith(".safetensors")]
+        fetched = [each.path for each in server.asked("/org/toy/", "HEAD") if "safetensors" in each.path]
+        asked_for = " ".join(each.path for each in server.requests)
+    assert status == 1
+    assert len(shards) > 1
+    assert sum(path.endswith(".safetensors") for path in fetched) == len(shards)
+    assert "pytorch_model.bin" not in asked_for
+    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["models"]}
+    assert rows["renamed"]["ppl"] == rows["toy"]["ppl"] > 1
+    assert rows["gated"]["error"].startswith("org/gated: gated on the hub: accept its licence at ")
+    assert rows["missing"]["error"] == f"org/none: {WHY}"
+    assert "org/old: is org/new on the hub now" in drawn
+    assert "kB to download" in drawn
+    assert "fetching org/toy: " in drawn
+    assert "ETA" in drawn
+    assert not [word for word in CLIENTS_BARS if word in drawn]
+    words = specs(tmp_path, models[:1])
+    with Client(server, home, COMPARE_Q_CACHE=cache, HF_ENDPOINT="http://127.0.0.1:1") as away:
+        assert away.run(COMMAND.format(words=words)) == 0
+        assert "fetching" not in away.said.read_text()  # nothing was left to fetch
+        words = specs(tmp_path, models[:1], tokenizer_dir="org/never")
+        assert away.run(COMMAND.format(words=words)) == 2
+        text = away.said.read_text().splitlines()[-1]
+    assert text.startswith("error: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (")
+
+
+def test_gguf_files(server: Hub, tmp_path: Path) -> None:
+    """Every shard of the model that is named, and no other model."""
+    shards = {f"Q8/m-0000{i}-of-00002.gguf": bytes([i]) * 1000 for i in (1, 2)}
+    server.add("models", "org/repo-GGUF", {**shards, "Q4/m.gguf": b"x" * 500, "README.md": "# GGUF"})
+    with Client(server, tmp_path) as client:
+        place, total, done = client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00002-of-00002.gguf"))
+        assert (total, done) == (2000, 2000)
+        assert len(server.asked("/lfs/")) == 2
+        assert Path(place).name == "m-00001-of-00002.gguf"
+        assert [(Path(place).parent / Path(name).name).read_bytes() for name in shards] == list(shards.values())
+        assert client.refusal(GGUF.format(name="org/repo-GGUF/Q4/n.gguf")) == (
+            "org/repo-GGUF: no file Q4/n.gguf on the hub (did you mean 'Q4/m.gguf'?)"
+        )
+        split = "LoadRequest('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
+        assert client.run(f"value = LlamacppBackend.would_fetch({split})") == "in the local cache"
+        assert client.refusal(GGUF.format(name="org/none/m.gguf")) == f"org/none: {WHY}"
+        client.run("from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True")
+        assert client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00001-of-00002.gguf"))[0] == place
+        text = client.refusal(GGUF.format(name="org/repo-GGUF/Q4/m.gguf"))
+    assert text == "org/repo-GGUF: only partly in the local cache, and HF_HUB_OFFLINE is set"

@@ -1,0 +1,205 @@
+"""The numbers llama-perplexity and lm-eval printed for this text (tests/data/peers), from our methods of that name.
+
+ggml and torch choose their kernels by the CPU, and another order of float32 additions moves the last digits: without
+llama.cpp's repacked weights the perplexity of Q4_0 is 1.5e-3 higher, without flash attention its divergence 0.6 %.
+Where this CPU's kernels are those of the tool's run, which float64's perplexity shows in eight digits, every
+digit of the tool's has to come out; elsewhere a line has to be within the tool's own standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader
+
+from benchmarks import against_llama_perplexity as llama_peer
+from benchmarks import against_lm_eval as lm_eval_peer
+from benchmarks import llama_formulas as formulas
+from benchmarks.llama_formulas import Numbers
+from demo.recipes import BASE, gguf, make_models
+from demo.smollm2 import find_gguf, save_tokenizer
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.text import tokens
+from tests.support import DATA, ROOT
+
+pytestmark = pytest.mark.engine
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
+)
+PEERS = DATA / "peers"
+OPTICKS = ROOT / "demo" / "opticks.txt"
+CHUNKS = 8
+DOCUMENTS = ((600, 640), (700, 780), (1000, 1090))
+"""Lines of the text that are the documents of lm_eval_three.json."""
+BOS = "<|im_start|>"
+
+
+@dataclass(frozen=True)
+class Llama:
+    """The tool's printed block, compare_q's, and from the same logits float64's and the tool's own 16-bit one."""
+
+    tool: dict[str, tuple[str, ...]]
+    ours: Numbers
+    exact: Numbers
+    rounded: Numbers
+
+    @property
+    def same_kernels(self) -> bool:
+        """Whether this CPU's kernels are those of the tool's run."""
+        return f"{self.exact['Mean PPL(Q)'][0]:.6f}" == self.tool["Mean PPL(Q)"][0]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's model as F16 and Q4_0 GGUF, and its tokenizer in a version that adds BOS."""
+    make_models()
+    folder = tmp_path_factory.mktemp("peers")
+    for kind in ("F16", "Q4_0"):
+        gguf(folder / f"{kind}.gguf", kind)
+    (folder / "bos").mkdir()
+    for file in BASE.iterdir():
+        (folder / "bos" / file.name).symlink_to(file)
+    tokenizer = json.loads((BASE / "tokenizer.json").read_text())
+    only = {"id": BOS, "ids": [1], "tokens": [BOS]}
+    text = [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing", "single": text, "pair": [*text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {BOS: only},
+    }  # fmt: skip
+    (folder / "bos" / "tokenizer.json").unlink()
+    (folder / "bos" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
+    """Those of benchmarks/against_llama_perplexity.py."""
+    return argparse.Namespace(
+        base=files / "F16.gguf", model=files / f"{model}.gguf", text=OPTICKS, tokenizer=tokenizer, eval_len=512,
+        chunks=CHUNKS, threads=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
+    """Q4_0 against F16, 8 chunks of 512."""
+    args = arguments(files, "Q4_0", BASE)
+    data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
+    exact, rounded, _ = llama_peer.by_logits(args, data.windows)
+    tool = formulas.printed((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
+    return Llama(tool, llama_peer.ours(estimates), formulas.statistics(exact), formulas.statistics(rounded))
+
+
+@needs_llama_cpp
+def test_the_tools_shortcuts_are_the_whole_difference(llama: Llama) -> None:
+    """Its 16-bit store, its cut at exp(-16) and its float32, put into float64, give what it prints."""
+    assert llama.rounded.keys() == llama.tool.keys()
+    for name, printed in llama.tool.items():
+        values = llama.rounded[name]
+        if llama.same_kernels:
+            assert tuple(f"{v:.{decimals(p)}f}" for v, p in zip(values, printed, strict=True)) == printed, name
+        elif len(printed) == 2:
+            assert values[0] == pytest.approx(float(printed[0]), abs=float(printed[1])), name
+            assert values[1] == pytest.approx(float(printed[1]), rel=0.1), name
+
+
+def decimals(printed: str) -> int:
+    return len(printed.partition(".")[2])
+
+
+@needs_llama_cpp
+def test_our_block_is_that_of_the_exact_logits(llama: Llama) -> None:
+    """On any CPU: what is left is float32 against float64."""
+    assert llama.ours.keys() == llama.exact.keys()
+    for name, values in llama.exact.items():
+        ours = llama.ours[name]
+        if len(values) == 2:
+            assert ours[0] == pytest.approx(values[0], abs=1e-4 * values[1]), name
+            assert ours[1] == pytest.approx(values[1], rel=1e-4), name
+        else:
+            assert ours[0] == pytest.approx(values[0], abs=1e-5 if name.endswith("KLD") else 1e-3), name
+    assert llama.ours["Mean PPL(Q)"] == pytest.approx(llama.exact["Mean PPL(Q)"], rel=1e-6)
+
+
+@needs_llama_cpp
+def test_perplexity_and_its_error_are_the_tools(llama: Llama) -> None:
+    printed, ours = llama.tool["Mean PPL(Q)"], llama.ours["Mean PPL(Q)"]
+    if llama.same_kernels:
+        assert tuple(f"{value:.6f}" for value in ours) == printed
+    assert ours == pytest.approx(tuple(map(float, printed)), rel=0.01)
+
+
+@needs_llama_cpp
+def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, files: Path, tmp_path: Path) -> None:
+    """The tool with tokenizer.ggml.add_bos_token true: a PPL of 21.8663 for 21.6403, and 17.8371 for 17.7659."""
+    _, estimates = llama_peer.compare_q(arguments(files, "Q4_0", files / "bos"), tmp_path)
+    ours = llama_peer.ours(estimates)
+    gold = (PEERS / "llama_perplexity_q4_0_kld_bos.txt").read_text().splitlines()
+    row = next(line.split() for line in gold if line.split()[:1] == [str(CHUNKS)])  # of the lines after each chunk
+    numbers = [float(word) for word in row[1:] if word not in ("±", "%")]
+    names = ("Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "RMS Δp", "Same top p")
+    for name, value, error in zip(names, numbers[::2], numbers[1::2], strict=True):
+        assert ours[name][0] == pytest.approx(value, abs=0.1 * error if name == "Mean PPL(Q)" else error), name
+    assert ours["Mean PPL(base)"][0] == pytest.approx(17.8371, abs=0.02)
+    if llama.same_kernels:
+        assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [f"{each:.4f}" for each in numbers[:2]]
+
+
+@needs_llama_cpp
+def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
+    """With a byte order mark, with Windows line ends; the tool drops one newline at the end."""
+    import llama_cpp
+
+    reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
+    save_tokenizer({key: field.contents() for key, field in reader.fields.items()}, tmp_path)
+    model = llama_cpp.Llama(str(find_gguf()), vocab_only=True, verbose=False)
+    keys = {"tokenizer_dir": str(tmp_path), "dataset": "text", "path": "a.txt", "method": "llamacpp", "eval_len": 512}
+    spec, counts = parse_data_spec(keys, tmp_path / "d.json"), set()
+    for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
+        text = mark + b"".join(line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640])
+        (tmp_path / "a.txt").write_bytes(text)
+        ours = tokens.tokenize(tokens.texts_of(spec, progress), tmp_path, spec, progress).ids.tolist()
+        assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
+        counts.add(len(ours))
+    assert len(counts) == 4
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three documents, the first of which is shorter than a window, that alone, and that as a page."""
+    lines = OPTICKS.read_text().split("\n")
+    rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "three.jsonl").write_text("".join(rows))
+    (folder / "short.jsonl").write_text(rows[0])
+    (folder / "page.jsonl").write_text(rows[0].replace("text", "page", 1))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenizer", "file"),
+    [("three", "", "three"), ("short", "bos", "short_bos"), ("page", "", "short_wikitext")],
+)
+def test_lm_evals_three_numbers(
+    files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
+) -> None:
+    """Its float64 softmax; its float32 one is 8.5e-6 nats a token too high.  Seven digits are equal on the CPU of its
+    run; another order of float32 additions moved the word perplexity by 3e-6 on an Intel Xeon."""
+    args = argparse.Namespace(
+        model=files / tokenizer if tokenizer else BASE,
+        text=documents / f"{text}.jsonl",
+        max_length=1024,
+        wikitext=text == "page",
+    )
+    rates = lm_eval_peer.compare_q(args, tmp_path)
+    gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
+    wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
+    for name in lm_eval_peer.METRICS:
+        assert getattr(rates, name).value == pytest.approx(wide[name], rel=1e-5), name
+        assert getattr(rates, name).value == pytest.approx(narrow[name], rel=3e-5), name

@@ -1,0 +1,169 @@
+"""The cache as a whole: what it holds, and what ``--cache-limit`` removes: the oldest first, never what a run uses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from eval.cli import arguments, cache_listing
+from eval.common.cache import Store
+from tests.support.toy import Ran
+
+Run = Callable[..., Ran]
+Specs = Callable[..., tuple[Path, Path]]
+DAY = 86_400
+STRANGERS = {
+    "notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0", "logs/app.20240115.log",
+}  # fmt: skip
+
+
+def key(digit: str) -> str:
+    return digit * 40
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and strangers."""
+    store = Store(tmp_path / "cache")
+    root = store.root
+    (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
+    (root / "scores" / f"{key('b')}.parquet").write_bytes(b"x" * 1978)
+    (root / "scores" / f"{key('b')}.json").write_text('{"label": "W4A16 g32"}')
+    (root / "logs" / f"W4A16_g32.{key('b')}.log").write_bytes(b"x" * 100)
+    reference = root / "references" / key("c")
+    reference.mkdir()
+    manifest = json.dumps({"identity": {"label": "bf16"}})
+    (reference / "reference.json").write_text(manifest)
+    (reference / "row.000000.safetensors").write_bytes(b"x" * (3000 - len(manifest)))
+    for name in STRANGERS:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("a user's own")
+    for age, kind in enumerate(("references", "scores", "logs", "tokens")):
+        for file in (root / kind).rglob("*"):
+            os.utime(file, (age * -DAY + 1.7e9,) * 2)
+    return store
+
+
+def names(store: Store) -> set[str]:
+    return {file.relative_to(store.root).as_posix() for file in store.root.rglob("*") if file.is_file()}
+
+
+def test_entries_are_what_compare_q_wrote(store: Store) -> None:
+    found = [(entry.kind, entry.label, entry.size) for entry in cache_listing.entries(store)]
+    assert found == [
+        ("references", "bf16", 3000),
+        ("scores", "W4A16 g32", 2000),
+        ("logs", "", 100),
+        ("tokens", "", 1000),
+    ]
+    assert cache_listing.listing(store)[1] == (
+        f"{store.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, 6.1 kB in all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "gold"),
+    [
+        (6100, []),
+        (6099, ["tokens"]),
+        (5100, ["tokens"]),
+        (5050, ["tokens", "logs"]),
+        (3000, ["tokens", "logs", "scores"]),
+        (0, ["tokens", "logs", "scores", "references"]),
+    ],
+)
+def test_the_oldest_go_first_until_the_rest_fits(store: Store, limit: int, gold: list[str]) -> None:
+    removed, left = cache_listing.prune(store, limit)
+    assert [entry.kind for entry in removed] == gold
+    assert left == 6100 - sum(entry.size for entry in removed) <= limit
+    assert names(store) >= STRANGERS
+
+
+def test_what_a_run_uses_stays(store: Store) -> None:
+    """This run's reference, another's scores with their log; an entry whose lock is held is being written."""
+    store.use("references", key("c"))
+    other = Store(store.root)
+    other.use("scores", key("b"))
+    with store.lock("tokens", key("a")):
+        removed, left = cache_listing.prune(store, 0)
+        assert (removed, left) == ([], 6100)
+    assert "over the limit of 10 bytes: in use" in cache_listing.limited(store, 10)
+    assert "tokens" not in [entry.kind for entry in cache_listing.entries(store)]
+
+
+def test_a_run_that_has_ended_holds_nothing(store: Store) -> None:
+    """As one that was killed, whose lock the system gives back."""
+    killed = Store(store.root)
+    killed.use("scores", key("b"))
+    assert killed.running is not None
+    killed.running.release()
+    assert [entry.kind for entry in cache_listing.prune(store, 3000)[0]] == ["tokens", "logs", "references"]
+    assert not list((store.root / "runs").glob("*.keys"))
+
+
+def test_use_makes_an_entry_the_newest(store: Store) -> None:
+    Store(store.root).use("tokens", key("a"))
+    assert cache_listing.entries(store)[0].kind == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("0", 0),
+        ("1500", 1500),
+        ("2KB", 2000),
+        ("1.5GB", 1_500_000_000),
+        ("3 MiB", 3 * 1024**2),
+        ("1t", 10**12),
+        ("500B", 500),
+    ],
+)
+def test_sizes(text: str, gold: int) -> None:
+    assert arguments.size(text) == gold
+
+
+def test_what_a_killed_run_left_half_written_goes_too(store: Store) -> None:
+    (store.root / "scores" / f".{key('d')}.parquet.4711.part").write_bytes(b"x" * 500)
+    (store.root / "references" / f".{key('e')}.part").mkdir()
+    assert {entry.key for entry in cache_listing.entries(store)} >= {key("d"), key("e")}
+    cache_listing.prune(store, 0)
+    assert not [path for kind in ("scores", "references") for path in (store.root / kind).glob(".*.part")]
+
+
+def test_the_mark_of_a_run_goes_with_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.use("tokens", key("a"))
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    del store
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_labels_are_no_markup(store: Store) -> None:
+    (store.root / "scores" / f"{key('b')}.json").write_text('{"label": "Q4 [/tmp/x] [h8]"}')
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(cache_listing.listing(store)[0])
+    assert "Q4 [/tmp/x] [h8]" in screen.export_text()
+
+
+def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+    """A run's own entries stay whatever the limit; ``--cache`` alone lists them, with a limit it empties the cache."""
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
+    assert ran.status == 0, ran.err
+    assert re.search(
+        r"cache: removed 0 entries, 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
+    )
+    listed = compare_q("--cache")
+    assert listed.status == 0
+    assert re.search(r"scores +│ fake uniform +│ +\d+\.\d kB", listed.out)
+    assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")
+    bad = compare_q("--cache", "--cache-limit", "lots")
+    assert bad.status == 2
+    assert "'lots' is no size; give for example 20GB or 500MiB" in bad.err

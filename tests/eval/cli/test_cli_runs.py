@@ -1,0 +1,299 @@
+"""Runs of several models on the command line: what is said before they start, and what is scored again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.fake import FakeBackend
+from tests.support.toy import Ran
+
+Run = Callable[..., Ran]
+Specs = Callable[..., tuple[Path, Path]]
+HOW_TO = 'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true'
+
+
+def fake(label: str, boost: float = 0.0, **keys: Any) -> dict[str, Any]:
+    return {
+        "load_fn": "fake",
+        "label": label,
+        "model_dir": "none",
+        "engine": {"vocab_size": 500, "boost": boost},
+        **keys,
+    }
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Labels of the models that were loaded, in order."""
+    found: list[str] = []
+    load = FakeBackend.load
+
+    def counted(self: FakeBackend) -> None:
+        found.append(self.request.label)
+        load(self)
+
+    monkeypatch.setattr(FakeBackend, "load", counted)
+    return found
+
+
+def test_three_models_without_a_reference_and_then_with_one(
+    compare_q: Run, write_specs: Specs, loads: list[str], tmp_path: Path
+) -> None:
+    """KLD needs each model once more, beside the reference; a run without one needs nothing, whatever was there before.
+
+    With b as the reference after a: a and c are compared anew, and b leaves its store; then with a again: nothing.
+    """
+
+    def run(reference: str = "") -> tuple[list[str], Ran]:
+        loads.clear()
+        models = [fake(label, boost) for label, boost in (("a", 0.0), ("b", 2.0), ("c", 3.0))]
+        data, spec = write_specs([{**each, "reference": each["label"] == reference} for each in models])
+        ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+        assert ran.status == 0, ran.err
+        return list(loads), ran
+
+    def ppl() -> list[float]:
+        return [model["ppl"] for model in json.loads((tmp_path / "r.json").read_text())["models"]]
+
+    scored, ran = run()
+    assert scored == ["a", "b", "c"]
+    assert HOW_TO in ran.err
+    alone = ppl()
+    scored, ran = run("a")
+    assert scored == ["a", "b", "c"]
+    assert HOW_TO not in ran.err
+    assert ppl() == alone
+    assert run("b")[0] == ["b", "a", "c"]
+    assert run("a")[0] == run("b")[0] == run()[0] == []
+    assert ppl() == alone
+
+
+def test_scores_beside_a_reference_serve_a_run_without_one(
+    compare_q: Run, write_specs: Specs, loads: list[str], tmp_path: Path
+) -> None:
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+    with_kld = json.loads((tmp_path / "r.json").read_text())["models"][1]
+    loads.clear()
+    data, spec = write_specs([fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+    (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert loads == []
+    assert (model["ppl"], model["kld"], with_kld["kld"] > 0) == (with_kld["ppl"], None, True)
+
+
+def test_windows_of_another_length_are_other_windows(
+    compare_q: Run, write_specs: Specs, loads: list[str], tmp_path: Path
+) -> None:
+    """4 windows of 128 and 8 of 64 hold the same tokens: the second run must not show the scores of the first."""
+
+    def run(length: int, count: int) -> dict[str, Any]:
+        data, spec = write_specs([fake("a")], eval_len=length, eval_stride=length, max_rows=count)
+        assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+        return dict(json.loads((tmp_path / "r.json").read_text())["models"][0])
+
+    assert run(128, 4)["tokens"] == 4 * 127
+    assert run(64, 8)["tokens"] == 8 * 63
+    assert loads == ["a", "a"]
+
+
+def test_cleared_scores_are_not_shown_by_a_later_run(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    before = {file: file.stat().st_mtime_ns for file in (own_cache / "scores").glob("*.parquet")}
+    assert len(before) == 3  # a, b, and b without the reference
+    assert compare_q("-d", data, "-m", spec, "-cc").status == 0
+    assert all(file.stat().st_mtime_ns > when for file, when in before.items())
+
+
+def test_the_mask_drops_models_that_are_marked_in_vain(compare_q: Run, write_specs: Specs) -> None:
+    models = [fake("bf16 one", reference=True), fake("bf16 two", reference=True), fake("q4", 2.0)]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-mask", "q4", "--check")
+    assert [line.split(":")[0] for line in ran.out.splitlines()] == ["data", "bf16 one", "q4"]
+
+
+def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([fake("same"), fake("same", 3.0)])
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")
+    assert ran.status == 0, ran.err
+    models = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert [model["label"] for model in models] == ["same", "same (2)"]
+    assert models[0]["ppl"] == pytest.approx(500, rel=1e-6)
+    assert models[1]["ppl"] == pytest.approx(25.8437, abs=1e-3)
+    assert len(list((tmp_path / "t").iterdir())) == 2
+
+
+def test_a_group_in_place_of_the_first_word(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """Two points of one group share colour and legend; the label beside the point stays whole."""
+    sizes = {"override_bpw_layer": 4.0}
+    models = [fake("vLLM NVFP4", 1.0, group="NVFP4", **sizes), fake("TRT NVFP4", 2.0, group="NVFP4", **sizes)]
+    data, spec = write_specs(models)
+    plot, page = tmp_path / "p.svg", tmp_path / "r.html"
+    ran = compare_q("-d", data, "-m", spec, "-pf", plot, "--html", page)
+    assert ran.status == 0, ran.err
+    assert "<!-- NVFP4 -->" in plot.read_text()  # the legend
+    assert '"names":[["NVFP4","vLLM NVFP4"],["NVFP4","TRT NVFP4"]]' in page.read_text().replace(", ", ",").replace(
+        ": ", ":"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "gold"),
+    [
+        (["-d", "a.json", "-d", "b.json", "-m", "m.json"], "-d: is given twice; a run has one text; run once for each"),
+        (["-d", "a.json", "-m", "m.json", "-o", "x", "--output", "y"], "--output: is given twice; it takes one value"),
+    ],
+)
+def test_a_flag_given_twice(compare_q: Run, words: list[str], gold: str) -> None:
+    ran = compare_q(*words)
+    assert (ran.status, ran.err, ran.out) == (2, f"error: {gold}\n", "")
+
+
+def test_model_files_add_up(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([fake("a")])
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(fake("b")))
+    ran = compare_q("-d", data, "-m", spec, "-m", other, "--check")
+    assert ran.status == 0, ran.err
+    assert "b: fake (built in), none" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "gold"),
+    [
+        (["-dark"], "-dark: changes the picture of -p (or -pf FILE), which was not asked for"),
+        (["-v", "-mx", "8"], "-v, -mx: change the picture of -p (or -pf FILE), which was not asked for"),
+        (["-v", "-p"], ""),
+    ],
+)
+def test_flags_of_a_picture_that_nobody_asked_for(
+    compare_q: Run, write_specs: Specs, flags: list[str], gold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--check", *flags)
+    assert ran.status == 0, ran.err
+    assert ran.err.splitlines()[:1] == [gold] if gold else "picture" not in ran.err
+
+
+@pytest.mark.parametrize("name", ["data.json", "models.json", "text.txt", "model/tokenizer.json"])
+def test_an_input_is_no_output(
+    compare_q: Run, write_specs: Specs, toy_model: Path, toy_text: Path, tmp_path: Path, name: str
+) -> None:
+    """results.json in the place of a spec, a text or a tokenizer, with exit status 0 and no word."""
+    shutil.copytree(toy_model, tmp_path / "model")
+    shutil.copy(toy_text, tmp_path / "text.txt")
+    data, spec = write_specs(path=str(tmp_path / "text.txt"), tokenizer_dir=str(tmp_path / "model"))
+    before = (tmp_path / name).read_bytes()
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / name)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: --output: {tmp_path / name}: is ")
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_clearing_a_reference_leaves_a_users_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    kept = tmp_path / "kept"
+    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
+    (kept / "notes.txt").write_text("mine")
+    assert compare_q("-d", data, "-m", spec, "-lf", kept, "-cc").status == 0
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert compare_q("-d", data, "-m", spec, "-lf", kept).status == 0
+
+
+def test_an_empty_folder_is_not_the_working_directory(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", "")
+    assert (ran.status, ran.err) == (2, "error: argument --cache-dir: is empty; give a file or folder; see --help\n")
+
+
+def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """Each model once, the row with KLD; nothing was measured twice but for it."""
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    data, spec = write_specs([fake("a"), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", one).status == 0
+    data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
+    assert compare_q("-d", data, "-m", spec, "-o", two).status == 0
+    for order in ((one, two), (two, one)):
+        ran = compare_q("--from", *order, "-o", tmp_path / "both.json")
+        assert ran.status == 0, ran.err
+        models = json.loads((tmp_path / "both.json").read_text())["models"]
+        assert [model["label"] for model in models] == ["a", "b"]
+        assert models[1]["kld"] > 0
+        assert "measure it again" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"load_fn": "vllm"}, "load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
+        ({"label": "a\x1b[2J"}, "label: must be one line of printable text"),
+        ({"model_dir": ""}, "model_dir: is empty; give a folder, a file or a hub id"),
+    ],
+)
+def test_specs_that_are_nearly_right(compare_q: Run, write_specs: Specs, keys: dict[str, Any], gold: str) -> None:
+    data, spec = write_specs([{**fake("x"), **keys}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert gold in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_file_named_as_a_data_set(compare_q: Run, write_specs: Specs, toy_text: Path) -> None:
+    data, spec = write_specs(dataset=str(toy_text), path=...)
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert 'is a file; give "dataset": "text" and the file as "path"' in ran.err
+
+
+def test_half_a_surrogate_pair_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud800"}\n')
+    data, spec = write_specs(path=str(tmp_path / "web.jsonl"))
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert "row 2 is no Unicode text" in ran.err
+
+
+@pytest.mark.parametrize(("rows", "gold"), [([], "9 windows, 891"), (["-r", "2"], "2 windows, 198")])
+def test_check_counts_windows_and_tokens(compare_q: Run, write_specs: Specs, rows: list[str], gold: str) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--check", *rows)
+    assert ran.status == 0, ran.err
+    assert f"windows of 100 every 100 tokens: {gold} scored tokens, of a text of 1,000 tokens" in ran.out
+
+
+def test_check_finds_an_empty_and_a_short_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    for keys, gold in (
+        ({"path": str(tmp_path / "empty.txt")}, "no text in it"),
+        ({"eval_len": 1000, "eval_stride": 1000}, "eval_len: the text has 1000 tokens, one window takes 1001"),
+    ):
+        data, spec = write_specs(**keys)
+        ran = compare_q("-d", data, "-m", spec, "--check")
+        assert ran.status == 2
+        assert gold in ran.err
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_gguf_given_to_another_engine(compare_q: Run, write_specs: Specs, tmp_path: Path, folder: bool) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model-Q4_K_M.gguf").touch()
+    name = tmp_path / "m" if folder else tmp_path / "m" / "model-Q4_K_M.gguf"
+    data, spec = write_specs([{"load_fn": "transformers", "label": "x", "model_dir": str(name)}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert (ran.status, ran.err) == (2, f'error: x: model_dir: {name}: .gguf files are for "load_fn": "llamacpp"\n')
+
+
+@pytest.mark.parametrize(("load_fn", "name"), [("qtip", "QTIP"), ("anyprecision", "AnyPrecision")])
+def test_engines_that_only_upstream_had(compare_q: Run, write_specs: Specs, load_fn: str, name: str) -> None:
+    data, spec = write_specs([{"load_fn": load_fn, "fwd_fn": load_fn, "label": "x", "model_dir": "/models/x"}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert ran.err.startswith(f"error: x: load_fn: ExLlamaV3's compare_q had an engine for {name}, {load_fn!r}, which")

@@ -1,0 +1,134 @@
+"""Progress on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TextColumn
+
+from eval.common.progress import Bar, EtaColumn, Progress
+from tests.support import ROOT
+
+
+def test_one_line_a_phase_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    with progress.phase("scoring x", unit="windows", total=3) as phase:
+        for _ in range(3):
+            phase.advance()
+    assert phase.seconds > 0
+    assert capfd.readouterr().err == f"scoring x: 3 windows in {phase.seconds:.1f} s\n"
+
+
+def test_a_failed_phase_says_nothing_of_success(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), Progress().phase("loading x"):
+        _ = 1 / 0
+    assert capfd.readouterr().err == ""
+
+
+def test_bytes_are_shown_in_their_unit(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    progress = Progress()
+    with progress.phase("fetching x", unit="bytes") as phase:
+        phase.advance(999)
+        phase.advance(1)
+    with progress.phase("fetching y", unit="bytes"):
+        pass  # nothing was left to fetch
+    assert capfd.readouterr().err == f"fetching x: 1.0 kB in {phase.seconds:.1f} s\n"
+    progress.console = Console(file=screen, force_terminal=True, width=100)
+    with progress.phase("fetching z", unit="bytes") as phase:
+        phase.expect(16_060_000_000)
+        phase.say("org/z: 16.1 GB to download")
+        phase.advance(4_000_000)
+    assert "4.0 MB/16.1 GB" in screen.getvalue()
+    assert "org/z: 16.1 GB to download" in screen.getvalue()
+
+
+def test_bar_on_a_terminal() -> None:
+    screen = io.StringIO()
+    progress = Progress()
+    progress.console = Console(file=screen, force_terminal=True, width=100)
+    with progress.phase("scoring x", unit="windows", total=4) as phase:
+        phase.advance(4)
+    shown = screen.getvalue()
+    assert "ETA" in shown
+    assert "4/4 windows" in shown
+    assert "scoring x: 4 windows in" in shown
+
+
+NOISY = """
+import logging, sys
+from pathlib import Path
+from backends.common.capture import captured
+from eval.common.progress import Progress
+from tqdm import tqdm
+
+progress = Progress()
+with progress.phase("loading x", expected=1.0), captured(Path(sys.argv[1])):
+    logging.basicConfig(stream=sys.stdout)
+    logging.warning("from a logger")
+    list(tqdm(range(3), desc="Loading weights"))
+    print("printed", flush=True)
+logging.warning("after it")
+"""
+
+
+def test_what_an_engine_says_never_stands_between_bars(tmp_path: Path) -> None:
+    """On a real terminal: rich would catch sys.stdout and print all of it above the bar, past the log file."""
+    log, (ours, theirs) = tmp_path / "log", pty.openpty()
+    command = [sys.executable, "-c", NOISY, str(log)]
+    bars = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"}  # the demo's tests set it
+    subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT, env=bars, check=True, timeout=60
+    )
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal whose other side is closed
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    said = log.read_text()
+    for words in ("from a logger", "Loading weights", "printed"):
+        assert words in said
+        assert words.encode() not in shown
+    assert b"loading x: " in shown
+    assert b"after it" in shown
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_eta_of_a_phase_whose_duration_is_expected() -> None:
+    """After 30 of 90 expected seconds one minute is left, and a third of the bar is filled."""
+    clock = Clock()
+    progress = RichProgress(TextColumn("{task.description}"), Bar(), EtaColumn(), get_time=clock, auto_refresh=False)
+    number = progress.add_task("loading", total=None, expected=90.0)
+    task = progress.tasks[number]
+    clock.now = 30.0
+    assert EtaColumn().render(task).plain == "ETA 0:01:00"
+    drawn = Bar().render(task)
+    assert (drawn.completed, drawn.total) == (30.0, 90.0)
+    clock.now = 500.0
+    assert EtaColumn().render(task).plain == "ETA 0:00:00"
+    assert Bar().render(task).completed < 90.0
+
+
+def test_unknown_duration_is_said() -> None:
+    progress = RichProgress(auto_refresh=False)
+    number = progress.add_task("loading", total=None, expected=None)
+    assert EtaColumn().render(progress.tasks[number]).plain == "ETA -:--:--"

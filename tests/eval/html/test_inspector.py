@@ -1,0 +1,177 @@
+"""Passages and most damaged tokens, from stored scores written by hand; their texts, from a byte tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from backends.base import Window
+from eval.common.cache import Store
+from eval.html import inspector
+from eval.results.run_result import ModelResult, RunResult
+from eval.run import token_scores
+from eval.text.windows import EvalData
+from tests.support.toy import save_toy_tokenizer
+
+LENGTH, STRIDE, COUNT = 1025, 512, 4
+TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()[: STRIDE * (COUNT - 1) + LENGTH]
+POSITIONS = np.tile(np.arange(1, LENGTH, dtype=np.int32), COUNT)
+ROWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
+INDEX = ROWS * STRIDE + POSITIONS
+REFERENCE = {"label": "base"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> EvalData:
+    save_toy_tokenizer(tmp_path)
+    tokenizer = inspector.vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
+    ids = np.asarray(tokenizer(TEXT.decode(errors="ignore"))["input_ids"], np.int32)
+    starts = tuple(row * STRIDE for row in range(COUNT))
+    windows = tuple(Window(row, ids[start : start + LENGTH], 1) for row, start in enumerate(starts))
+    return EvalData(windows, len(ids), 256, "", "", tmp_path, False, starts, "exllamav3", None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def keep(store: Store, label: str, **columns: np.ndarray) -> ModelResult:
+    """A model whose scores are in the store: logprob -1 where nothing else is said."""
+    n = len(INDEX)
+    named = {"logprob": np.full(n, -1, np.float32), **columns}
+    table = {"row": ROWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
+    types = token_scores.INDEX | token_scores.SCORES
+    with store.write("scores", label, ".parquet") as file:
+        parquet.write_table(pa.table({name: pa.array(c, type=types[name]) for name, c in table.items()}), file)
+    with store.write("scores", label, ".json") as file:
+        file.write_text(json.dumps({"provenance": {}, "load_seconds": 0, "score_seconds": 0}))
+    return ModelResult(label, "fake", scores_key=label)
+
+
+def compared(store: Store, label: str, damaged: dict[int, float], size: float = 0.01) -> ModelResult:
+    """A model whose KLD is ``size``, but ``damaged`` at some places of the text, wherever they are scored."""
+    kld = np.full(len(INDEX), size, np.float32)
+    for place, value in damaged.items():
+        kld[place == INDEX] = value
+    ref = np.full(len(INDEX), -0.5, np.float32)
+    return keep(store, label, kld=kld, ref_logprob=ref)
+
+
+def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> RunResult:
+    return RunResult({}, "", models, reference)
+
+
+def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, store: Store) -> None:
+    """Place 600 is scored in two windows; the first has most of the text before it."""
+    model = compared(store, "a", {600: 2.0, 700: 3.0, 5: 1.0})
+    found = inspector.inspect(run_of(model), data, store)
+    assert found
+    worst = found.worst[0]
+    assert worst is not None
+    assert [(each.row, each.position, each.kld) for each in worst[:3]] == [(0, 700, 3.0), (0, 600, 2.0), (0, 5, 1.0)]
+    assert len(worst) == inspector.WORST
+    first = worst[0]
+    assert (first.logprob, first.ref_logprob) == (-1.0, -0.5)
+    expected = TEXT[700 - inspector.BEFORE : 701 + inspector.AFTER]
+    assert (first.before + first.token + first.after).encode()[-12:] == expected[-12:]
+    assert first.token.encode() == TEXT[700:701]
+    assert worst[2].before.encode() == TEXT[:5]
+
+
+def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, store: Store) -> None:
+    """The broken model's KLD is a thousand times the other's: each counts by its own mean."""
+    fine = compared(store, "fine", {1200: 5.0}, size=0.01)
+    broken = compared(store, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
+    found = inspector.inspect(run_of(fine, broken), data, store)
+    assert found
+    places = [each.row * STRIDE + each.position for each in found.passages]
+    assert len(places) == inspector.PASSAGES
+    assert places[0] == 1
+    covered = [range(place, place + inspector.PASSAGE) for place in places]
+    assert [any(at in span for span in covered[1:3]) for at in (1200, 2000)] == [True, True]
+    assert all(abs(a - b) >= inspector.PASSAGE for i, a in enumerate(places) for b in places[:i])
+    hit = next(each for each, span in zip(found.passages, covered, strict=True) if 1200 in span)
+    kld = hit.kld[0]
+    assert kld is not None
+    assert kld[1200 - (hit.row * STRIDE + hit.position)] == 5.0
+    assert kld.count(0.01) == inspector.PASSAGE - 1
+    assert hit.ref_logprob == (-0.5,) * inspector.PASSAGE
+
+
+def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, store: Store) -> None:
+    """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
+    found = inspector.inspect(run_of(compared(store, "a", {})), data, store)
+    assert found
+    passage = found.passages[0]
+    assert len(passage.tokens) == inspector.PASSAGE
+    assert "".join(passage.tokens) == TEXT[1 : 1 + inspector.PASSAGE].decode(errors="ignore")
+    at = TEXT.index("Ü".encode()) - 1
+    assert passage.tokens[at : at + 2] == ("", "Ü")
+
+
+def test_without_a_reference_the_loss_counts(data: EvalData, store: Store) -> None:
+    logprob = np.full(len(INDEX), -1, np.float32)
+    logprob[INDEX == 1500] = -12.3456
+    found = inspector.inspect(run_of(keep(store, "a", logprob=logprob), reference=None), data, store)
+    assert found
+    worst = found.worst[0]
+    assert worst is not None
+    assert (worst[0].row, worst[0].position, worst[0].logprob, worst[0].kld) == (1, 988, -12.3, None)
+    assert [(each.ref_logprob, each.kld) for each in found.passages] == [(None, (None,))] * inspector.PASSAGES
+
+
+def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, store: Store) -> None:
+    loss = np.full(len(INDEX), -1, np.float32)
+    loss[INDEX == 1500] = -1e6
+    reference = replace(keep(store, "base", logprob=loss), is_reference=True)
+    # Each lost at places of its own that fill all passages but the first.
+    model = compared(store, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
+    found = inspector.inspect(run_of(reference, model), data, store)
+    assert found
+    assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
+    places = [each.row * STRIDE + each.position for each in found.passages]
+    assert not any(place <= 1500 < place + inspector.PASSAGE for place in places)
+
+
+def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, store: Store) -> None:
+    model = compared(store, "a", {10: np.inf, 11: np.nan, 12: 1.0})
+    found = inspector.inspect(run_of(model), data, store)
+    assert found
+    worst, kld = found.worst[0], found.passages[0].kld[0]
+    assert worst is not None
+    assert kld is not None
+    assert (worst[0].position, kld[9:12]) == (12, (None, None, 1.0))
+
+
+def test_models_without_scores(data: EvalData, store: Store) -> None:
+    failed = ModelResult("broken", "fake", error="told to fail", scores_key="a")
+    model = compared(store, "a", {})
+    found = inspector.inspect(run_of(failed, model), data, store)
+    assert found
+    assert found.worst[0] is None
+    assert found.passages[0].kld[0] is None
+    assert found.passages[0].kld[1] is not None
+    assert inspector.inspect(run_of(failed, ModelResult("x", "fake")), data, store) is None
+
+
+def test_passages_of_one_text_do_not_overlap() -> None:
+    """The second window begins 100 tokens after the first, so that its passages hold the same text."""
+    index, total = np.concatenate((np.arange(512), np.arange(100, 612))), np.zeros(1024)
+    total[index == 300] = 1
+    assert inspector.choose(total, index, np.repeat([0, 1], 512)) == [0, 256]
+
+
+def test_windows_shorter_than_a_passage() -> None:
+    total, row = np.arange(30.0), np.repeat(np.arange(3), 10)
+    assert inspector.choose(total, np.arange(30) * 300, row) == [0, 20, 10]
+
+
+def test_numbers_have_three_digits() -> None:
+    assert inspector.rounded(np.array([0.0123456, -12.3456, np.inf, np.nan, 0])) == (0.0123, -12.3, None, None, 0.0)

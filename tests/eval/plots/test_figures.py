@@ -1,0 +1,248 @@
+"""The scatter plots of a run: which values, errors, lines and words, on the real table and on results made by hand."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from eval.plots import figures, labels
+from eval.plots.scatter import Point
+from eval.results.run_result import ModelResult, RunResult
+from eval.stats.uncertainty import Mean, Perplexity
+from tests.support import real_table
+from tests.support.drawn import apart, closest, extents, named, within
+from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
+
+KINDS = [(kld, vram, dark) for kld in (False, True) for vram in (False, True) for dark in (False, True)]
+
+
+@functools.cache
+def real(kld: bool, vram: bool, dark: bool, log_y: bool | None = None) -> Figure:
+    return figures.scatter(real_table.run(), kld=kld, vram=vram, dark=dark, log_y=log_y)
+
+
+@pytest.mark.parametrize(("kld", "vram", "dark", "log_y"), [*((*kind, None) for kind in KINDS),
+                                                           (True, False, False, False), (True, True, False, False),
+                                                           (False, False, False, True)])  # fmt: skip
+def test_nothing_overlaps_on_the_real_table(kld: bool, vram: bool, dark: bool, log_y: bool | None) -> None:
+    figure = real(kld, vram, dark, log_y)
+    axes = figure.axes[0]
+    texts, marks, names = (labels.boxes_of(figure, kind) for kind in ("label", "point", "level-name"))
+    assert (len(texts), len(marks), len(names)) == (27, 27, 1)
+    assert closest(texts) > 1
+    assert closest(texts, marks) > 1
+    assert closest(names, [*texts, *marks]) > 1
+    assert all(within(box, axes.bbox) for box in [*texts, *names])
+    outside = extents([axes.get_legend(), *axes.get_xticklabels(), *axes.get_yticklabels()])
+    assert closest(outside, [*texts, *marks, *names]) > 1
+    assert {text.get_fontsize() for text in named(figure, "label")} == {labels.FONT_SIZES[0]}
+
+
+@pytest.mark.parametrize(("kld", "vram", "dark"), KINDS)
+def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, dark: bool) -> None:
+    figure = real(kld, vram, dark)
+    rows = {}
+    for label, bpw, bits, ppl, value, ppl_error, kld_error in real_table.ROWS:
+        y, error = (value, kld_error) if kld else (ppl, ppl_error)
+        shown = f"{value:.5f}" if kld and value else "reference: 0" if kld else f"{ppl:.3f}"
+        mark = " †" if label == real_table.MARKED else ""
+        far = "" if kld or ppl < 100 else " (off the scale)"
+        x = bits / 8 / 2**30 if vram else bpw
+        rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}{far}"] = (x, y, error or 0)
+    found = zip(named(figure, "label"), named(figure, "point"), strict=True)
+    for text, mark in found:
+        x, y, _ = rows[text.get_text()]
+        assert mark.get_xdata()[0] == pytest.approx(x)
+        if y and "off" not in text.get_text():
+            assert mark.get_ydata()[0] == y
+    bars = {(round(float(bar.get_xdata()[0]), 6), *bar.get_ydata()) for bar in named(figure, "bar")}
+    expected = {(round(x, 6), y - error, y + error) for x, y, error in rows.values()}
+    assert all(any(bar == pytest.approx(other, rel=1e-9) for other in expected) for bar in bars)
+    assert len(bars) == (0 if kld else 10)  # errors of 0.4 and more; KLD's are smaller than any marker
+
+
+def test_the_outlier_of_the_real_table_is_off_the_scale_in_ppl_and_on_it_in_kld() -> None:
+    far = [text.get_text() for text in named(real(False, False, False), "label") if "off the scale" in text.get_text()]
+    assert far == ["Q2_K\n553.473 (off the scale)"]
+    assert real(True, False, False).axes[0].get_ylim()[1] > 3.2
+
+
+def test_kld_is_logarithmic_and_ppl_linear_unless_told_otherwise() -> None:
+    """In the linear plot, as upstream's is, 17 of the 27 rows share the lowest twentieth of the axis; in ours one."""
+    scales = {(kld, log_y): real(kld, False, False, log_y).axes[0].get_yscale()
+              for kld, log_y in ((True, None), (False, None), (True, False), (False, True))}  # fmt: skip
+    assert scales == {(True, None): "log", (False, None): "linear", (True, False): "linear", (False, True): "log"}
+    for log_y, crowd in (False, 17), (None, 1):
+        figure = real(True, False, False, log_y)
+        axes = figure.axes[0].bbox
+        zero = min((box.y0 + box.y1) / 2 for box in labels.boxes_of(figure, "point"))
+        low = [box for box in labels.boxes_of(figure, "point") if (box.y0 + box.y1) / 2 - zero < axes.height / 20]
+        assert len(low) == crowd
+
+
+@pytest.mark.parametrize("vram", [False, True])
+def test_the_lines_of_the_real_table(vram: bool) -> None:
+    floor = f"noise floor ({real_table.FLOOR}) 0.0015"
+    for kld, height, name in (False, 21.991, "reference 21.99"), (True, 0.00154269, floor):
+        figure = real(kld, vram, False)
+        (line,), (text,) = named(figure, "level"), named(figure, "level-name")
+        assert tuple(line.get_ydata()) == (height, height)
+        assert text.get_text() == name
+
+
+def subtitles(run: RunResult, **keys: bool) -> list[str]:
+    return str(figures.scatter(run, **keys).axes[0].texts[0].get_text()).splitlines()
+
+
+@pytest.fixture
+def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels stay on their points, which takes no time."""
+    monkeypatch.setattr(labels, "place", lambda *_: None)
+
+
+def test_what_is_below_the_title(unplaced: None) -> None:
+    mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
+    bars = "error bars, where longer than the marker: one standard error of"
+    run = real_table.run()
+    assert subtitles(run) == [mark, f"{bars} the ratio to the reference's"]
+    assert subtitles(run, kld=True) == [mark, f"{bars} the mean"]
+    alone = replace(run, models=tuple(on_its_own(model) for model in run.models if model.label != real_table.MARKED))
+    assert subtitles(alone) == [mark.split(" (")[0], f"{bars} the perplexity (about the text, so nearly common to all)"]
+    mixed = replace(run, models=tuple(on_its_own(m) if "Q8" in m.label else m for m in run.models))
+    assert subtitles(mixed)[1] == f"{bars} the ratio to the reference's (GGUF Q8_0: of the perplexity)"
+    assert subtitles(replace(run, models=run.models[:1])) == [mark.split(" (")[0]]
+
+
+def on_its_own(model: ModelResult) -> ModelResult:
+    """A model that was not compared with a reference, from windows that no other has."""
+    estimates = model.estimates
+    assert estimates
+    stretches = replace(estimates.stretches, tokens=(40,), nll=(100.0,))
+    return replace(model, is_reference=False, estimates=replace(estimates, against=None, stretches=stretches))
+
+
+def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
+    """PPL 8 times the error of ln(ratio), 0.002."""
+    quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
+    run = run_of(REF, quant)
+    assert figures.ppl_error(run, REF) == (None, True)
+    assert figures.ppl_error(run, quant) == (0.016, True)
+    assert figures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
+
+
+def test_a_server_is_paired_with_the_reference_by_its_stretches() -> None:
+    """nll off by (0, 0, 0, 4), 0.1 a token of 40, left over (-1, -1, -1, 3): 0.115487
+    (tests/eval/results/test_differences.py); times PPL 8."""
+    server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
+    reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
+    error, paired = figures.ppl_error(run_of(reference, server), server)
+    assert paired
+    assert error == pytest.approx(8 * 0.115487, rel=1e-5)
+    elsewhere = with_sums(server, tokens=(10, 10, 10, 9))
+    with_holes = with_sums(server, whole=())
+    for other in (elsewhere, with_holes):
+        assert figures.ppl_error(run_of(reference, other), other) == (0.9, False)
+    assert figures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
+
+
+def test_pairing_by_stretches_is_the_difference_that_a_reference_beside_it_gives() -> None:
+    """The two ways to the same error, from one set of token scores."""
+    from eval.stats import estimates
+
+    rng = np.random.default_rng(0)
+    reference = -rng.exponential(3, 5000)
+    scores = reference - rng.normal(0.1, 0.5, 5000)
+    zeros = {"ref_logprob": reference, "ref_top1_logprob": reference, "kld": np.zeros(5000), "same_top": np.ones(5000)}
+    index = np.arange(5000)
+    both = estimates.summarize({"logprob": scores, **zeros}, index, index % 100 + 1)
+    alone = estimates.summarize({"logprob": scores}, index, index % 100 + 1)
+    ref = replace(REF, estimates=estimates.summarize({"logprob": reference}, index, index % 100 + 1))
+    beside, server = replace(QUANT, estimates=both), replace(QUANT, estimates=alone)
+    expected = figures.ppl_error(run_of(ref, beside), beside)[0]
+    assert figures.ppl_error(run_of(ref, server), server)[0] == pytest.approx(expected)
+    assert both.against is not None
+    assert expected == pytest.approx(both.ppl.value * both.against.ln_ppl_ratio.stderr)
+
+
+def test_points_are_what_is_known() -> None:
+    sizeless = replace(QUANT, label="sizeless", storage=replace(QUANT.storage, bpw_layer=None, vram_bits=None))
+    run = run_of(REF, QUANT, sizeless, BASE, FAILED)
+    points, left_out = figures.points(run, vram=False)
+    assert points == [
+        Point("bf16", 4.5, 7.5),
+        Point("W4A16", 4.5, 7.5, error=0.015),
+        Point("base", 4.5, 7.5, error=0.0),
+    ]
+    assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: PPL unknown"]
+    points, left_out = figures.points(run, vram=True, kld=True)
+    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.01235", 0.000452)]
+    assert left_out == ["sizeless: not in the plot: size unknown", "base: not in the plot: KLD unknown",
+                        "broken: not in the plot: KLD unknown"]  # fmt: skip
+
+
+def test_lines_are_the_reference_and_the_noise_floor() -> None:
+    floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
+    run = run_of(REF, floor)
+    assert [(level.y, level.name, level.dotted) for level in figures.levels(run, kld=False)] == [
+        (7.5, "reference 7.50", False)
+    ]
+    name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
+    assert [(level.y, level.name, level.dotted) for level in figures.levels(run, kld=True)] == [
+        (0.01234567, name, True)
+    ]
+    assert figures.levels(run_of(REF, QUANT), kld=True) == []
+    assert figures.levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), kld=True) == []
+    assert figures.levels(run_of(BASE, reference=None), kld=False) == []
+
+
+def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
+    figure = figures.scatter(real_table.run(), max_x=5, max_y=25)
+    shown = {text.get_text().split("\n")[0] for text in named(figure, "label")}
+    assert shown == {"3.5 bpw", "4.0 bpw", "Q4_K_M"}
+    assert len(named(figure, "level")) == 1
+    low = replace(real_table.run(), models=real_table.run().models[2:3])  # ExLlamaV3, below the reference's 21.991
+    assert named(figures.scatter(low, max_y=21.99), "level") == []
+    with pytest.raises(ValueError, match="no model has both values within the limits"):
+        figures.scatter(real_table.run(), max_x=1)
+
+
+def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
+    axis = "KL divergence (nats, mean over tokens)"
+    assert figures.kld_axis(real_table.run()) == f"{axis} against bf16 vLLM"
+    assert figures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
+    assert figures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
+    figure = figures.scatter(run_of(REF, QUANT, reference={"label": "x" * 22}), kld=True)
+    assert figure.axes[0].get_ylabel().endswith("x" * 22)
+    figure.draw_without_rendering()
+    assert within(figure.axes[0].yaxis.label.get_window_extent(), figure.bbox)
+
+
+def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures.draw(run_of(REF, QUANT, FAILED), tmp_path / "a.png", title="mine", dark=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
+    ]  # fmt: skip
+    assert (tmp_path / "a.png").is_file()
+    figures.draw(run_of(REF, QUANT), tmp_path / "b.png", max_x=1)
+    assert capsys.readouterr().out == "no plot: no model has both values within the limits\n"
+    figures.draw(run_of(*(replace(QUANT, label=f"group{i}") for i in range(81))), tmp_path / "b.png")
+    assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_titles(unplaced: None) -> None:
+    run = run_of(REF, QUANT)
+    titles = [figures.scatter(run, kld=kld, title=title).axes[0].get_title(loc="left")
+              for kld, title in ((False, None), (True, None), (True, "mine"), (False, ""))]  # fmt: skip
+    assert titles == ["Perplexity of quantized models", "KL divergence of quantized models", "mine", ""]
+
+
+def test_axes_say_what_is_counted() -> None:
+    run = run_of(REF, QUANT)
+    assert figures.scatter(run).axes[0].get_xlabel() == figures.BPW_AXIS
+    assert figures.scatter(run, vram=True).axes[0].get_xlabel() == figures.VRAM_AXIS
+    assert figures.scatter(run, vram=True).axes[0].get_ylabel() == "Perplexity"
+    assert apart(*labels.boxes_of(figures.scatter(run))[:2]) > 0

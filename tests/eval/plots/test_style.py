@@ -1,0 +1,187 @@
+"""What pictures share: groups that can be told apart, headings, ticks, and files with the same bytes each time."""
+
+import itertools
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from eval.plots import style
+
+
+def figure(*, dark: bool = False, title: str = "Title", subtitle: str = "below") -> Figure:
+    with style.canvas(3.0, title, subtitle, dark=dark) as (drawn, axes, _):
+        axes.plot([1, 2], [3, 4], gid="line-0")
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("EXL3 4.0", ("EXL3", "4.0")),
+        ("GGUF Q4_K_M imat", ("GGUF", "Q4_K_M imat")),
+        ("bf16", ("bf16", "bf16")),
+        ("EXL3 4.0 [h8]", ("EXL3", "4.0")),
+        ("  EXL3   4.0 [head 8 bits]  ", ("EXL3", "4.0")),
+        ("bf16 [vLLM]", ("bf16", "bf16")),
+        ("EXL3 [h8] 4.0", ("EXL3", "[h8] 4.0")),
+        ("[only this]", ("[only", "this]")),
+        ("", ("?", "?")),
+    ],
+)
+def test_split_label(label: str, expected: tuple[str, str]) -> None:
+    assert style.split_label(label) == expected
+
+
+def test_a_named_group_stands_for_the_first_word() -> None:
+    """The text beside the point keeps every word that the group does not begin with."""
+    assert style.split_label("vLLM NVFP4 W4A4", "NVFP4") == ("NVFP4", "vLLM NVFP4 W4A4")
+    assert style.split_label("EXL3 4.0 [h8]", "EXL3") == ("EXL3", "4.0")
+    assert style.split_label("GGUF Q4_K", "GGUF Q4") == ("GGUF Q4", "GGUF Q4_K")
+
+
+def test_many_groups_never_share_colour_and_marker() -> None:
+    names = [f"group{i}" for i in range(80)]
+    styles = style.group_styles([*names, *names], "#000000")
+    assert list(styles) == sorted(names)
+    assert len(set(styles.values())) == 80
+    assert len({styles[name][0] for name in sorted(names)[:8]}) == 8
+    with pytest.raises(ValueError, match="81 groups"):
+        style.group_styles([*names, "one more"], "#000000")
+    repeated = style.group_styles([*names, "one more"], "#000000", distinct=False)
+    assert (len(repeated), len(set(repeated.values()))) == (81, 80)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("EXL3  4.0", "EXL3 4.0"),
+        ("a" * 20 + "b" * 20, "a" * 20 + "b" * 20),
+        ("a" * 100 + "b" * 100, "a" * 20 + "..." + "b" * 17),
+        ("word " * 20 + "Q4 †", "word word word word " + "..." + "rd word word Q4 †"),
+    ],
+)
+def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
+    assert style.short(label) == expected
+
+
+def test_known_groups_look_the_same_in_every_company() -> None:
+    alone = {name: style.group_styles([name], "#000000")[name] for name in ("EXL3", "GGUF", "AWQ", "vLLM", "bf16")}
+    assert len(set(alone.values())) == 5
+    together = style.group_styles(["aaa", "bf16", "vLLM", "AWQ", "GGUF", "EXL3", "zzz"], "#000000")
+    assert {name: together[name] for name in alone} == alone
+    assert len({colour for colour, _ in together.values()}) == 7
+    lookalikes = style.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
+    assert len({colour for colour, _ in lookalikes.values()}) == 4
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_save_is_deterministic(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    for path, seconds in (first, "1000000000"), (second, "2000000000"):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
+        style.save(figure(), path)
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [first, second]
+
+
+def test_saved_files_are_readable(tmp_path: Path) -> None:
+    for name in ("a.png", "a.svg", "A.PDF"):
+        style.save(figure(), tmp_path / name)
+    assert imread(tmp_path / "a.png").shape == (480, 2080, 4)
+    svg = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "line-0" in {element.get("id") for element in svg.iter()}
+    assert (tmp_path / "A.PDF").read_bytes().startswith(b"%PDF-")
+
+
+@pytest.mark.parametrize("name", ["plot.jpg", "plot", "plot.png.txt"])
+def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.png, \.svg, \.pdf"):
+        style.save(figure(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(part: Path, **_: object) -> None:
+        part.write_bytes(b"half")
+        raise OSError("disk full")
+
+    drawn, path = figure(), tmp_path / "plot.png"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(drawn, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        style.save(drawn, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_colours_can_be_told_apart_in_any_sight() -> None:
+    """Machado's deuteranopia, protanopia, tritanopia (2009, severity 1), on linear light; 0.1 of a channel apart."""
+    views = (
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    )
+    for theme, view in itertools.product((style.LIGHT, style.DARK), views):
+        seen = []
+        for colour in style.COLOURS:
+            linear = [((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour or theme.ink)]
+            mixed = [sum(w * c for w, c in zip(row, linear, strict=True)) for row in view]
+            seen.append([max(c, 0) ** (1 / 2.4) for c in mixed])
+        assert (
+            min(max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in itertools.combinations(seen, 2)) > 0.1
+        )
+
+
+def test_text_has_contrast_in_both_themes() -> None:
+    """WCAG's 4.5 of text to its paper, for every group's labels and the muted words."""
+
+    def light(colour: object) -> float:
+        red, green, blue = (((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
+
+    for theme in (style.LIGHT, style.DARK):
+        texts = [style.ink_of(colour or theme.ink, theme) for colour in style.COLOURS] + [theme.muted, theme.ink]
+        for text in texts:
+            dim, bright = sorted((light(text), light(theme.paper)))
+            assert bright / dim > 4.5
+
+
+def test_colours_of_text_and_surfaces_are_half_way() -> None:
+    theme = style.Theme("#ffffff", "#000000", "#808080", "#eeeeee")
+    assert style.ink_of("#ff0000", theme) == (0.5, 0, 0)
+    assert style.pale("#ff0000", theme) == (1, 0.5, 0.5)
+
+
+def test_a_heading_wraps_and_keeps_its_lines() -> None:
+    drawn = figure(title="word " * 40, subtitle="first\n" + "second " * 30)
+    axes = drawn.axes[0]
+    below = axes.texts[0].get_text().splitlines()
+    assert below[0] == "first"
+    assert len(below) == 3
+    assert len(axes.get_title(loc="left").splitlines()) == 3
+    drawn.draw_without_rendering()
+    title, text = axes._left_title.get_window_extent(), axes.texts[0].get_window_extent()
+    assert title.y0 > text.y1 > text.y0 > axes.get_window_extent().y1
+    assert title.y1 < drawn.bbox.y1
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((0.0008, 4.0), ["0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1", "2"]),
+        ((1e-6, 2000), ["1e-5", "0.0001", "0.001", "0.01", "0.1", "1", "10", "100", "1,000"]),
+        ((21, 47), ["24", "28", "32", "36", "40", "44"]),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(limits: tuple[float, float], expected: list[str]) -> None:
+    with style.canvas(6.0, "", "", dark=False) as (_, axes, _):
+        axes.set(yscale="log", ylim=limits)
+        style.log_ticks(axes.yaxis)
+        inside = [tick for tick in axes.get_yticks() if limits[0] < tick < limits[1]]
+        assert axes.yaxis.get_major_formatter().format_ticks(inside) == expected
+        assert not len(axes.yaxis.get_minorticklocs())

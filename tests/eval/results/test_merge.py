@@ -1,0 +1,279 @@
+"""Several finished runs as one: which rows, which reference, and what is refused in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.results import merge, results_json
+from eval.results.differences import best, compared
+from eval.results.run_result import ModelResult, RunResult
+from eval.table.columns import columns, places
+from eval.table.footnotes import footnotes
+from tests.support.made import BASE, FAILED, KLD_STRETCHES, QUANT, REF, with_ppl, with_sums
+from tests.support.toy import Ran, refusal
+
+DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "rows": 2, "text_tokens": 400, "scored_tokens": 40}
+CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
+IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
+ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
+Run = Callable[..., Ran]
+Write = Callable[..., Path]
+
+
+def on(model: ModelResult, key: str, machine: dict[str, Any] = CPU, **fields: Any) -> ModelResult:
+    """The model with that key of its scores, measured on that machine."""
+    return replace(model, scores_key=key, provenance={**model.provenance, **machine}, **fields)
+
+
+REF_A, QUANT_A = on(REF, "ref"), on(QUANT, "w4")
+FP8_B = on(QUANT, "fp8", label="FP8")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a results.json as another machine would: ``write(name, models..., reference=, hardware=, ...)``."""
+
+    def written(name: str, *models: ModelResult, **keys: Any) -> Path:
+        reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
+        run = RunResult(data, "letters", models, reference, keys.get("title"))
+        raw = results_json.run_json(run, ["compare_q.py", "-d", name])
+        raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
+        raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(raw))
+        return tmp_path / name
+
+    return written
+
+
+def labels(run: RunResult) -> list[str]:
+    return [model.label for model in run.models]
+
+
+def test_one_file_is_as_it_is(write: Write) -> None:
+    file = write("a.json", REF_A, QUANT_A)
+    assert merge.load([file]) == results_json.load(file)
+
+
+def test_the_same_row_appears_once(write: Write) -> None:
+    run, inspection = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A)])
+    assert labels(run) == ["bf16", "W4A16", "FP8"]
+    assert [model.is_reference for model in run.models] == [True, False, False]
+    assert run.models == (REF_A, QUANT_A, FP8_B)
+    assert (run.reference, inspection) == (IDENTITY, None)
+    assert [(part.file, part.labels) for part in run.parts] == [("a.json", ("bf16", "W4A16")), ("b.json", ("FP8",))]
+    assert footnotes(run)[0] == (
+        "merged from 2 runs: a.json (2026-11-20, AMD EPYC; rows: 2); b.json (2026-11-20, AMD EPYC; rows: 1)"
+    )
+
+
+def test_the_same_row_under_two_names_or_with_two_numbers_says_so(write: Write) -> None:
+    """A GPU adds in another order each time; a key stands for one model and machine, not for its last digits."""
+    assert QUANT_A.ppl
+    again = with_ppl(replace(QUANT_A, label="int4"), replace(QUANT_A.ppl, value=7.5001))
+    run, _ = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, again)])
+    assert run.models[1].notes == ("called 'int4' in b.json", "b.json measured it as well, with PPL 7.5001")
+    assert labels(run) == ["bf16", "W4A16"]
+
+
+def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
+    """Failed rows too, of which no machine is known but that of their run."""
+    first = write("x/results.json", REF_A, QUANT_A, FAILED)
+    second = write("y/results.json", on(REF, "r2", GPU), on(QUANT, "w2", GPU), FAILED, reference=ON_GPU, hardware=GPU)
+    run, _ = merge.load([first, second])
+    assert labels(run) == ["bf16", "W4A16", "broken", "bf16 (2)", "W4A16 (2)", "broken (2)"]
+    assert run.models[4].notes == (
+        "called 'W4A16' in y/results.json, measured on 2 × NVIDIA H200, driver 580.1",
+    )  # fmt: skip
+    assert run.models[2].notes == ("failed in x/results.json, on AMD EPYC",)
+    assert run.models[5].notes == ("failed in y/results.json, on 2 × NVIDIA H200, driver 580.1",)
+    assert places(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
+    assert [(columns(run, ())[0].header, cell.value) for cell in columns(run, ())[0].cells] == [
+        ("where", letter) for letter in ("A", "A", "", "B", "B", "")
+    ]
+    assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
+
+
+def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Write) -> None:
+    """Its files have another time and so another stamp; what they hold decides, where both runs say it."""
+    first = write("a.json", REF_A, QUANT_A, reference={**IDENTITY, "content": "c"})
+    copied = {**ON_GPU, "model": "of another time", "content": "c"}
+    there = [on(REF, "r2", GPU), on(QUANT, "w2", GPU, label="AWQ")]
+    run, _ = merge.load([first, write("b.json", *there, reference=copied, hardware=GPU)])
+    assert labels(run) == ["bf16", "W4A16", "bf16 (2)", "AWQ"]
+    for strange in ({**copied, "content": "d"}, {key: copied[key] for key in copied if key != "content"}):
+        second = write("b.json", *there, reference=strange, hardware=GPU)
+        found = refusal(merge.load, [first, second])
+        assert "they differ in model, hardware" in found or "they differ in hardware, model" in found
+
+
+def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
+    """Rows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
+    assert REF.ppl
+    other = with_ppl(on(REF, "r2", GPU), replace(REF.ppl, value=7.575))
+    first = write("a.json", REF_A, QUANT_A, FP8_B)
+    second = write("b.json", other, on(QUANT, "w2", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU, torch="2.14")
+    run, _ = merge.load([first, second])
+    assert [model.reference_key[:1] for model in run.models] == ["a", "a", "a", "b", "b"]
+    _, w4, fp8, _, awq = run.models
+    assert compared(w4, awq, "kld") == "each was compared with the reference of its own machine"
+    assert not isinstance(compared(w4, fp8, "kld"), str)
+    assert not isinstance(compared(w4, awq, "nll"), str)
+    assert best(run.models, "nll") == {"W4A16", "FP8", "AWQ"}
+    assert best(run.models, "kld") == best(run.models, "same_top") == frozenset()
+    assert best(run.models[:3], "kld") == {"W4A16", "FP8"}
+    notes = footnotes(run)
+    assert "their versions differ, in this order: torch 2.13, 2.14" in notes
+    (said,) = [note for note in notes if note.startswith("KLD and same top of each row")]
+    assert "PPL 7.5000 on AMD EPYC (a.json); 7.5750 on 2 × NVIDIA H200, driver 580.1 (b.json), 1.000 % apart" in said
+
+
+def test_rows_of_a_run_without_a_reference_say_why_they_have_no_kld(write: Write) -> None:
+    """Its own row of the reference is the reference; wherever in the order it comes."""
+    plain = on(BASE, "plain", label="plain")
+    bare = write("bare.json", plain, replace(REF_A, is_reference=False), reference=None)
+    full = write("full.json", REF_A, QUANT_A)
+    for files in ([bare, full], [full, bare]):
+        run, _ = merge.load(files)
+        rows = {model.label: model for model in run.models}
+        assert rows["plain"].notes == ("no KLD: bare.json has no reference; measure it again with one",)
+        assert (rows["bf16"].is_reference, rows["bf16"].notes) == (True, ())
+        assert rows["W4A16"].kld == QUANT_A.kld
+        assert run.reference == IDENTITY
+    run, _ = merge.load([bare, write("bare2.json", on(BASE, "p2"), reference=None)])
+    assert (run.reference, [model.notes for model in run.models]) == (None, [()] * 3)
+
+
+def test_a_merged_run_can_be_merged_again(write: Write, tmp_path: Path) -> None:
+    second = write("b.json", on(REF, "r2", GPU), on(QUANT, "w2", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU)
+    two, _ = merge.load([write("a.json", REF_A, QUANT_A, title="Mine"), second])
+    results_json.write_json(two, tmp_path / "two.json", ["x"])
+    assert merge.load([tmp_path / "two.json"]) == (two, None)
+    third = write("c.json", REF_A, QUANT_A, FP8_B, created="2026-11-21T00:00:00+00:00", title="Other")
+    run, _ = merge.load([tmp_path / "two.json", third])
+    assert labels(run) == ["bf16", "W4A16", "bf16 (2)", "AWQ", "FP8"]
+    assert [model.reference_key[:1] for model in run.models] == ["a", "a", "b", "b", "a"]
+    assert [(part.file, len(part.labels)) for part in run.parts] == [("a.json", 2), ("b.json", 2), ("c.json", 1)]
+    assert [part.origin["command"][-1] for part in run.parts] == ["a.json", "b.json", "c.json"]
+    assert (run.origin["created"][:10], run.origin["versions"], run.title) == ("2026-11-21", {"torch": "2.13"}, "Mine")
+
+
+def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
+    first = write("a.json", REF_A)
+
+    def against(**keys: Any) -> str:
+        return refusal(merge.load, [first, write("b.json", on(REF, "r2"), **keys)])
+
+    windows = against(data={"windows_sha256": "x", "rows": 3})
+    assert windows.startswith("--from: b.json: its windows are others than those of a.json (rows 3 and 2); ")
+    assert "(another text)" in against(data={"windows_sha256": "x"})
+    assert "b.json: its tokenizer is another than that of a.json" in against(data={"vocabulary_sha256": "x"})
+    assert "b.json: does not say which windows" in against(data={"windows_sha256": None})
+    other = against(reference={**ON_GPU, "label": "fp16", "model": "n"})
+    assert "b.json: its KL divergences are against 'fp16', and those of a.json against 'bf16'" in other
+    assert "which is another reference (they differ in model, hardware); measure" in other
+    assert "(they differ in compare_q's method of measuring)" in against(
+        reference={**IDENTITY, "key": "c", "version": 2}
+    )
+    assert "(they differ in key)" in against(reference={**IDENTITY, "key": "c"})
+    assert "a.json: is given twice" in refusal(merge.load, [first, first.parent / "." / "a.json"])
+
+
+def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, tmp_path: Path) -> None:
+    """What is shown, written and drawn of one run is of the merged one too."""
+    third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_STRETCHES.tokens)
+    first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
+    files = {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "-pf": "o.svg"}
+    written = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
+    ran = compare_q("--from", first, "--from", second, *written, "--pair", "AWQ", "W4A16")
+    assert ran.status == 0, ran.err
+    assert "AWQ against W4A16" in ran.out
+    assert "Two boxes" in (tmp_path / "o.svg").read_text()
+    assert "merged from 2 runs: a.json" in (tmp_path / "o.md").read_text()
+    with (tmp_path / "o.csv").open(newline="") as stream:
+        assert [(row["label"], row["where"]) for row in csv.DictReader(stream)] == [
+            (label, "AMD EPYC") for label in ("bf16", "W4A16", "AWQ")
+        ]
+    raw = json.loads((tmp_path / "o.json").read_text())
+    assert (raw["title"], [part["file"] for part in raw["parts"]]) == ("Two boxes", ["a.json", "b.json"])
+    shown, other = (compare_q("--from", *each).out for each in ([tmp_path / "o.json"], [first, second]))
+    assert shown == other
+    assert compare_q("--from", first, second).out == other
+    ran = compare_q("--from", first, second, "--csv", second)
+    assert "--csv: " in ran.err
+    assert "is that of --from as well" in ran.err
+
+
+def test_runs_of_two_caches_are_the_run_of_all_models(
+    compare_q: Run, write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Measured apart, each with its own cache and its own store of the reference: the same rows and numbers."""
+    fake = {"load_fn": "fake", "model_dir": "none"}
+    reference, *others = (
+        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}} for boost in (3.0, 2.0, 1.0)
+    )
+    reference["reference"] = True
+    for name, models in {"a": others[:1], "b": others[1:], "all": others}.items():
+        data, spec = write_specs([reference, *models], max_rows=4)
+        out = ("-o", tmp_path / f"{name}.json", "--html", tmp_path / f"{name}.html", "--cache-dir", tmp_path / name)
+        ran = compare_q("-d", data, "-m", spec, *out)
+        assert ran.status == 0, ran.err
+    whole, _ = results_json.load(tmp_path / "all.html")
+    run, excerpts = merge.load([tmp_path / "a.html", tmp_path / "b.html"])
+    measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
+    assert measured[0] == measured[1]
+    assert best(run.models, "kld") == best(whole.models, "kld")
+    assert [each is not None for each in excerpts["worst"]] == [True] * 3
+    ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
+    assert ran.status == 0, ran.err
+    again, found = results_json.load(tmp_path / "m.html")
+    assert (again.title, len(again.parts)) == ("M", 2)
+    assert [each is not None for each in found["worst"]] == [True, True, False]
+
+
+def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
+    """A passage with one number a token of each model."""
+    numbers = [None if each is None else [each] * tokens for each in logprobs]
+    text = {"row": row, "position": 1, "tokens": ["x"] * tokens, "ref_logprob": [-1.0] * tokens}
+    return {**text, "logprob": numbers, "kld": [None, *numbers[1:]]}
+
+
+def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
+    def report_of(file: Path, passages: list[dict[str, Any]], worst: list[Any]) -> Path:
+        payload = {"run": json.loads(file.read_text()), "inspection": {"passages": passages, "worst": worst}}
+        page = f'<script type="application/json" id="payload">{json.dumps(payload)}</script>'
+        file.with_suffix(".html").write_text(page)
+        return file.with_suffix(".html")
+
+    first = report_of(write("a.json", REF_A, QUANT_A), [passage(0, 2, -1, -2), passage(5, 2, -1, -3)], ["r", "q"])
+    second = report_of(write("b.json", FP8_B, REF_A), [passage(0, 2, -4, -1), passage(7, 2, -5, -1)], ["f", "r"])
+    bare = write("c.json", on(QUANT, "awq", label="AWQ"))
+    run, found = merge.load([first, bare, second])
+    assert labels(run) == ["bf16", "W4A16", "AWQ", "FP8"]
+    assert found["worst"] == ["r", "q", None, "f"]
+    assert [each["row"] for each in found["passages"]] == [0, 5, 7]
+    assert [each["logprob"] for each in found["passages"]] == [
+        [[-1, -1], [-2, -2], None, [-4, -4]], [[-1, -1], [-3, -3], None, None], [[-1, -1], None, None, [-5, -5]],
+    ]  # fmt: skip
+    broken = report_of(write("d.json", on(QUANT, "d", label="D")), [], [])
+    assert "d.html: the report's excerpts are damaged" in refusal(merge.load, [first, broken])
+
+
+def test_results_of_before_titles_and_machines_were_kept(write: Write) -> None:
+    file = write("old.json", REF_A, QUANT_A)
+    raw = json.loads(file.read_text())
+    del raw["title"]
+    for model in raw["models"]:
+        del model["where"], model["reference_key"]
+    file.write_text(json.dumps(raw))
+    run, _ = merge.load([file, write("b.json", FP8_B)])
+    assert (run.title, labels(run)) == (None, ["bf16", "W4A16", "FP8"])
+    file.write_text(json.dumps({**raw, "versions": 5}))
+    assert refusal(results_json.load, file).endswith("old.json: damaged results: versions: is no object")

@@ -1,0 +1,212 @@
+"""results.json and back, report.html and back, and CSV, of hand-made results."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.results import results_json
+from eval.results.run_result import ModelResult, RunResult
+from eval.stats.estimates import summarize
+from eval.stats.uncertainty import Mean
+from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, run_of, with_against
+from tests.support.toy import refusal
+
+
+def written(run: RunResult, folder: Path) -> dict[str, Any]:
+    """results.json, read strictly: NaN and Infinity are no JSON."""
+    results_json.write_json(run, folder / "r.json", ["compare_q.py"])
+    text = (folder / "r.json").read_text()
+    found: dict[str, Any] = json.loads(text, parse_constant=lambda word: pytest.fail(word))
+    return found
+
+
+def plain(run: RunResult) -> RunResult:
+    """A run without what was read back of its origin."""
+    return RunResult(run.data, run.subtitle, run.models, run.reference)
+
+
+def scored(seed: int) -> ModelResult:
+    """A model with estimates of 500 scores, some of them not finite."""
+    random = np.random.default_rng(seed)
+    columns = {
+        name: -random.exponential(size=500).astype(np.float32)
+        for name in ("logprob", "ref_logprob", "ref_top1_logprob")
+    }
+    columns |= {"kld": random.exponential(size=500).astype(np.float32), "same_top": random.random(500) < 0.9}
+    columns["logprob"][7] = -np.inf
+    columns["kld"][:3] = np.nan
+    estimates = summarize(columns, np.arange(500), np.arange(1, 501), (2000.0, 300.0))
+    return replace(
+        QUANT,
+        label=f"seed {seed}",
+        estimates=estimates,
+        scores_key="ab",
+        spec={"noise_floor": True, "engine": {"a": [1]}},
+    )
+
+
+def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
+    found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
+    assert (found["format"], found["reference"], found["subtitle"]) == (4, REFERENCE, "letters")
+    reference, quant, failed = found["models"]
+    keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
+    assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]
+    assert [quant[key] for key in keys] == [False, 0.01234567, 0.4938268, 40, 0, 0.98765, 0.5, 1.25, ["a", "b"]]
+    assert [failed[key] for key in keys] == [False, *[None] * 7, []]
+    assert (quant["ppl"], quant["tokens"], quant["layer_bpw"], quant["vram_gb"]) == (7.5, 40, 4.5, 1.0)
+    assert failed["estimates"] is None
+
+
+def test_flat_statistics(tmp_path: Path) -> None:
+    reference, quant, failed = written(run_of(REF, QUANT, FAILED), tmp_path)["models"]
+    expected = {
+        "ppl_stderr": 0.852, "ppl_stderr_independent": 0.0123, "ln_ppl_ratio": 0.0339, "ln_ppl_ratio_stderr": 0.002,
+        "kld_stderr": 0.000452, "kld_median": 0.5, "kld_p99": 0.99, "kld_max": 2.0, "same_top_stderr": 0.00521,
+        "bits_per_byte": 1.25, "byte_perplexity": 2.378, "word_perplexity": 55.5,
+    }  # fmt: skip
+    assert {key: quant[key] for key in expected} == expected
+    alone = {"ppl_stderr", "ppl_stderr_independent", "bits_per_byte", "byte_perplexity", "word_perplexity"}
+    assert {key for key in expected if reference[key] is not None} == alone
+    assert not any(failed[key] is not None for key in expected)
+    assert written(run_of(replace(BASE, spec={"noise_floor": True})), tmp_path)["models"][0]["noise_floor"] is True
+    assert reference["noise_floor"] is False
+
+
+def test_json_without_a_reference(tmp_path: Path) -> None:
+    found = written(run_of(BASE, reference=None), tmp_path)
+    assert found["reference"] is None
+    assert [found["models"][0][key] for key in ("reference", "kld", "same_top", "error")] == [False, None, None, None]
+
+
+def test_non_finite_kld(tmp_path: Path) -> None:
+    some, none = (with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10)))
+    _, first, second = written(run_of(REF, some, none), tmp_path)["models"]
+    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
+    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
+
+
+def test_a_failed_reference_has_no_kld(tmp_path: Path) -> None:
+    run = run_of(replace(FAILED, is_reference=True), replace(BASE, notes=("KLD n/a: the reference failed",)))
+    assert [model["kld"] for model in written(run, tmp_path)["models"]] == [None, None]
+
+
+@pytest.mark.parametrize("reference", [None, REFERENCE])
+def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
+    """Every field of every model: floats to the last bit, tuples as tuples."""
+    failed = replace(FAILED, notes=("a", "b"), is_reference=True)
+    cached = replace(REF, cached=True, scores_key="k", storage=replace(REF.storage, bpw_head=None, note="unknown"))
+    run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
+    written(run, tmp_path)
+    found, inspection = results_json.load(tmp_path / "r.json")
+    assert inspection is None
+    assert plain(found) == run
+    assert [model.label for model in found.models] == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
+
+
+def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:
+    """A label cannot end the script that holds the data."""
+    run = run_of(REF, replace(QUANT, label='</script><script type="application/json" id="payload">'))
+    payload = json.dumps({"run": results_json.run_json(run, ["x"]), "inspection": {"passages": [1]}}).replace(
+        "</", "<\\/"
+    )
+    html = f'<!doctype html>\n<script type="application/json" id="payload">{payload}</script><script>1</script>'
+    (tmp_path / "r.html").write_text(html)
+    found, inspection = results_json.load(tmp_path / "r.html")
+    assert plain(found) == run
+    assert inspection == {"passages": [1]}
+
+
+def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is read back and written on another machine says where it ran, not where it was copied."""
+    first = written(run_of(REF, QUANT), tmp_path)
+    found, _ = results_json.load(tmp_path / "r.json")
+    monkeypatch.setattr(results_json.machine, "versions", lambda: {"python": "0"})
+    assert results_json.run_json(run_of(REF), ["other"])["versions"] == {"python": "0"}
+    assert json.loads(json.dumps(results_json.run_json(found, ["other"]))) == first
+
+
+def damaged(raw: dict[str, Any], *path: Any, value: Any = ...) -> dict[str, Any]:
+    """A copy without the key at a path, or with another value there."""
+    copy = json.loads(json.dumps(raw))
+    at = copy
+    for step in path[:-1]:
+        at = at[step]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return dict(copy)
+
+
+def test_other_and_damaged_results_are_refused() -> None:
+    raw = results_json.run_json(run_of(REF, QUANT), ["x"])
+    assert results_json.from_json(raw).subtitle == "letters"
+    assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
+    assert refusal(results_json.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
+    assert "results of format 3, and this compare_q reads format 4" in refusal(
+        results_json.from_json, {**raw, "format": 3}
+    )
+    assert refusal(results_json.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"
+    assert (
+        refusal(results_json.from_json, damaged(raw, "models", 1, "layer_bpw")) == "damaged results: layer_bpw: missing"
+    )
+    assert refusal(results_json.from_json, damaged(raw, "versions")) == "damaged results: versions: missing"
+    found = refusal(results_json.from_json, damaged(raw, "models", 1, "estimates", "ppl", "tokens"))
+    assert found == "damaged results: models.1.estimates.ppl.tokens: missing"
+    found = refusal(results_json.from_json, damaged(raw, "models", 0, "estimates", "ppl", "value", value="7.5"))
+    assert found == "damaged results: models.0.estimates.ppl.value: input should be a valid number (got '7.5')"
+    assert "damaged results: " in refusal(results_json.from_json, {**raw, "models": 5})
+    assert "damaged results: " in refusal(results_json.from_json, {**raw, "models": [5]})
+    nan = damaged(raw, "models", 0, "score_seconds", value=float("nan"))
+    assert "not JSON compliant" in refusal(results_json.from_json, nan)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "<html></html>", '<script type="application/json" id="payload">{}</script>']
+)
+def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text)
+    assert refusal(results_json.load, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refusal(results_json.load, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
+    assert "cannot be read" in refusal(results_json.load, tmp_path)
+    (tmp_path / "x").write_bytes(b"\xff\xfe{")
+    assert "cannot be read" in refusal(results_json.load, tmp_path / "x")
+    written(run_of(REF), tmp_path)
+    half = (tmp_path / "r.json").read_text()[:500]
+    (tmp_path / "half.json").write_text(half)
+    assert "half.json: neither a results.json nor a report.html" in refusal(results_json.load, tmp_path / "half.json")
+
+
+def test_csv_is_flat(tmp_path: Path) -> None:
+    results_json.write_csv(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c"))), tmp_path / "r.csv")
+    with (tmp_path / "r.csv").open(newline="") as stream:
+        failed, reference, quant = csv.DictReader(stream)
+    assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
+    errors = ("ppl_stderr", "ln_ppl_ratio_stderr")
+    assert [quant[key] for key in ("kld", "kld_stderr", "kld_p99", "same_top", *errors)] == [
+        "0.01234567", "0.000452", "0.99", "0.98765", "0.852", "0.002",
+    ]  # fmt: skip
+    assert (quant["entropy"], quant["notes"], quant["noise_floor"]) == ("1.25", "a, b; c", "False")
+    assert (failed["kld"], failed["error"]) == ("", "told to fail")
+    assert not {"spec", "provenance", "estimates"} & quant.keys()
+
+
+def test_what_no_run_writes_is_refused() -> None:
+    raw = json.loads(json.dumps(results_json.run_json(run_of(REF, QUANT), [])))
+    assert refusal(results_json.from_json, damaged(raw, "models", value=[])) == "damaged results: no models"
+    twice = damaged(raw, "models", 1, "label", value=REF.label)
+    assert refusal(results_json.from_json, twice) == "damaged results: models with one label"
+    later = damaged(raw, "models", 1, "provenance", "layers", value=[{"weights": "nf5"}])
+    assert refusal(results_json.from_json, later).startswith("damaged results: ")
+    many = damaged(raw, "models", 1, "estimates", "stretches", "tokens", value=[1] * 31)
+    assert refusal(results_json.from_json, many) == f"damaged results: {QUANT.label}: more than 30 stretches"

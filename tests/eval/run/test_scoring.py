@@ -1,0 +1,146 @@
+"""The shift by one, on the logits of an engine that hands them out; definitions are in test_logit_statistics.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, TokenScores, Window
+from backends.common.errors import ModelError
+from backends.reference import head
+from backends.reference import store as reference
+from eval.run import scoring
+from tests.support.toy import brute_force, toy_windows
+
+REQUEST = LoadRequest("given", "given", "none", 100)
+
+
+class Neither(Backend):
+    """An engine that can only be opened and closed."""
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        return {}
+
+    def load(self) -> None: ...
+
+    def storage(self) -> Storage:
+        return Storage()
+
+    def close(self) -> None: ...
+
+
+class Given(Neither, LogitsBackend):
+    """An engine whose logits are given; it shows no head."""
+
+    def __init__(self, logits: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(REQUEST)
+        self.given = logits
+
+    def logits(self, window: Window) -> torch.Tensor:
+        return self.given[window.row]
+
+
+def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
+    (scores,) = scoring.token_scores(Given({window.row: logits}), [window], task or Task())
+    return scores
+
+
+def random_logits(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("score_from", [1, 7])
+def test_against_float64(dtype: torch.dtype, score_from: int) -> None:
+    (window,) = toy_windows(1, 40, score_from)
+    logits = random_logits(40, 300).to(dtype)
+    found = scores_of(logits, window)
+    assert found.logprob.dtype == np.float32
+    assert len(found.logprob) == 40 - score_from
+    np.testing.assert_allclose(found.logprob, brute_force(logits, window), atol=1e-5)
+    assert found.kld is None
+
+
+def test_tails_are_not_floored() -> None:
+    """log q below -23.03 is where exllamav3's log(p + 1e-10) ended, and -200 where its clamp did."""
+    window = Window(0, np.array([0, 1, 1], np.int32))
+    logits = torch.tensor([[0.0, -50.0], [0.0, -1000.0], [0.0, 0.0]])
+    np.testing.assert_allclose(scores_of(logits, window).logprob, [-50.0, -1000.0])
+
+
+def test_masked_logits_and_nan_stay_what_they_are() -> None:
+    inf = float("inf")
+    window = Window(0, np.array([0, 1, 0, 1], np.int32))
+    logits = torch.tensor([[0.0, 0.0, -inf], [0.0, -inf, -inf], [0.0, float("nan"), 0.0], [0.0, 0.0, 0.0]])
+    found = scores_of(logits, window).logprob
+    np.testing.assert_allclose(found[:2], [-np.log(2), 0.0], atol=1e-7)
+    assert np.isnan(found[2])
+    masked = scores_of(torch.tensor([[0.0, -inf], [0.0, 0.0]]), Window(0, np.array([0, 1], np.int32)))
+    assert masked.logprob[0] == -inf
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((3, 300), "shape"), ((1, 4, 300), "shape"), ((4, 5), "outside the 5 logits")]
+)
+def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ModelError, match=f"row 7: .*{message}"):
+        scores_of(torch.zeros(shape), Window(7, np.array([1, 2, 3, 9], np.int32)))
+
+
+@pytest.mark.parametrize("score_from", [1, 7])
+def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_from: int) -> None:
+    """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
+    (window,) = toy_windows(1, 40, score_from)
+    before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
+    (tmp_path / "building").mkdir()
+    scores_of(before, window, Task(record=tmp_path / "building"))
+    reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
+    assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
+    task = Task(reference=tmp_path / "store", vocab_size=300)
+    found = scores_of(after, window, task)
+    p, q = (logits[score_from - 1 : 39].double().log_softmax(-1) for logits in (before, after))
+    assert found.kld is not None
+    assert found.ref_logprob is not None
+    np.testing.assert_allclose(found.kld, (p.exp() * (p - q)).sum(-1), atol=1e-5)
+    np.testing.assert_allclose(found.ref_logprob, brute_force(before, window), atol=1e-5)
+    np.testing.assert_array_equal(found.same_top, p.argmax(-1) == q.argmax(-1))
+    monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", 300 * 5)
+    np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
+    assert not np.any(scores_of(before, window, task).kld)
+
+
+class Masked(Given):
+    """An engine that masks a token after its head."""
+
+    def head(self) -> tuple[torch.Tensor, None, head.Head]:
+        return torch.eye(300), None, head.Head(300, "float32")
+
+    def states(self) -> torch.Tensor:
+        return self.kept
+
+    def logits(self, window: Window) -> torch.Tensor:
+        self.kept = super().logits(window)
+        return self.kept.index_fill(1, torch.tensor([5]), -torch.inf)
+
+
+def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
+    """The head alone would give the masked token its probability back."""
+    (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
+    (tmp_path / "building").mkdir()
+    (scores,) = scoring.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "building"))
+    reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
+    store = reference.Reader(tmp_path / "store")
+    assert (store.kind, store.reason) == ("logits", "its head's product differs from its logits by inf")
+    assert torch.isneginf(store.row(0)[:, 5]).all()
+    assert np.isfinite(scores.logprob).all()
+
+
+def test_an_engine_must_be_of_one_kind() -> None:
+    with pytest.raises(TypeError, match="neither"):
+        list(scoring.token_scores(Neither(REQUEST), [], Task()))

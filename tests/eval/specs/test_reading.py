@@ -1,0 +1,163 @@
+"""Spec files: wildcards, several files, one label each, masks, the reference, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.specs.reading import apply_mask, expand, load_data_spec, load_model_specs, one_reference, parse_model_spec
+from eval.specs.types import ModelSpec
+from tests.support.toy import refusal
+
+DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
+MODEL = {"load_fn": "transformers", "model_dir": "m"}
+
+
+def write(file: Path, content: Any) -> Path:
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def models(*labels: str, **keys: Any) -> list[ModelSpec]:
+    return [parse_model_spec({**MODEL, "label": label, **keys}, Path("m.json")) for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"model_dirs": "m"}, "model_dirs: unknown key (did you mean 'model_dir'?)"),
+        ({"override_bpw": 4.0}, "override_bpw: unknown key (did you mean 'override_bpw_"),
+        ({"load_fn": 5}, "load_fn: "),
+        ({"model_dir": 5}, "model_dir"),
+        ({"model_dir": ["m"]}, "model_dir: must be a string"),
+        ({"model_dir": ["m", {}, {}]}, "model_dir: must be a string"),
+        ({"model_dir": [5, {}]}, "model_dir: must be a string"),
+        ({"model_dir": ["m", 5]}, "model_dir: the second item"),
+        ({"model_dir": ["m", []]}, "model_dir: the second item"),
+        ({"model_dir": ["m", ["a", 5]]}, "model_dir: the second item"),
+        ({"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' stands in engine as well"),
+        ({"engine": "eager"}, "engine: "),
+        ({"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
+        ({"override_bpw_layer": True}, "override_bpw_layer: "),
+        ({"override_bpw_layer": -4.0}, "override_bpw_layer: "),
+        ({"override_bpw_head": float("nan")}, "override_bpw_head: "),  # json.loads takes NaN and Infinity
+        ({"override_vram_bits": float("inf")}, "override_vram_bits: "),
+    ],
+)
+def test_model_refusals_name_file_number_and_label(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
+    file = write(tmp_path / "m.json", [MODEL, {**MODEL, "label": "EXL3 4.0", **keys}])
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 2 (EXL3 4.0): {gold}")
+
+
+@pytest.mark.parametrize(
+    ("entries", "gold"),
+    [
+        ([{"load_fn": "transformers"}], "model 1: model_dir: missing"),
+        ([MODEL, "text"], "model 2: "),
+        ([MODEL, [MODEL]], "model 2: "),
+        (5, "model 1: "),
+        ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
+        ([], ""),
+    ],
+)
+def test_model_file_refusals(tmp_path: Path, entries: Any, gold: str) -> None:
+    file = write(tmp_path / "m.json", entries)
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: {gold}")
+
+
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8"),
+        ("", "line 1, column 1"),
+        ('{"a": 1} {', "line 1, column 10"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
+def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
+    file = write(tmp_path / "s.json", content)
+    assert refusal(load, file).startswith(f"{file}: {gold}: not valid JSON")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    assert refusal(load_data_spec, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
+    assert refusal(load_data_spec, tmp_path).startswith(f"{tmp_path}: cannot be read")
+    (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
+    assert refusal(load_data_spec, tmp_path / "latin.json").startswith(f"{tmp_path / 'latin.json'}: cannot be read")
+    file = write(tmp_path / "list.json", [DATA])
+    assert refusal(load_data_spec, file).startswith(f"{file}: ")
+
+
+def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("c.json", "a.json", "b.json", "x.txt"):
+        write(tmp_path / name, [])
+    names = [["*.json"], ["b.json", "*.json"], ["./c.json", "c.json", "[ab].json"], ["?.json", "none.json"]]
+    gold = ["a b c", "b a c", "c a b", "a b c none"]
+    assert [" ".join(file.stem for file in expand(patterns)) for patterns in names] == gold
+    assert refusal(expand, ["a.json", "*.yaml"]) == "*.yaml: no file matches"
+    assert expand(["*.json"])[0] == Path("a.json")
+
+
+def test_a_file_whose_name_holds_brackets_is_taken_as_it_is(tmp_path: Path) -> None:
+    file = write(tmp_path / "llama [1].json", [])
+    assert expand([str(file)]) == [file]
+
+
+def test_lists_and_single_objects(tmp_path: Path) -> None:
+    several = write(tmp_path / "a.json", [{**MODEL, "label": "one"}, {**MODEL, "label": "two"}])
+    single = write(tmp_path / "b.json", {**MODEL, "label": "three"})
+    assert [spec.name for spec in load_model_specs([single, several])] == ["three", "one", "two"]
+
+
+def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
+    """Two files often hold one label; a label that looks like a number that was given is not given twice."""
+    one = write(tmp_path / "a.json", [{**MODEL, "label": "same"}, {**MODEL, "label": "same (2)"}])
+    two = write(
+        tmp_path / "b.json", [{**MODEL, "label": "same", "model_dir": str(tmp_path)}, {**MODEL, "label": "same"}]
+    )
+    found = load_model_specs([one, two])
+    assert [spec.name for spec in found] == ["same", "same (2)", "same (3)", "same (4)"]
+    assert [spec.located for spec in found] == ["m", "m", str(tmp_path), "m"]
+    unlabelled = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}])
+    assert [spec.name for spec in load_model_specs([unlabelled])] == ["m", "m (2)"]
+
+
+def test_the_first_of_several_marked_models_is_the_reference() -> None:
+    plain, marked = models("a"), models("b", "c", reference=True)
+    kept = models("d", out_logits="here")
+    specs, (said,) = one_reference([*plain, *marked, *kept])
+    assert [spec.is_reference for spec in specs] == [False, True, False, False]
+    assert said == "b is the reference, as the first of 3 that are marked; not: c, d"
+    assert one_reference([*plain, marked[0]]) == ([*plain, marked[0]], [])
+
+
+def test_several_models_without_a_reference_are_told_how_to_get_kld() -> None:
+    specs, (said,) = one_reference(models("a", "b"))
+    assert said.startswith("no KL divergence: no model is the reference; mark one")
+    assert one_reference(specs[:1])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("mask", "gold"),
+    [
+        (None, ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
+        ("", ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]),
+        ("exl", ["EXL3 4.0", "exl2 4.0"]),
+        ("gguf;EXL2", ["GGUF Q4_K_M", "exl2 4.0"]),
+        (" gguf ; ", ["GGUF Q4_K_M"]),  # an empty word matches nothing, or "gguf;" would choose every model
+        ("q4", ["GGUF Q4_K_M"]),
+    ],
+)
+def test_mask(mask: str | None, gold: list[str]) -> None:
+    assert [spec.name for spec in apply_mask(models("EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"), mask)] == gold
+
+
+def test_mask_without_a_match_lists_the_labels() -> None:
+    text = refusal(apply_mask, models("EXL3 4.0", "GGUF Q4_K_M"), "awq;exl4")
+    assert "'awq;exl4'" in text
+    assert text.endswith("EXL3 4.0, GGUF Q4_K_M")

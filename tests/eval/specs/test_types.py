@@ -1,0 +1,270 @@
+"""The JSON specs: every key of upstream's and ours, and one line that names file and key for everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from backends.hub.repositories import is_hub_id
+from eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
+from eval.specs.types import DataSpec, ModelSpec, json_schemas
+from tests.support.toy import refusal
+
+DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
+MODEL = {"load_fn": "transformers", "model_dir": "m"}
+
+DATA_VALUES: dict[str, list[Any]] = {
+    "tokenize_fn": ["transformers"], "tokenizer_dir": ["/some/folder", "org/model"], "tokenizer_revision": ["v1", None],
+    "trust_remote_code": [True], "dataset": ["c4", "org/data"], "revision": ["v1"], "dataset_path": ["org/data"],
+    "dataset_name": ["en", None], "dataset_split": ["test", "train[:1000]"], "split": ["validation"],
+    "dataset_data_files": ["a.jsonl", ["a.jsonl", "b.jsonl"], {"train": "a.jsonl"}], "text_column": ["sentence"],
+    "max_text_rows": [0, 1000, None], "max_dataset_rows": [0, 1000], "eval_stride": [1, 4096], "eval_len": [2, 4096],
+    "method": ["exllamav3", "llamacpp", "lm_eval", "gptq", "once"],
+    "detokenize": [None], "max_rows": [0, 1, None], "chat_template": [True, False],
+    "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
+    "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"], "display_eval_len": [2048, "2k"],
+}  # fmt: skip
+MODEL_VALUES: dict[str, list[Any]] = {
+    "load_fn": ["exllamav3"],
+    "fwd_fn": ["exllamav3", None],
+    "label": ["EXL3 4.0 [h6]"],
+    "group": ["NVFP4"],
+    "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors", "b.safetensors"]]],
+    "revision": ["main"],
+    "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}],
+    "reference": [True, False],
+    "noise_floor": [True, False],
+    "out_logits": ["/logits"],
+    "override_bpw_layer": [4, 4.25],
+    "override_bpw_head": [6.0],
+    "override_vram_bits": [31e9],
+}
+
+
+def cases(values: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, choices in values.items() for value in choices]
+
+
+def write(file: Path, content: Any) -> Path:
+    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return file
+
+
+def models(*labels: str) -> list[ModelSpec]:
+    return [parse_model_spec({**MODEL, "label": label}, Path("m.json")) for label in labels]
+
+
+@pytest.mark.parametrize(("key", "value"), cases(DATA_VALUES))
+def test_data_key(key: str, value: Any) -> None:
+    free = {"eval_stride": None} if key == "method" and value != "exllamav3" else {}
+    spec = parse_data_spec({**DATA, **free, key: value}, Path("d.json"))
+    assert getattr(spec, key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), cases(MODEL_VALUES))
+def test_model_key(key: str, value: Any) -> None:
+    spec = parse_model_spec({**MODEL, key: value}, Path("m.json"))
+    assert getattr(spec, key) == value
+
+
+def test_schema_key_for_editors_is_not_part_of_the_spec() -> None:
+    data = parse_data_spec({**DATA, "$schema": "schema/data.schema.json"}, Path("d.json"))
+    assert data.digest() == parse_data_spec(DATA, Path("d.json")).digest()
+    assert (
+        parse_model_spec({**MODEL, "$schema": "s"}, Path("m.json")).digest() == parse_model_spec(MODEL, Path()).digest()
+    )
+
+
+def test_tables_above_hold_every_key() -> None:
+    assert {*DATA_VALUES, "path"} == set(DataSpec.model_fields)  # path: below, it needs dataset "text"
+    assert set(MODEL_VALUES) == set(ModelSpec.model_fields)
+
+
+def test_local_text() -> None:
+    assert parse_data_spec({**DATA, "dataset": "text", "path": "a.txt"}, Path("d.json")).path == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"evallen": 5}, "d.json: evallen: unknown key (did you mean 'eval_len'?)"),
+        ({"max_row": 5}, "d.json: max_row: unknown key (did you mean 'max_rows'?)"),
+        ({"zzzzzz": 5}, "d.json: zzzzzz: unknown key"),
+        ({"eval_len": None}, "d.json: eval_len: "),
+        ({"eval_len": "2048"}, "d.json: eval_len: "),
+        ({"eval_len": 2048.5}, "d.json: eval_len: "),
+        ({"eval_len": True}, "d.json: eval_len: "),
+        ({"eval_stride": True}, "d.json: eval_stride: "),
+        ({"max_rows": "all"}, "d.json: max_rows: "),
+        ({"chat_template": 1}, "d.json: chat_template: "),
+        ({"display_rows": True}, "d.json: display_rows"),
+        ({"dataset": ["wiki2"]}, "d.json: dataset: "),
+        ({"dataset_data_files": 5}, "d.json: dataset_data_files"),
+        ({"tokenize_fn": "llamacpp"}, "d.json: tokenize_fn: "),
+        ({"eval_stride": None}, "d.json: eval_stride: missing"),
+        ({"method": "llama.cpp"}, "d.json: method: "),
+        (
+            {"method": "llamacpp"},
+            'd.json: eval_stride: with method "llamacpp" windows follow one another; leave it out',
+        ),
+        ({"method": "lm_eval"}, 'd.json: eval_stride: with method "lm_eval" windows follow one another'),
+        ({"method": "gptq"}, 'd.json: eval_stride: with method "gptq" windows follow one another'),
+        ({"method": "once", "eval_stride": 2048}, 'd.json: eval_stride: must be below eval_len with method "once"'),
+        (
+            {"method": "llamacpp", "eval_len": 2, "eval_stride": None},
+            "d.json: eval_len: must be at least 3 with method",
+        ),
+        ({"method": "once", "warmup_tokens": 1}, 'd.json: warmup_tokens: cannot go with method "once"'),
+        ({"method": "lm_eval", "eval_stride": None, "warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
+        ({"method": "llamacpp", "eval_stride": None, "warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
+        ({"method": "llamacpp", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"method": "lm_eval", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"method": "gptq", "eval_stride": 2048, "warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
+        ({"method": "gptq", "eval_stride": None, "chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"detokenize": "wikitext"}, "d.json: detokenize: rewrites documents, which only method"),
+        ({"method": "lm_eval", "eval_stride": None, "detokenize": "wiki"}, "d.json: detokenize: "),
+        ({"eval_stride": 0}, "d.json: eval_stride: "),
+        ({"eval_stride": -512}, "d.json: eval_stride: "),
+        ({"eval_len": 0}, "d.json: eval_len: "),
+        ({"eval_len": -1}, "d.json: eval_len: "),
+        ({"eval_len": 1}, "d.json: eval_len: must be at least 2"),
+        ({"max_rows": -1}, "d.json: max_rows: "),
+        ({"max_text_rows": -1}, "d.json: max_text_rows: "),
+        ({"warmup_tokens": -1}, "d.json: warmup_tokens: "),
+        ({"warmup_tokens": 2047}, "d.json: warmup_tokens: 2047 leaves nothing of eval_len 2048"),
+        ({"dataset": "text"}, "d.json: path: missing"),
+        ({"path": "a.txt"}, "d.json: path: only with dataset"),
+        ({"eval\nlen": 5}, "d.json: "),
+    ],
+)
+def test_data_refusals(keys: dict[str, Any], gold: str) -> None:
+    assert refusal(parse_data_spec, {**DATA, **keys}, Path("d.json")).startswith(gold)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({}, 512),
+        ({"method": "llamacpp", "eval_stride": None}, 2048),
+        ({"method": "llamacpp", "eval_stride": 2048}, 2048),
+        ({"method": "lm_eval", "eval_stride": 2048}, 2048),
+        ({"method": "gptq", "eval_stride": None}, 2048),
+        ({"method": "once", "eval_stride": None}, 1024),
+        ({"method": "once", "eval_stride": None, "eval_len": 3}, 1),
+        ({"method": "once", "chat_template": True}, 512),
+    ],
+)
+def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gold: int) -> None:
+    assert parse_data_spec({**DATA, **keys}, Path("d.json")).stride == gold
+
+
+def test_digests_are_those_from_before_later_keys() -> None:
+    """Of canonical JSON with every key of then."""
+    for spec, later in (
+        (parse_data_spec(DATA, Path()), {"method": "exllamav3", "detokenize": None}),
+        (parse_model_spec(MODEL, Path()), {"noise_floor": False, "group": None}),
+    ):
+        then = {key: value for key, value in spec.model_dump().items() if key not in later}
+        assert len(then) == len(spec.model_dump()) - len(later)
+        assert spec.digest() == hashlib.sha256(json.dumps(then, sort_keys=True).encode()).hexdigest()
+    assert parse_data_spec({**DATA, "method": "once"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
+    assert parse_model_spec({**MODEL, "noise_floor": True}, Path()).digest() != parse_model_spec(MODEL, Path()).digest()
+
+
+@pytest.mark.parametrize("key", DATA)
+def test_missing_data_key(key: str) -> None:
+    rest = {name: value for name, value in DATA.items() if name != key}
+    assert refusal(parse_data_spec, rest, Path("d.json")) == f"d.json: {key}: missing"
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "options", "files"),
+    [
+        ("m", {"a": 1}, []),
+        (["m", {"b": 2}], {"a": 1, "b": 2}, []),
+        (["m", "x.st"], {"a": 1}, ["x.st"]),
+        (["m", ["x.st", "y.st"]], {"a": 1}, ["x.st", "y.st"]),
+    ],
+)
+def test_model_dir_forms(model_dir: Any, options: dict[str, int], files: list[str]) -> None:
+    spec = parse_model_spec({**MODEL, "model_dir": model_dir, "engine": {"a": 1}}, Path("m.json"))
+    assert (spec.located, spec.name, spec.options) == ("m", "m", options)
+    assert spec.override_tensors == tuple(Path(name) for name in files)
+
+
+def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``both`` is in either folder, ``near`` only beside the spec, ``here`` only in the working directory."""
+    near, here = tmp_path / "specs", tmp_path / "work"
+    for folder in (near / "both", near / "near", here / "both", here / "here"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    gold = {"both": near / "both", "near": near / "near", "here": Path("here"), "org/model": Path("org/model")}
+    gold[str(here / "both")] = here / "both"
+    for name, folder in gold.items():
+        data = write(near / "d.json", {**DATA, "dataset": "text", "tokenizer_dir": name, "path": name})
+        spec = load_data_spec(data)
+        assert spec.locate(spec.tokenizer_dir) == spec.locate(spec.path or "") == str(folder)
+        (model,) = load_model_specs([write(near / "m.json", {**MODEL, "model_dir": [name, [name]]})])
+        assert (model.located, model.override_tensors) == (str(folder), (folder,))
+    monkeypatch.setenv("HOME", str(here))
+    assert load_data_spec(data).locate("~/both") == str(here / "both")
+
+
+@pytest.mark.parametrize("name", ["./models/llama", "models/../models/llama", "../llama"])
+def test_a_missing_folder_written_as_a_path_does_not_become_a_hub_id(tmp_path: Path, name: str) -> None:
+    spec = parse_model_spec({**MODEL, "model_dir": name}, tmp_path / "m.json")
+    assert not is_hub_id(spec.located)
+
+
+def test_digest_follows_what_the_spec_says_not_how() -> None:
+    def digest(text: str) -> str:
+        return parse_model_spec(json.loads(text), Path("m.json")).digest()
+
+    first = digest('{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}')
+    assert digest('{"engine":{"b":{"d":3,"c":2},"a":1},\n\n "model_dir":"m","load_fn":"f"}') == first
+    assert digest('{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 4}}}') != first
+    assert digest('{"load_fn": "f", "model_dir": "n", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}') != first
+    assert parse_data_spec(DATA, Path("a/d.json")).digest() == parse_data_spec(DATA, Path("b/e.json")).digest()
+
+
+def test_schemas_accept_what_the_parser_accepts() -> None:
+    schemas = json_schemas()
+    assert set(schemas) == {"data.schema.json", "models.schema.json"}
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    data, model = (jsonschema.Draft202012Validator(schema) for schema in schemas.values())
+    for key, value in cases(DATA_VALUES):
+        data.validate({**DATA, key: value})
+    for key, value in cases(MODEL_VALUES):
+        model.validate([{**MODEL, key: value}])
+    model.validate({**MODEL, "$schema": "s"})
+    data.validate({**DATA, "$schema": "s"})
+    assert data.is_valid({**DATA, "dataset": "text", "path": "a.txt"})
+
+
+def test_schemas_refuse_what_the_parser_refuses() -> None:
+    data, model = (jsonschema.Draft202012Validator(schema) for schema in json_schemas().values())
+    for keys in ({"evallen": 5}, {"eval_len": "2048"}, {"eval_len": 0}, {"max_rows": -1}, {"dataset": None}):
+        assert not data.is_valid({**DATA, **keys}), keys
+    assert not data.is_valid({key: value for key, value in DATA.items() if key != "eval_len"})
+    for entry in ({**MODEL, "bits": 4}, {"load_fn": "f"}, {**MODEL, "model_dir": 5}):
+        assert not model.is_valid(entry), entry
+        assert not model.is_valid([MODEL, entry]), entry
+
+
+def test_a_folder_of_override_tensors_stands_for_its_files(tmp_path: Path) -> None:
+    """Upstream named a folder; one without tensors stays as it is, for the check that will name it."""
+    for folder in ("over", "empty"):
+        (tmp_path / folder).mkdir()
+    for name in ("b.safetensors", "a.safetensors", "config.json"):
+        (tmp_path / "over" / name).touch()
+    spec = parse_model_spec({**MODEL, "model_dir": ["m", ["over", "empty"]]}, tmp_path / "m.json")
+    over = tmp_path / "over"
+    assert spec.override_tensors == (over / "a.safetensors", over / "b.safetensors", tmp_path / "empty")

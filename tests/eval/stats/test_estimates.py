@@ -1,0 +1,478 @@
+"""Estimates of models: each by hand, and all of them against plain loops in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.stats import estimates
+from eval.stats.estimates import Estimates, Stretches, correlation, difference, summarize, text_rates
+from eval.stats.uncertainty import Mean, Value
+
+LN2 = math.log(2)
+QUARTERS = np.arange(1, 5)
+"""Places in the text of four tokens, which make three stretches, {1, 2}, {3}, {4}, and so two waves.
+
+Of sums off by u, v, w the first wave is cos 30° (u - w), the second u / 2 - v + w / 2 = -3/2 v; weighted by 1 + 0.6 and
+1 + 0.6 * 4 (12,000 / 20,000): error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2, that is
+(1.2 (u - w)^2 + 7.65 v^2) / 16."""
+
+
+def four_tokens() -> dict[str, np.ndarray]:
+    """Probabilities 1/2, 1/4, 1/8, 1/4 of the model and 1/2, 1/2, 1/4, 1/8 of the reference: in units of ln 2, losses
+    1, 2, 3, 2 (mean 2) and 1, 1, 2, 3 (mean 7/4)."""
+    return {
+        "logprob": np.log(np.array([1 / 2, 1 / 4, 1 / 8, 1 / 4])).astype(np.float32),
+        "entropy": np.array([0.5, 1.0, 1.5, 1.0], np.float32),
+        "top1": np.array([True, False, False, True]),
+        "ref_logprob": np.log(np.array([1 / 2, 1 / 2, 1 / 4, 1 / 8])).astype(np.float32),
+        "ref_top1_logprob": np.log(np.array([0.6, 0.6, 0.3, 0.97])).astype(np.float32),
+        "kld": np.array([0.25, 0.5, 1.0, 0.25], np.float32),
+        "same_top": np.array([True, False, True, True]),
+    }
+
+
+@pytest.fixture
+def four() -> Estimates:
+    """16 bytes, 2 words."""
+    return summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0))
+
+
+def near(found: Mean | Value | Any, value: float, stderr: float | None, independent: float | None) -> bool:
+    """Whether an estimate and both errors are those, to the seven digits of float32."""
+    pairs = ((found.value, value), (found.stderr, stderr), (found.stderr_independent, independent))
+    return all(a == b if b is None else a == pytest.approx(b, rel=1e-6, abs=1e-7) for a, b in pairs)
+
+
+def test_perplexity(four: Estimates) -> None:
+    """2 ** 2.  Losses off their mean by -1, 0, 1, 0: independent root(2 / 4 / 3); stretches' sums 3, 3, 2 off by -1, 1,
+    0: root(1.2 + 7.65) / 4; both times 4 ln 2."""
+    assert near(four.ppl, 4, math.sqrt(8.85) * LN2, 4 * LN2 / math.sqrt(6))
+    assert (four.ppl.tokens, four.ppl.non_finite) == (4, 0)
+    assert four.ppl.logprob_sum == pytest.approx(-8 * LN2)
+
+
+def test_reference_perplexity(four: Estimates) -> None:
+    """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); stretches' sums 2, 2, 3
+    off by -1.5, .25, 1.25: root(1.2 * 2.75^2 + 7.65 / 16) / 4."""
+    assert four.against is not None
+    ppl = 2**1.75
+    assert near(four.against.ref_ppl, ppl, ppl * LN2 * math.sqrt(9.553125) / 4, ppl * LN2 * math.sqrt(2.75 / 12))
+
+
+def test_ratio_of_perplexities(four: Estimates) -> None:
+    """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); stretches' sums 1, 1, -1
+    off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
+    assert four.against is not None
+    clustered, independent = LN2 * math.sqrt(7.978125) / 4, LN2 * math.sqrt(0.6875 / 3)
+    assert near(four.against.ln_ppl_ratio, LN2 / 4, clustered, independent)
+    assert near(four.against.ppl_ratio, 2**0.25, 2**0.25 * clustered, 2**0.25 * independent)
+
+
+def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
+    """root(SE(a)^2 + SE(b)^2 - 2 Cov), Cov = (mean ab - mean a mean b) / (n - 1) = (15/4 - 7/2) / 3 ln2^2; the
+    correlation is Cov / (SE(a) SE(b)) = (1/12) / root(1/6 * 2.75/12); PPL(Q) - PPL(ref) likewise from PPL SE."""
+    assert four.against is not None
+    se_a, se_b, covariance = math.sqrt(1 / 6) * LN2, math.sqrt(2.75 / 12) * LN2, LN2**2 / 12
+    paired = math.sqrt(se_a**2 + se_b**2 - 2 * covariance)
+    assert four.against.ln_ppl_ratio.stderr_independent == pytest.approx(paired, rel=1e-6)
+    assert four.against.correlation == pytest.approx(covariance / (se_a * se_b), rel=1e-6)
+    assert four.against.correlation == pytest.approx(1 / math.sqrt(5.5), rel=1e-6)
+    a, b = 4 * se_a, 2**1.75 * se_b
+    error = math.sqrt(a**2 + b**2 - 2 * 4 * 2**1.75 * covariance)
+    assert four.against.ppl_difference.stderr_independent == pytest.approx(error, rel=1e-6)
+
+
+def test_difference_of_perplexities(four: Estimates) -> None:
+    """4 - 2 ** 1.75 = .6364143.  4 a - 3.3635857 b: .6364143, 4.6364143, 5.2728287, -2.0907570, mean 2.1137251.
+    Stretches' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
+    Independent: off by -1.4773107, 2.5226893, 3.1591036, -4.2044820, root(36.2040 / 4 / 3)."""
+    assert four.against is not None
+    off = (-1.4773107, 2.5226893, 3.1591036, -4.2044820)
+    clustered = math.sqrt(1.2 * (off[0] + off[1] - off[3]) ** 2 + 7.65 * off[2] ** 2) / 4
+    independent = math.sqrt(math.fsum(each**2 for each in off) / 12)
+    assert (clustered, independent) == pytest.approx((math.sqrt(109.4198) / 4, math.sqrt(36.2040 / 12)), rel=1e-5)
+    assert near(four.against.ppl_difference, 0.63641434, clustered * LN2, independent * LN2)
+
+
+def test_kld(four: Estimates) -> None:
+    """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); stretches' sums .75, 1, .25 off by -1/4,
+    1/2, -1/4: root(7.65 / 4) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
+    assert four.against is not None
+    assert four.kld is four.against.kld
+    assert near(four.kld, 0.5, math.sqrt(1.9125) / 4, math.sqrt(0.03125))
+    assert four.against.kld_percentiles == pytest.approx(
+        {"min": 0.25, "0.1": 0.25, "1": 0.25, "5": 0.25, "10": 0.25, "25": 0.25, "50": 0.375, "75": 0.625, "90": 0.85,
+         "95": 0.925, "99": 0.985, "99.9": 0.9985, "max": 1.0}
+    )  # fmt: skip
+    histogram = four.against.kld_histogram
+    assert {i: count for i, count in enumerate(histogram.counts) if count} == {59: 2, 61: 1, 64: 1}  # 8 (log10 + 8)
+
+
+def test_change_of_probability(four: Estimates) -> None:
+    """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); stretches' sums -1/4,
+    -1/8, 1/8 off by -1/8, -1/16, 3/16: root(.1470703125) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
+    assert four.against is not None
+    assert near(four.against.delta_p, -1 / 16, math.sqrt(0.1470703125) / 4, math.sqrt(5 / 768))
+    found = four.against.delta_p_percentiles
+    assert found["min"] == pytest.approx(-0.25)
+    assert found["25"] == pytest.approx(-0.15625)
+    assert found["50"] == pytest.approx(-0.0625)
+    assert found["90"] == pytest.approx(0.0875)
+    assert found["max"] == pytest.approx(0.125)
+
+
+def test_rms_change_of_probability(four: Estimates) -> None:
+    """Squares 0, 1/16, 1/64, 1/64: mean 3/128, mean square 9/8192.  Independent root((9/8192 - 9/16384) / 3);
+    stretches' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
+    assert four.against is not None
+    rms = math.sqrt(3 / 128)
+    independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(18.45 / 16384) / 4
+    assert near(four.against.delta_p_rms, rms, clustered / (2 * rms), independent / (2 * rms))
+
+
+def test_shares(four: Estimates) -> None:
+    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; stretches' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
+    Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
+    assert four.same_top is not None
+    assert four.top1 is not None
+    assert near(four.same_top, 0.75, math.sqrt(1.153125) / 4, 0.25)
+    assert near(four.top1, 0.5, math.sqrt(2.2125) / 4, math.sqrt(1 / 12))
+
+
+def test_entropy(four: Estimates) -> None:
+    """1/2, 1, 3/2, 1: mean 1, independent root(1/2 / 4 / 3); sums 3/2, 3/2, 1 off by -1/2, 1/2, 0:
+    root(8.85 / 4) / 4."""
+    assert four.entropy is not None
+    assert near(four.entropy, 1, math.sqrt(2.2125) / 4, math.sqrt(1 / 24))
+
+
+def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
+    """.6 and .6: KLD 1/4 and 1/2, in one stretch, so that only the independent error, root(1/64 / 1), is known."""
+    assert four.against is not None
+    lowest, low, middle, high, highest = four.against.confidence
+    assert [(b.low, b.high) for b in four.against.confidence] == [
+        (0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95), (0.95, 1),
+    ]  # fmt: skip
+    assert [b.share for b in four.against.confidence] == [0, 0.25, 0.5, 0, 0.25]
+    assert (lowest.kld, lowest.median) == (high.kld, high.median) == (Mean(None, 0, 0, 0), None)
+    assert (middle.kld, middle.median) == (Mean(0.375, 0.75, 2, 0, None, 0.125), 0.375)
+    assert (low.kld, low.median) == (Mean(1, 1, 1, 0), 1)
+    assert (highest.kld, highest.median) == (Mean(0.25, 0.25, 1, 0), 0.25)
+
+
+def test_rates_over_bytes_and_words(four: Estimates) -> None:
+    """8 ln 2 over 16 bytes: 1/2 bit each, perplexity 2 ** (1/2); over 2 words 2 ** 4.  Errors: those of the mean,
+    root(8.85) / 4 and root(1/6) in bits a token, times 4 tokens over 16 bytes or 2 words."""
+    rates = four.rates
+    assert rates is not None
+    clustered, independent = math.sqrt(8.85) / 4, math.sqrt(1 / 6)
+    assert near(rates.bits_per_byte, 0.5, clustered / 4, independent / 4)
+    root2 = math.sqrt(2)
+    assert near(rates.byte_perplexity, root2, root2 * LN2 * clustered / 4, root2 * LN2 * independent / 4)
+    assert near(rates.word_perplexity, 16, 16 * LN2 * clustered * 2, 16 * LN2 * independent * 2)
+    assert (rates.n_bytes, rates.n_words) == (16, 2)
+
+
+def test_no_rates_where_they_would_be_of_other_text(four: Estimates) -> None:
+    """An infinite loss is in no sum, but its bytes are counted; a text without words has no rate over them."""
+    columns = four_tokens()
+    assert summarize(columns, QUARTERS, QUARTERS).rates is None
+    columns["logprob"][1] = -np.inf
+    assert summarize(columns, QUARTERS, QUARTERS, (16.0, 2.0)).rates is None
+    assert text_rates(Mean(-1, -4, 4, 0), 16, 0) is None
+    assert text_rates(Mean(-1, -4, 4, 0), 0, 2) is None
+    assert text_rates(Mean(None, 0, 0, 0), 16, 2) is None
+
+
+def test_sums_of_stretches(four: Estimates) -> None:
+    found = four.stretches
+    assert (found.tokens, found.whole, found.length) == ((2, 1, 1), ("nll", "kld", "same_top"), 4)
+    assert found.nll == pytest.approx((3 * LN2, 3 * LN2, 2 * LN2))
+    assert (found.kld, found.same_top) == ((0.75, 1, 0.25), (1, 1, 1))
+
+
+def test_difference_of_two_models() -> None:
+    """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
+    cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
+    round it has the other sign."""
+    a = Stretches((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    b = Stretches((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
+    error = pytest.approx(math.sqrt(6.4) / 5)
+    assert difference(a, b, "kld") == Value(1, error)  # type: ignore[arg-type]
+    assert difference(b, a, "kld") == Value(-1, error)  # type: ignore[arg-type]
+    assert difference(a, a, "kld") == Value(0, 0)
+
+
+def test_difference_of_losses_is_that_against_the_reference() -> None:
+    """A model's stretches against those of the reference's own row: the same as ``ln_ppl_ratio``."""
+    columns = four_tokens()
+    model = summarize(columns, QUARTERS, QUARTERS)
+    reference = summarize({"logprob": columns["ref_logprob"]}, QUARTERS, QUARTERS)
+    found = difference(model.stretches, reference.stretches, "nll")
+    assert found is not None
+    assert model.against is not None
+    ratio = model.against.ln_ppl_ratio
+    assert (found.value, found.stderr) == (pytest.approx(ratio.value), pytest.approx(ratio.stderr))
+
+
+def test_what_cannot_be_compared() -> None:
+    """Other windows; a reference, which has no KLD; a score that left entries out."""
+    a = Stretches((2, 3), (1.0, 1.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    assert difference(a, replace(a, tokens=(3, 2)), "nll") is None
+    assert difference(a, replace(a, kld=None, whole=("nll",)), "kld") is None
+    assert difference(replace(a, whole=("kld",)), a, "nll") is None
+    assert difference(a, a, "same_top") is None
+
+
+def test_a_sum_that_leaves_entries_out_is_not_whole() -> None:
+    """An infinite loss: neither losses nor same top (argmax of nan is some token) can be compared, KLD can."""
+    columns = four_tokens()
+    columns["logprob"][1] = -np.inf
+    found = summarize(columns, QUARTERS, QUARTERS).stretches
+    assert found.whole == ("kld",)
+    assert found.nll == pytest.approx((LN2, 3 * LN2, 2 * LN2))
+    columns = four_tokens()
+    columns["kld"][3] = np.inf
+    assert summarize(columns, QUARTERS, QUARTERS).stretches.whole == ("nll", "same_top")
+
+
+def test_without_a_reference_there_is_no_comparison() -> None:
+    found = summarize({"logprob": np.array([-1.0, -3.0], np.float32)}, np.arange(2), np.arange(1, 3))
+    assert (found.against, found.kld, found.same_top, found.top1, found.entropy, found.rates) == (None,) * 6
+    assert found.ppl.value == pytest.approx(math.exp(2.0))
+    assert found.stretches == Stretches((1, 1), (1.0, 3.0), whole=("nll",), length=2)
+
+
+def test_one_token() -> None:
+    """No error of anything, and no correlation; a number for the rest."""
+    columns = {name: values[:1] for name, values in four_tokens().items()}
+    found = summarize(columns, np.array([5]), np.array([5]), (4.0, 1.0))
+    assert (found.ppl.stderr, found.ppl.stderr_independent) == (None, None)
+    assert found.against is not None
+    assert found.against.correlation is None
+    assert found.against.delta_p_rms == Value(0)
+    assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25  # type: ignore[union-attr]
+
+
+def test_short_texts_have_a_caution(four: Estimates) -> None:
+    (said,) = estimates.cautions([four, four], 4)
+    assert said.startswith("the scored part spans 4 tokens: ")
+    longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
+    assert estimates.cautions([longer], 20_000) == []
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])
+def test_a_constant_has_no_correlation(value: float) -> None:
+    """The standard deviation of ten times 0.1 is 1.4e-17, not 0."""
+    constant, other = np.full(10, value), np.arange(10.0)
+    assert correlation(constant, other) is None
+    assert correlation(other, constant) is None
+    assert correlation(other, -2 * other) == pytest.approx(-1)
+
+
+def test_non_finite_scores() -> None:
+    """Positions 0, 1 and 4 have both log-probabilities; KLD and entropy take whatever is finite.  ref_ppl is of the
+    same three as the ratio, so that it is PPL(Q) / ratio and PPL(Q) - difference."""
+    columns = {
+        "logprob": np.array([-1.0, -2.0, -np.inf, np.nan, -3.0], np.float32),
+        "entropy": np.array([0.5, 1.0, 1.5, np.nan, 2.0], np.float32),
+        "top1": np.array([True, False, False, True, True]),
+        "ref_logprob": np.array([-1.0, -1.5, -2.0, -np.inf, -2.0], np.float32),
+        "ref_top1_logprob": np.array([-0.1, -0.1, -0.1, -np.inf, np.nan], np.float32),
+        "kld": np.array([0.25, 0.5, np.inf, np.nan, 0.0], np.float32),
+        "same_top": np.array([True, False, True, True, False]),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(columns, np.arange(5), np.arange(1, 6))
+    assert (found.ppl.value, found.ppl.tokens, found.ppl.non_finite) == (pytest.approx(math.exp(2)), 3, 2)
+    for of, value, tokens, left in (
+        (found.kld, 0.25, 3, 2), (found.entropy, 1.25, 4, 1), (found.top1, 2 / 3, 3, 2), (found.same_top, 1 / 3, 3, 2),
+    ):  # fmt: skip
+        assert of is not None
+        assert (of.value, of.tokens, of.non_finite) == (pytest.approx(value), tokens, left)
+    assert found.against is not None
+    ref_ppl, ratio = found.against.ref_ppl, found.against.ln_ppl_ratio
+    assert (ref_ppl.value, ref_ppl.tokens, ref_ppl.non_finite) == (pytest.approx(math.exp(1.5)), 3, 2)
+    assert (ratio.value, ratio.tokens, ratio.non_finite) == (pytest.approx(0.5), 3, 2)
+    assert found.against.ppl_difference.value == pytest.approx(math.exp(2) - math.exp(1.5))
+    assert found.against.kld_percentiles["max"] == 0.5
+    assert [b.share for b in found.against.confidence] == [0, 0, 0, 0.6, 0]
+    assert (found.against.confidence[3].kld.tokens, found.against.confidence[3].kld.non_finite) == (2, 1)
+
+
+def test_nothing_finite() -> None:
+    columns = {name: np.full(3, np.nan, np.float32) for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld")}
+    columns["same_top"] = np.array([True, False, True])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(columns, np.arange(3), np.arange(1, 4), (9.0, 2.0))
+    against = found.against
+    assert against is not None
+    assert (found.ppl.value, against.ref_ppl.value, against.ln_ppl_ratio.value, against.kld.value) == (None,) * 4
+    assert (against.ppl_ratio, against.ppl_difference, against.delta_p_rms) == (Value(None),) * 3
+    assert (against.correlation, against.kld_percentiles, found.rates, found.stretches.whole) == (None, {}, None, ())
+
+
+def test_same_top_needs_both_models() -> None:
+    """Where the reference is nan, its most probable token is not known; top1 does not ask it."""
+    columns = four_tokens()
+    columns["ref_logprob"][0] = np.nan
+    found = summarize(columns, QUARTERS, QUARTERS)
+    assert found.same_top is not None
+    assert found.top1 is not None
+    assert (found.same_top.value, found.same_top.tokens, found.same_top.non_finite) == (pytest.approx(2 / 3), 3, 1)
+    assert (found.top1.value, found.top1.tokens) == (0.5, 4)
+
+
+# The same in plain Python loops, one entry at a time, nothing shared with the code under test.
+
+
+def loop_mean(values: list[float], stretch: list[int]) -> tuple[float, float, float]:
+    """(mean, clustered error, independent error) of the finite ones."""
+    kept = [(v, g) for v, g in zip(values, stretch, strict=True) if math.isfinite(v)]
+    n = len(kept)
+    mean = math.fsum(v for v, _ in kept) / n
+    independent = math.sqrt((math.fsum(v * v for v, _ in kept) / n - mean**2) / (n - 1))
+    groups = sorted({g for _, g in kept})
+    off = [math.fsum(v - mean for v, g in kept if g == group) for group in groups]
+    count, squares = min(4, len(groups) - 1), 0.0
+    for j in range(1, count + 1):
+        part = math.fsum(o * math.cos(math.pi * j * (g + 0.5) / len(groups)) for g, o in enumerate(off))
+        squares += 2 * part**2 * (1 + 0.6 * j**2) / count  # 12,000 / 20,000
+    return mean, math.sqrt(squares) / n, independent
+
+
+def loop_percentile(values: list[float], percent: float) -> float:
+    """llama.cpp's percentile()."""
+    ordered = sorted(values)
+    at = percent / 100 * (len(ordered) - 1)
+    i = int(at)
+    return (1 - (at - i)) * ordered[i] + (at - i) * ordered[min(i + 1, len(ordered) - 1)]
+
+
+def noisy_columns(n: int) -> dict[str, np.ndarray]:
+    """Scores with a nan or an infinity in 2 of 100."""
+    draw = random.Random(0)
+    reference = [-draw.expovariate(0.3) for _ in range(n)]
+    kld = [draw.lognormvariate(-3, 1.5) for _ in range(n)]
+    values: dict[str, list[float]] = {
+        "logprob": [min(b + draw.gauss(-0.05, 0.3), 0) for b in reference],
+        "entropy": [draw.uniform(0, 8) for _ in range(n)],
+        "ref_logprob": reference,
+        "ref_top1_logprob": [-draw.expovariate(2) for _ in range(n)],
+        "kld": kld,
+    }
+    for column in values.values():
+        for i in range(n):
+            if draw.random() < 0.02:
+                column[i] = draw.choice([math.nan, math.inf, -math.inf])
+    shares = {
+        name: np.array([draw.random() < share for _ in range(n)]) for name, share in (("top1", 0.4), ("same_top", 0.9))
+    }
+    return {name: np.array(column, np.float32) for name, column in values.items()} | shares
+
+
+def test_everything_against_plain_loops() -> None:
+    """20 overlapping windows of 100 every 30 of a text that begins at 7; stretches are sixths of 669 tokens."""
+    places = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
+    n = len(places)
+    columns = noisy_columns(n)
+    found = summarize(columns, np.array([i for i, _ in places]), np.array([p for _, p in places], np.int32))
+    stretch = [(i - 8) * 6 // 669 for i, _ in places]
+    given = {name: [float(v) for v in column] for name, column in columns.items()}
+    a, b = ([-v for v in given[name]] for name in ("logprob", "ref_logprob"))
+    both = [math.isfinite(x) and math.isfinite(y) for x, y in zip(a, b, strict=True)]
+
+    def paired(function: Callable[[float, float], float]) -> list[float]:
+        return [function(x, y) if ok else math.nan for x, y, ok in zip(a, b, both, strict=True)]
+
+    def same(estimate: Any, values: list[float], of: Callable[[float], float] = lambda m: m, slope: float = 1) -> None:
+        mean, clustered, independent = loop_mean(values, stretch)
+        assert estimate.value == pytest.approx(of(mean), rel=1e-9)
+        assert estimate.stderr == pytest.approx(slope * clustered, rel=1e-7)
+        assert estimate.stderr_independent == pytest.approx(slope * independent, rel=1e-7)
+
+    against = found.against
+    assert against is not None
+    ppl = math.exp(loop_mean(a, stretch)[0])
+    same(found.ppl, a, math.exp, ppl)
+    q, r = (math.exp(loop_mean(paired(pick), stretch)[0]) for pick in (lambda x, y: x, lambda x, y: y))
+    same(against.ref_ppl, paired(lambda x, y: y), math.exp, r)
+    same(against.ln_ppl_ratio, paired(lambda x, y: x - y))
+    same(against.ppl_ratio, paired(lambda x, y: x - y), math.exp, q / r)
+    same(against.ppl_difference, paired(lambda x, y: q * x - r * y), lambda m: q - r)
+    same(against.kld, given["kld"])
+    same(against.delta_p, paired(lambda x, y: math.exp(-x) - math.exp(-y)))
+    squares = paired(lambda x, y: (math.exp(-x) - math.exp(-y)) ** 2)
+    same(against.delta_p_rms, squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, stretch)[0]))
+    same(against.same_top, [v if ok else math.nan for v, ok in zip(given["same_top"], both, strict=True)])
+    same(found.top1, [v if math.isfinite(x) else math.nan for v, x in zip(given["top1"], a, strict=True)])
+    same(found.entropy, given["entropy"])
+    kept = [(x, y) for x, y, ok in zip(a, b, both, strict=True) if ok]
+    ma, mb = (math.fsum(pair[i] for pair in kept) / len(kept) for i in (0, 1))
+    vaa, vbb, vab = (
+        math.fsum((x[i] - (ma, mb)[i]) * (x[j] - (ma, mb)[j]) for x in kept) for i, j in ((0, 0), (1, 1), (0, 1))
+    )
+    assert against.correlation == pytest.approx(vab / math.sqrt(vaa * vbb), rel=1e-9)
+    for percents, values in (
+        (against.kld_percentiles, [v for v in given["kld"] if math.isfinite(v)]),
+        (against.delta_p_percentiles, [v for v in paired(lambda x, y: math.exp(-x) - math.exp(-y)) if v == v]),
+    ):
+        for name, percentile in percents.items():
+            percent = {"min": 0.0, "max": 100.0}.get(name) if name in ("min", "max") else float(name)
+            assert percent is not None
+            assert percentile == pytest.approx(loop_percentile(values, percent), rel=1e-9, abs=1e-15), name
+    for bucket in against.confidence:
+        inside = [
+            v if math.isfinite(c) and bucket.low <= math.exp(c) and (math.exp(c) < bucket.high or bucket.high == 1)
+            else None for v, c in zip(given["kld"], given["ref_top1_logprob"], strict=True)
+        ]  # fmt: skip
+        assert bucket.share == pytest.approx(sum(v is not None for v in inside) / n)
+        same(bucket.kld, [math.nan if v is None else v for v in inside])
+        assert bucket.median == pytest.approx(
+            loop_percentile([v for v in inside if v is not None and math.isfinite(v)], 50)
+        )
+        assert bucket.kld.non_finite == sum(v is not None and not math.isfinite(v) for v in inside)
+    for name, values in (("nll", a), ("kld", given["kld"]), ("same_top", given["same_top"])):
+        sums = [
+            math.fsum(v for v, g in zip(values, stretch, strict=True) if g == i and math.isfinite(v)) for i in range(6)
+        ]
+        assert getattr(found.stretches, name) == pytest.approx(sums)
+    assert found.stretches.whole == ()
+
+
+def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
+    """As results.json needs them: no numpy type among them."""
+
+    def check(value: object) -> None:
+        if isinstance(value, dict):
+            for each in value.values():
+                check(each)
+        elif isinstance(value, tuple):
+            for each in value:
+                check(each)
+        else:
+            assert type(value) in (int, float, str, bool, type(None)), repr(value)
+
+    check(asdict(four))
+    assert estimates.summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0)) == four
+
+
+def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
+    """Its most probable token is whatever argmax made of a nan, and the table leaves such an entry out."""
+    half = np.log(np.full(4, 0.5, np.float32))
+    columns = {"logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.zeros(4, np.float32),
+               "same_top": np.ones(4, np.bool_)}  # fmt: skip
+    index = np.arange(4)
+    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld", "same_top")
+    columns["ref_logprob"] = np.array([-1, np.nan, -1, -1], np.float32)
+    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld")

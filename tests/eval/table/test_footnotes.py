@@ -1,0 +1,99 @@
+"""What is said below a table, to the letter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from eval.stats.uncertainty import Mean
+from eval.table.footnotes import footnotes
+from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
+
+WINDOWS = "2 windows, 40 scored tokens"
+ERRORS = (
+    "± one standard error, from 4 stretches of the text (too small if its documents are longer than some 10,000 "
+    "tokens); that of PPL is about the text and common to all rows: differences between rows are far more "
+    "certain (--pairs)"
+)
+AGAINST = "KLD (nats, mean over tokens) and same top: against bf16"
+RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"
+
+
+def test_a_run_with_a_reference() -> None:
+    assert footnotes(run_of(REF, QUANT, FAILED)) == [WINDOWS, ERRORS, AGAINST, RATES, "broken: failed: told to fail"]
+
+
+def test_a_run_without_a_reference() -> None:
+    assert footnotes(run_of(BASE, reference=None)) == [WINDOWS, ERRORS]
+
+
+def test_the_method_is_named() -> None:
+    run = replace(run_of(BASE, reference=None), data={"method": "llamacpp"})
+    assert footnotes(run)[0] == "method llamacpp: 2 windows, 40 scored tokens"
+
+
+def test_a_reference_without_a_row_says_its_perplexity() -> None:
+    found = footnotes(run_of(QUANT))
+    assert found[2:] == [f"{AGAINST}, whose own PPL on these tokens is 7.2500"]
+
+
+def test_short_texts_are_said_to_be_short() -> None:
+    short = run_of(with_sums(BASE, length=1000), reference=None)
+    about = "with less than 20,000, errors (±) may be far too small"
+    assert footnotes(short)[2:] == [f"the scored part spans 1,000 tokens: {about}; take a longer text"]
+    part = replace(short, data={"rows": 2, "text_tokens": 27_324})
+    assert footnotes(part)[2:] == [
+        f"the scored part spans 1,000 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
+    ]
+    one = with_sums(BASE, tokens=(10,), nll=(5.0,))
+    assert footnotes(run_of(one, reference=None))[1] == "errors n/a: the text is too short to tell any"
+
+
+def test_the_mark_of_the_best_is_explained() -> None:
+    note = (
+        "★ the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
+        "(95 %, paired differences)"
+    )
+    assert note in footnotes(run_of(REF, QUANT, replace(QUANT, label="same")))
+    assert not any("★" in found for found in footnotes(run_of(REF, QUANT)))
+    short = with_sums(QUANT, length=510)
+    why = "no ★: even a KLD twice as large is often not told apart on 510 tokens of text (from 2,000 on it mostly is)"
+    assert why in footnotes(run_of(REF, short, replace(short, label="same")))
+    assert not any("★" in found for found in footnotes(run_of(REF, short)))
+
+
+def test_the_noise_floor_is_explained() -> None:
+    note = "≈ marked as the noise floor, the reference's weights with other roundings"
+    floor = replace(QUANT, spec={"noise_floor": True})
+    known = f"{note}; a KLD near or below its 0.01235 says nothing about a quantization"
+    assert known in footnotes(run_of(REF, floor))
+    assert note in footnotes(run_of(replace(BASE, spec={"noise_floor": True}), reference=None))
+    assert not any("≈" in found for found in footnotes(run_of(REF, QUANT)))
+
+
+def test_rows_that_ran_otherwise_than_asked() -> None:
+    layers = [{"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
+               "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}]  # fmt: skip
+    marked = replace(QUANT, provenance={"layers": layers, "gpus": ["H200"]})
+    sentence = "the checkpoint asks for nvfp4 activations, but MarlinNvFp4 left them unquantized (bfloat16, 2 layers)"
+    found = footnotes(run_of(REF, marked))
+    assert found[0] == f"† W4A16: {sentence} on H200"
+    assert sum("†" in note for note in found) == 1
+
+
+def test_what_is_missing_is_explained() -> None:
+    noted, silent = replace(BASE, label="noted", notes=("KLD n/a: x",)), replace(BASE, label="silent", provenance={})
+    assert footnotes(run_of(REF, noted, silent))[5:] == [
+        "noted: KLD n/a: x",
+        "silent: kernel n/a: this engine does not say what it runs",
+        "silent: KLD n/a: this engine measured none",
+    ]
+    holes = with_ppl(with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2)), replace(PPL, tokens=37, non_finite=3))
+    assert footnotes(run_of(REF, holes))[4:] == [
+        "W4A16: 3 positions had no finite log-probability; PPL leaves them out",
+        "W4A16: 2 positions had no finite KL divergence; KLD leaves them out",
+    ]
+
+
+def test_stored_results() -> None:
+    note = "1 of 1 rows come from the cache; their seconds (*) are of an earlier run"
+    assert footnotes(run_of(replace(BASE, cached=True), reference=None))[-1] == note

@@ -1,0 +1,46 @@
+"""The table as Markdown: its source to the letter, and that nothing in a label becomes markup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from eval.results.run_result import MARK
+from eval.table import markdown
+from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_sums
+
+
+def test_the_whole_text(tmp_path: Path) -> None:
+    worse = with_sums(replace(QUANT, label="q*_|4"), nll=(14.0, 24.0, 34.0, 44.0), kld=(5.0, 5.0, 5.0, 5.0))
+    markdown.write(replace(run_of(REF, QUANT, worse, FAILED), subtitle="a_b"), tmp_path / "t.md")
+    lines = (tmp_path / "t.md").read_text(encoding="utf-8").splitlines()
+    assert lines[:8] == [
+        "**a\\_b**",
+        "",
+        "| label | kernel | layer bpw | head bpw | VRAM GiB | PPL | PPL vs ref % | KLD | KLD p99 | same top % "
+        "| seconds |",
+        "| :-- | :-- | --: | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| bf16 | Linear | 4.50 | 16.00 | 1.00 | 7.5000 ± 0.85 | ref | ref | ref | ref | 2.0 |",
+        "| W4A16 | Linear | 4.50 | 16.00 | 1.00 | **★7.5000** ± 0.85 | +3.45 ± 0.21 | **★0.01235** ± 0.00045 | 0.9900 "
+        "| **★98.77** ± 0.52 | 2.0 |",
+        "| q\\*\\_\\|4 | Linear | 4.50 | 16.00 | 1.00 | 7.5000 ± 0.85 | +3.45 ± 0.21 | 0.01235 ± 0.00045 | 0.9900 "
+        "| **★98.77** ± 0.52 | 2.0 |",
+        "| broken |  |  |  |  | failed |  |  |  |  |  |",
+    ]
+    assert lines[8:10] == ["", "- 2 windows, 40 scored tokens"]
+    assert lines[-1] == "- broken: failed: told to fail"
+    assert all(line.startswith("- ") for line in lines[9:])
+
+
+def test_every_row_has_the_cells_of_the_header() -> None:
+    """Also without a reference, with non-finite positions, and with a mark."""
+    for run in (run_of(BASE, FAILED, reference=None), run_of(REF, replace(QUANT, spec={"noise_floor": True}))):
+        rows = [line for line in markdown.text(run).splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in rows}) == 1
+
+
+def test_special_letters_are_escaped() -> None:
+    assert markdown.escaped("a*b_c`d|e<f>g[h]i#j~k^l&m\\n{o}") == (
+        "a\\*b\\_c\\`d\\|e\\<f\\>g\\[h\\]i\\#j\\~k\\^l\\&m\\\\n\\{o\\}"
+    )
+    assert markdown.escaped(f"two\n lines {MARK} ± 4.5e-6, (0.85)") == f"two lines {MARK} ± 4.5e-6, (0.85)"

@@ -1,0 +1,98 @@
+"""The printed table: what fits, what wraps, what is marked."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from backends.base import Storage
+from eval.results.run_result import RunResult
+from eval.stats.uncertainty import Perplexity
+from eval.table import terminal
+from eval.table.columns import Cell, Column
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, run_of, with_ppl, with_sums
+
+
+def shown(run: RunResult, width: int = 80, **keys: Any) -> str:
+    stream = io.StringIO()
+    terminal.show(run, Console(**{"width": width, "file": stream, "color_system": None, **keys}))
+    return stream.getvalue()
+
+
+def row(run: RunResult, label: str, width: int = 80) -> str:
+    """The table's row of a label without spaces, one space between its cells."""
+    (words,) = [line.split() for line in shown(run, width).splitlines() if line.split()[:1] == [label]]
+    return " ".join(words)
+
+
+def test_rows_with_a_reference() -> None:
+    run = run_of(REF, QUANT, FAILED)
+    assert row(run, "bf16") == "bf16 Linear 4.50 16.00 1.00 7.5000±0.85 ref ref ref"
+    assert (
+        row(run, "W4A16", 100)
+        == "W4A16 Linear 4.50 16.00 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9900 98.77±0.52 2.0"
+    )
+    assert row(run, "broken") == "broken failed"
+
+
+def test_numbers_and_errors_are_aligned() -> None:
+    """Values end and errors begin in one column, below the header's end."""
+    wide = with_ppl(replace(QUANT, label="wide"), Perplexity(1234.5678, -1.0, 40, 0, 12.3))
+    text = shown(run_of(REF, QUANT, wide), 60).partition("2 windows")[0].splitlines()
+    (header,) = (line for line in text if "PPL" in line)
+    ends = {line.index("±") for line in text if "±" in line}
+    assert ends == {header.index("PPL") + len("PPL")}
+    assert sum("±" in line for line in text) == 3
+
+
+def test_a_header_takes_the_room_of_the_errors() -> None:
+    """Four letters of the number, four of its error: six of the header fit over both."""
+    width, header, (cell,) = terminal.aligned(Column("PPL vs\nref %", (Cell("+1.0", "0.2"),)))
+    assert (width, header, cell.plain) == (8, "PPL vs\nref %", "+1.0±0.2")
+    width, header, (cell,) = terminal.aligned(Column("seconds", (Cell("2.0"),)))
+    assert (width, header, cell.plain) == (7, "seconds", "    2.0")
+
+
+def test_the_best_is_bold_and_marked() -> None:
+    worse = with_sums(replace(QUANT, label="worse"), kld=(5.0, 5.0, 5.0, 5.0))
+    text = shown(run_of(REF, QUANT, worse), 120, color_system="standard", force_terminal=True)
+    assert "\x1b[1m★0.01235\x1b[0m±0.00045" in text
+    assert "\x1b[1m 0.01235" not in text
+
+
+def test_labels_are_shown_as_they_are() -> None:
+    """Square brackets are markup to rich."""
+    assert row(run_of(replace(QUANT, label="[h8]/[/x]")), "[h8]/[/x]").startswith("[h8]/[/x] Linear")
+
+
+@pytest.mark.parametrize("reference", [None, REFERENCE])
+def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> None:
+    """Large numbers in every column, non-finite positions too: only label and kernel wrap."""
+    large = with_ppl(replace(
+        QUANT, label="vLLM Llama-3.1-70B-Instruct W4A16 g128", storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
+        rows=586, score_seconds=1234.5, cached=True,
+    ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
+    text = shown(run_of(REF, large, reference=reference))
+    lines = text[: text.index("586 windows")].splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert "…" not in text
+    numbers = ["0.01235±0.00045", "98.77", "12"] if reference else ["12", "1,234.5*"]
+    head = ["16.25", *([] if reference else ["16.00"]), "131.50", "1,234.5678±120"]
+    assert any(line.split()[-len(head + numbers) :] == [*head, *numbers] for line in lines), text
+
+
+def test_a_wider_terminal_never_shows_less() -> None:
+    long = replace(QUANT, label="x" * 30)
+    headers = [shown(run_of(REF, long), width) for width in range(80, 160)]
+    counts = [[word in text for word in ("ref %", "head", "p99", "seconds")].count(True) for text in headers]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 4)
+
+
+def test_notes_are_printed_one_a_line() -> None:
+    run = run_of(replace(QUANT, notes=("one [thing]", "x" * 200)), reference=None)
+    assert shown(run).splitlines()[-2:] == ["W4A16: one [thing]", f"W4A16: {'x' * 200}"]

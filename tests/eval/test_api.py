@@ -1,0 +1,89 @@
+"""The call from Python: the command line's run, as a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from eval import api
+from eval.api import compare, load
+from eval.results import results_json
+from tests.support.made import FAILED, QUANT, REF, run_of
+from tests.support.toy import Ran, refusal
+
+Run = Callable[..., Ran]
+Specs = Callable[..., tuple[Path, Path]]
+UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
+BOOSTED = {**UNIFORM, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "reference": True}
+
+
+@pytest.fixture
+def data(toy_model: Path, toy_text: Path) -> dict[str, Any]:
+    return {"tokenizer_dir": toy_model, "dataset": "text", "path": toy_text, "eval_len": 100, "eval_stride": 100}
+
+
+def test_a_call_is_the_command_line(
+    compare_q: Run, write_specs: Specs, data: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PPL of uniform logits is V, KLD against the boosted ones 0.07862; the second takes the first's scores."""
+    file, models = write_specs([UNIFORM, BOOSTED])
+    assert compare_q("-d", file, "-m", models, "-o", tmp_path / "r.json", "-r", 3).status == 0
+    found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
+    frame = found.frame().set_index("label")
+    assert frame.loc["uniform", "ppl"] == pytest.approx(500, rel=1e-6)
+    assert frame.loc["uniform", "kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert frame.kld["boosted"] == 0
+    assert frame.tokens.tolist() == [297, 297]
+    assert frame.reference.tolist() == [False, True]
+    assert frame.from_cache.all()
+    assert frame["where"].notna().all()
+    same = load(tmp_path / "r.json").frame().drop(columns="from_cache")
+    pd.testing.assert_frame_equal(found.frame().drop(columns="from_cache"), same)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_specs_are_files_dicts_or_both_and_paths_start_here(
+    write_specs: Specs, data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, models = write_specs([UNIFORM])
+    monkeypatch.chdir(data["path"].parent)
+    both = compare({**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True)
+    assert [model.label for model in both.run.models] == ["uniform", "boosted"]
+    assert list(Path("kept", "scores").glob("*.parquet"))
+    one = compare(str(file), UNIFORM, rows=2, quiet=True)
+    assert len(one.frame()) == 1
+    one.save(tmp_path / "r.json")
+    assert load(tmp_path / "r.json").frame().equals(one.frame())
+    assert json.loads((tmp_path / "r.json").read_text())["command"] == ["eval.api"]
+
+
+def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:
+    sizeless = replace(QUANT, label="server", storage=replace(QUANT.storage, bpw_layer=None, note="a server"))
+    results_json.write_json(run_of(REF, QUANT, FAILED, sizeless), tmp_path / "r.json", [])
+    frame = load(tmp_path / "r.json").frame()
+    assert tuple(frame.columns) == api.COLUMNS
+    assert frame.kld.tolist()[:2] == [0, 0.01234567]
+    assert frame.kld_stderr.isna().tolist() == [True, False, True, False]
+    assert frame.tokens.isna().tolist() == [False, False, True, False]
+    assert frame.error.tolist() == [None, None, "told to fail", None]
+    assert frame.notes.tolist() == [None, None, "failed: told to fail", "size n/a: a server"]
+    assert frame.bpw_layer.isna().tolist() == [False, False, True, True]
+    numbers = ("ppl", "kld", "vram_gib", "same_top", "score_seconds")
+    assert {str(frame[name].dtype) for name in numbers} == {"float64"}
+
+
+def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
+    """The command line's, with the place in the call where a file's name would stand."""
+    unknown = refusal(compare, data, [UNIFORM, {**UNIFORM, "label": "x", "modeldir": 1}])
+    assert unknown.startswith("models[1]: model 1 (x): modeldir: ")
+    assert refusal(compare, {**data, "eval_len": 0}, UNIFORM).startswith("data: eval_len: ")
+    assert refusal(compare, {**data, "eval_len": {1}}, UNIFORM) == "spec: holds what JSON cannot: {1} is a set"
+    assert refusal(compare, data, []) == "models: give spec files or dicts, at least one"
+    assert refusal(compare, data, tmp_path / "none.json").endswith("none.json: no such file")
+    assert refusal(load) == "load: give at least one results.json or report.html, each by its name"

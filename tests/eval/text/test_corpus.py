@@ -1,0 +1,253 @@
+"""Local data sets and files -> text: the real ``datasets`` on local files; those of the hub: test_hub_datasets.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.constants
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.specs.types import DataSpec
+from eval.text import corpus
+from tests.support.toy import refusal as refusal_of
+
+PROGRESS = Progress(quiet=True)
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real data set library in a cache of its own, off the network."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def spec(folder: Path = Path(), **keys: Any) -> DataSpec:
+    base = {"tokenizer_dir": "t", "dataset": "text", "eval_stride": 2, "eval_len": 4}
+    return parse_data_spec({**base, **keys}, folder / "d.json")
+
+
+def text(**keys: Any) -> str:
+    return corpus.load_text(spec(**keys), PROGRESS)
+
+
+def refusal(**keys: Any) -> str:
+    """The one line with which the text of a data spec is refused."""
+    return refusal_of(text, **keys)
+
+
+def numbered(file: Path, count: int = 5) -> dict[str, Any]:
+    """Keys of a local data set whose rows are r0, r1, ..."""
+    file.write_text("".join(json.dumps({"text": f"r{i}", "id": i}) + "\n" for i in range(count)))
+    return {"dataset": "json", "dataset_data_files": str(file), "split": "train"}
+
+
+def local(file: Path, rows: list[str | None]) -> dict[str, Any]:
+    """Keys of a local data set with these rows."""
+    return {"dataset": "parquet", "dataset_data_files": str(parquet(file, text=rows)), "split": "train"}
+
+
+def parquet(file: Path, **columns: list[Any]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, compression="none", use_dictionary=False)
+    return file
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("rows", "limit", "gold"),
+    [
+        (["", "a", " \n", "b\n", None, " c"], None, "a\n\nb\n\n\n c"),
+        (["", "a", " ", "b"], 0, "a\n\nb"),
+        (["", "a", " ", "b"], 3, "a"),  # upstream takes the first rows and then drops the blank ones
+        (["", "a", " ", "b"], 99, "a\n\nb"),
+    ],
+)
+def test_blank_rows_are_dropped(rows: list[str | None], limit: int | None, gold: str, tmp_path: Path) -> None:
+    assert text(**local(tmp_path / "b.parquet", rows), max_text_rows=limit) == gold
+    assert text(path=str(parquet(tmp_path / "a.parquet", text=rows)), max_text_rows=limit) == gold
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("\n\n".join(json.dumps({"text": row}) for row in rows))
+    assert text(path=str(lines), max_text_rows=limit) == gold
+
+
+def test_blank_rows_stay_for_gptq(tmp_path: Path) -> None:
+    """``"\\n\\n".join(rows)`` of the rows as they are, each with its own newline; a row without text is none."""
+    rows = ["", " = A = \n", "", " a b \n", None, ""]
+    keys: dict[str, Any] = {"method": "gptq", "eval_stride": None}
+    gold = "\n\n = A = \n\n\n\n\n a b \n\n\n"
+    file = str(parquet(tmp_path / "a.parquet", text=rows))
+    assert text(path=file, **keys) == gold
+    assert text(path=file, max_text_rows=2, **keys) == "\n\n = A = \n"
+    assert text(path=file) == " = A = \n\n\n a b \n"
+    (tmp_path / "a.txt").write_bytes(b"a\r\n\n\nb\n")
+    assert text(path=str(tmp_path / "a.txt"), **keys) == "a\n\n\nb\n"
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("limit", "count"), [(None, 5), (4, 4), (5, 4), (6, 5)])
+def test_documents_are_rows_as_they_are(limit: int | None, count: int, tmp_path: Path) -> None:
+    """lm-eval drops no blank row; a row without text is none."""
+    gold = ["", "a", " \n", "b\n", " c"][:count]
+    rows = ["", "a", " \n", "b\n", None, " c"]
+    found = spec(**local(tmp_path / "b.parquet", rows), max_text_rows=limit)
+    assert corpus.load_documents(found, PROGRESS) == gold
+    file = str(parquet(tmp_path / "a.parquet", text=rows))
+    assert corpus.load_documents(spec(path=file, max_text_rows=limit), PROGRESS) == gold
+
+
+def test_a_plain_file_is_one_document_and_blank_rows_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n\nb\n")
+    assert corpus.load_documents(spec(tmp_path, path="a.txt"), PROGRESS) == ["a\n\nb\n"]
+    blank = spec(path=str(parquet(tmp_path / "a.parquet", text=["", " "])))
+    assert refusal_of(corpus.load_documents, blank, PROGRESS) == "dataset 'text': no text in its rows"
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("first", "second", "gold"), [(2, 3, "r0\n\nr1"), (0, 1, "r0\n\nr1\n\nr2"), (None, 1, "r0")])
+def test_max_text_rows_goes_before_max_dataset_rows(first: int | None, second: int, gold: str, tmp_path: Path) -> None:
+    """Upstream: ``spec.get("max_text_rows", spec.get("max_dataset_rows", 0))``; absent here is None."""
+    rows = local(tmp_path / "a.parquet", ["r0", "r1", "r2"])
+    limits = {"max_dataset_rows": second} | ({} if first is None else {"max_text_rows": first})
+    assert text(**rows, **limits) == gold
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({}, "r0 r1 r2 r3 r4"),
+        ({"max_text_rows": 2}, "r0 r1"),
+        ({"split": "train[:2]"}, "r0 r1"),
+        ({"split": "train[1:3]"}, "r1 r2"),
+        ({"split": "train[1:3]", "max_text_rows": 1}, "r1"),
+        ({"split": "train[:80%]", "max_text_rows": 3}, "r0 r1 r2"),
+        ({"text_column": "id"}, "; they hold values of type int"),
+        ({"split": "train[:0]"}, ""),
+    ],
+)
+def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
+    source = {**numbered(tmp_path / "a.jsonl"), **keys}
+    if not gold.startswith("r"):
+        assert refusal(**source) == f"dataset 'json': no text in its rows{gold}"
+    else:
+        assert text(**source).split("\n\n") == gold.split()
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("streamed", [{}, {"max_text_rows": 9}])
+def test_bad_local_data_sets(tmp_path: Path, streamed: dict[str, int]) -> None:
+    source = {**numbered(tmp_path / "a.jsonl"), **streamed}
+    assert refusal(**source, text_column="texts") == "dataset 'json': no text column 'texts'; there are: text, id"
+    assert "cannot load json" in refusal(**{**source, "split": "dev"})
+    assert "none.jsonl" in refusal(**{**source, "dataset_data_files": str(tmp_path / "none.jsonl")})
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text":\n')
+    assert refusal(**source).startswith("dataset 'json': ")
+
+
+@pytest.mark.parametrize("content", ["a\n\nb \n", "  a", "\ufeffé\u2028ß"])
+@pytest.mark.parametrize("keys", [{}, {"method": "llamacpp", "eval_stride": None}])
+def test_local_text_is_taken_as_it_is(tmp_path: Path, content: str, keys: dict[str, Any]) -> None:
+    """A byte order mark is text, as it is for llama-perplexity, which reads bytes."""
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    assert corpus.load_text(spec(tmp_path, path="a.txt", **keys), PROGRESS) == content  # relative to the spec's folder
+
+
+def test_every_line_end_is_a_newline(tmp_path: Path) -> None:
+    """A copy of a corpus with Windows line ends scores as the original does, but by llama-perplexity's method."""
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
+    assert corpus.load_text(spec(tmp_path, path="a.txt"), PROGRESS) == "a\nb\nc\n"
+    raw = spec(tmp_path, path="a.txt", method="llamacpp", eval_stride=None)
+    assert corpus.load_text(raw, PROGRESS) == "a\r\nb\rc\n"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_text_must_be_utf8(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"text": "caf\xe9"}\n')
+    assert str(tmp_path / name) in refusal(path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_missing_and_empty_files(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    assert refusal(path=str(file)) == f"path: {file}: no such file"
+    if name == "a.parquet":
+        parquet(file, text=[])
+    else:
+        file.write_bytes(b"")
+    assert "no text" in refusal(path=str(file))
+
+
+def test_columns_of_local_files(tmp_path: Path) -> None:
+    rows = parquet(tmp_path / "a.parquet", id=[1, 2], body=["a", "b"])
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"id": 1, "body": "a"}\n{"id": 2, "body": "b"}\n')
+    for file in (rows, lines):
+        assert text(path=str(file), text_column="body") == "a\n\nb"
+        message = refusal(path=str(file))
+        assert str(file) in message
+        assert message.endswith("no text column 'text'; there are: id, body")
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_conversations_are_told_what_can_be_done(tmp_path: Path, column: str) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    rows = parquet(tmp_path / "a.parquet", **{column: [chat]})
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps({column: chat, "id": 1}) + "\n")
+    for file in (rows, lines):
+        for keys in ({}, {"text_column": column}):  # no text column; a text column that holds no text
+            message = refusal(path=str(file), **keys)
+            assert "; conversations are not read: write each as text to a column of its own" in message
+            assert "apply_chat_template(..., tokenize=False)" in message
+    lines.write_text(json.dumps({column: chat, "rendered": "user: Hello"}) + "\n")
+    assert text(path=str(lines), text_column="rendered") == "user: Hello"
+
+
+@pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '"text"', '{"body": "b"}'])
+def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f'{{"text": "a"}}\n\n{line}\n')
+    assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
+    assert text(path=str(file), max_text_rows=1) == "a"
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "a.parquet", text=["a" * 100, "b" * 100])
+    damaged = bytearray(file.read_bytes())
+    damaged[4:40] = b"\xff" * 36  # the header of the first page; the footer stays whole
+    file.write_bytes(b"no parquet")
+    assert refusal(path=str(file)).startswith(f"path: {file}: not a parquet file")
+    file.write_bytes(damaged)
+    assert str(file) in refusal(path=str(file))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
+    file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"
+    file.write_text('{"text": "a"}')
+    first = corpus.identity(spec(path=str(file)))
+    os.utime(file, (1, 1))
+    assert corpus.identity(spec(path=str(file))) == first
+    moved.parent.mkdir()
+    file.rename(moved)
+    assert corpus.identity(spec(path=str(moved))) == first
+    moved.write_text('{"text": "b"}')
+    assert corpus.identity(spec(path=str(moved))) != first
+
+
+@pytest.mark.usefixtures("offline")
+def test_identity_of_a_local_data_set_follows_its_content(tmp_path: Path) -> None:
+    keys = numbered(tmp_path / "a.jsonl", 5)
+    before, identity = text(**keys), corpus.identity(spec(**keys))
+    numbered(tmp_path / "a.jsonl", 6)
+    os.utime(tmp_path / "a.jsonl", (9, 9))
+    assert text(**keys) != before
+    assert corpus.identity(spec(**keys)) != identity

@@ -1,0 +1,243 @@
+"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` meet the stand-in (tests/support/hub.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.text import corpus, hub_datasets
+from tests.eval.text.test_corpus import spec
+from tests.support import hub_layouts
+from tests.support.hub import Hub
+from tests.support.hub_client import Client
+
+READ = """
+one = spec(**{keys})
+said = Watch()
+hub_datasets.fetch(one, Progress(quiet=True))
+value = corpus.load_rows(one, Progress(quiet=True))
+"""
+WIKI2, WIKI103 = "wikitext-2-raw-v1", "wikitext-103-raw-v1"
+EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
+# name: repository, first row, number of rows, the files with data that are asked for
+KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
+    "wiki2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, [f"{WIKI2}/test-00000-of-00001.parquet"]),
+    "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # in the cache by then
+    "wiki103": (
+        "Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, [f"{WIKI103}/test-00000-of-00001.parquet"]
+    ),
+    "wikitext103": ("Salesforce/wikitext", " = wikitext-103-raw-v1 test = \n", 3, []),
+    "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
+    "lambada": ("EleutherAI/lambada_openai", " = lambada test = \n", 3, ["data/lambada_test.jsonl"]),
+    "tinystories": (
+        "roneneldan/TinyStories", " = tinystories validation = \n", 3,
+        ["data/validation-00000-of-00001-869c898b519ad725.parquet"],
+    ),
+    "c4": ("allenai/c4", "c4 en validation file 0", 8, EIGHT),
+    "openwebtext10k": (
+        "stas/openwebtext-10k", "stas/openwebtext-10k file 0 row 0", 600, ["plain_text/train/0000.parquet"]
+    ),
+    "openwebtext": (
+        "Skylion007/openwebtext", "Skylion007/openwebtext file 0 row 0", 1000,
+        ["plain_text/train/0000.parquet", "plain_text/train/0001.parquet"],
+    ),
+    "fineweb": (
+        "HuggingFaceFW/fineweb", "fineweb file 0 row 0", 1000,
+        ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
+    ),
+    "fineweb-edu": (
+        "HuggingFaceFW/fineweb-edu", "fineweb-edu file 0 row 0", 1000,
+        ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        hub_layouts.add_all(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def client(hub: Hub, home: Path) -> Iterator[Client]:
+    with Client(hub, home) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def away(hub: Hub, home: Path, client: Client) -> Iterator[Client]:
+    """A client with the cache that the others have filled, and no hub."""
+    client.run(READ.format(keys={"dataset": "wiki2"}))
+    client.run(READ.format(keys={"dataset": "lambada"}))
+    with Client(hub, home, HF_ENDPOINT="http://127.0.0.1:1") as process:
+        yield process
+
+
+def read(client: Client, **keys: Any) -> list[str]:
+    """The rows of a data set."""
+    rows = client.run(READ.format(keys=keys))
+    assert isinstance(rows, list)
+    return rows
+
+
+def refusal(client: Client, **keys: Any) -> str:
+    return client.refusal(READ.format(keys=keys))
+
+
+def data_files(client: Client, path: str) -> list[str]:
+    """The files whose contents the last question asked a repository for, without what describes it."""
+    mine = [each for each in client.asked if each.path.startswith(f"/datasets/{path}/resolve/")]
+    names = {each.path.partition("/resolve/")[2].partition("/")[2] for each in mine if "." in each.path}
+    about = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+    return sorted(name for name in names if name not in about and not name.endswith(".py"))
+
+
+def test_every_known_name_is_below() -> None:
+    assert set(KNOWN) == set(corpus.SOURCES)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_name(name: str, client: Client) -> None:
+    """Its rows, and that no other split's, language's or dump's file is asked for."""
+    path, first, count, files = KNOWN[name]
+    rows = read(client, dataset=name.upper())
+    assert (rows[0], len(rows)) == (first, count)
+    assert data_files(client, path) == files
+    assert client.said.read_text() == ""
+
+
+def test_the_client_refuses_a_bare_name(client: Client) -> None:
+    answer = client.answer('import datasets\ndatasets.load_dataset("wikitext", "wikitext-2-raw-v1", split="test")')
+    assert answer["kind"] == "HfUriError"
+    assert refusal(client, dataset="wikitext") == (
+        "dataset 'wikitext': cannot load wikitext: no known name; data sets of the hub are named owner/name: "
+        "this one is 'Salesforce/wikitext' (did you mean 'wikitext2'?)"
+    )
+    assert refusal(client, dataset="wikki2") == (
+        "dataset 'wikki2': cannot load wikki2: no known name; data sets of the hub are named owner/name "
+        "(did you mean 'wiki2'?)"
+    )
+
+
+def test_keys_of_the_spec_replace_those_of_the_name(client: Client) -> None:
+    ours = {"dataset_path": "Salesforce/wikitext", "dataset_name": "wikitext-2-v1", "text_column": "text"}
+    assert read(client, dataset="ptb", **ours)[0] == " = wikitext-2-v1 test = \n"
+    assert read(client, dataset="wiki2", dataset_name="wikitext-103-v1")[0] == " = wikitext-103-v1 test = \n"
+    assert read(client, dataset="wiki2", split="unused", dataset_split="validation")[0] == f" = {WIKI2} validation = \n"
+    assert read(client, dataset="wiki2", split="test[1:]") == ["", f"The second paragraph of {WIKI2} test.\n"]
+    one = f"{WIKI103}/train-*"
+    assert read(client, dataset="wiki2", dataset_data_files={"test": one})[0] == f" = {WIKI103} train = \n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"dataset": "c4", "max_text_rows": 1}, 1),
+        ({"dataset": "openwebtext", "max_text_rows": 3}, 3),
+        ({"dataset": "openwebtext", "split": "train[:7]"}, 7),
+        ({"dataset": "openwebtext", "split": "train[:7]", "max_dataset_rows": 9}, 7),
+    ],
+)
+def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client) -> None:
+    assert len(read(client, **keys)) == gold
+    assert len(data_files(client, KNOWN[keys["dataset"]][0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"dataset": "org/none"}, "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TO"),
+        ({"dataset": "wiki2", "split": "dev"}, f"no file {WIKI2}/dev-* on the hub"),
+        ({"dataset": "wiki2", "revision": "v9"}, "no revision 'v9' of it on the hub; see "),
+        ({"dataset": "wiki2", "text_column": "body"}, "no text column 'body'; there are: text"),
+        ({"dataset": "Salesforce/wikitext", "dataset_name": "none"}, "BuilderConfig 'none' not found. Available: ["),
+        ({"dataset": "Salesforce/wikitext", "dataset_name": WIKI2, "split": "dev"}, "Unknown split \"dev\""),
+        ({"dataset": "stas/openwebtext-10k"}, "Dataset scripts are no longer supported"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_one_line(keys: dict[str, Any], reason: str, client: Client) -> None:
+    assert reason in refusal(client, **keys)
+
+
+def test_a_gated_data_set_is_one_line(hub: Hub, client: Client) -> None:
+    hub.add("datasets", "org/gated", {"README.md": "# Gated\n", "data/test.jsonl": '{"text": "a"}\n'})
+    hub.gated["org/gated"] = 401
+    assert refusal(client, dataset="org/gated") == (
+        "dataset 'org/gated': cannot load org/gated: gated on the hub: accept its licence at "
+        f"{hub.url}/datasets/org/gated, then sign in (`hf auth login` or HF_TOKEN)"
+    )
+
+
+def test_a_renamed_data_set_is_read(hub: Hub, client: Client) -> None:
+    hub.add("datasets", "org/new", {"README.md": "# New\n", "data/test.jsonl": '{"text": "a"}\n{"text": "b"}\n'})
+    hub.renamed["datasets", "org/old"] = "org/new"
+    assert read(client, dataset="org/old") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"dataset": "ptb"}, "ptb-text-only/ptb_text_only, "),
+        ({"dataset": "fineweb"}, "HuggingFaceFW/fineweb, sample-10BT, train[:1000]"),
+        ({"dataset": "Salesforce/wikitext", "dataset_name": WIKI2}, f"Salesforce/wikitext, {WIKI2}, test"),
+    ],
+)
+def test_probe_fetches_no_data(keys: dict[str, Any], gold: str, client: Client) -> None:
+    assert client.run(f"value = corpus.probe(spec(**{keys}))").startswith(gold)
+    assert data_files(client, gold.partition(",")[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"dataset": "org/none"}, "not on the hub, or private"),
+        ({"dataset": "c4", "split": "dev"}, "en/c4-dev.*.json.gz"),
+        ({"dataset": "Salesforce/wikitext", "dataset_name": WIKI2, "split": "dev"},
+         "no split 'dev'; there are: train, validation, test"),
+        ({"dataset": "Salesforce/wikitext", "dataset_name": "none"}, "BuilderConfig 'none' not found"),
+        ({"dataset": "wikki2"}, "(did you mean 'wiki2'?)"),
+        ({"dataset": "text", "path": "none.txt"}, "path: none.txt: no such file"),
+    ],
+)  # fmt: skip
+def test_probe_says_what_is_not_there(keys: dict[str, Any], reason: str, client: Client) -> None:
+    assert reason in client.refusal(f"value = corpus.probe(spec(**{keys}))")
+
+
+def test_cached_data_sets_need_no_hub(away: Client) -> None:
+    assert read(away, dataset="wiki2")[0] == KNOWN["wiki2"][1]
+    assert read(away, dataset="lambada")[0] == KNOWN["lambada"][1]
+    assert away.run("value = corpus.probe(spec(dataset='wiki2'))") == "Salesforce/wikitext, in the local cache"
+
+
+@pytest.mark.parametrize("keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}])
+def test_without_a_hub_the_rest_is_one_line(keys: dict[str, Any], away: Client) -> None:
+    text = refusal(away, **keys)
+    assert "in the local cache, and http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)" in text
+
+
+def test_identity_of_a_data_set_is_where_it_lies() -> None:
+    base = {"dataset": "org/data"}
+    changes: list[dict[str, Any]] = [
+        {}, {"dataset": "org/other"}, {"dataset_path": "org/other2"}, {"dataset_name": "en"}, {"split": "dev"},
+        {"text_column": "body"}, {"max_text_rows": 5}, {"dataset_data_files": "f"}, {"revision": "v1"},
+    ]  # fmt: skip
+    seen = [repr(corpus.identity(spec(**{**base, **keys}))) for keys in changes]
+    assert len(set(seen)) == len(changes)
+    assert repr(corpus.identity(spec(**base, eval_len=8, dataset_display_name="x"))) == seen[0]
+
+
+def test_files_of_a_known_name_are_its_own() -> None:
+    """A spec that names another place, configuration or files gets no pattern or branch of the name's."""
+    for keys in ({"dataset_path": "org/data"}, {"dataset_name": "en"}, {"dataset_data_files": "f"}):
+        assert hub_datasets.source_of(spec(dataset="ptb", **keys)).pattern == ""
+    assert hub_datasets.source_of(spec(dataset="ptb", dataset_path="org/data")).revision is None
+    assert hub_datasets.source_of(spec(dataset="ptb", revision="v1")).revision == "v1"

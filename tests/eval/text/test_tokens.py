@@ -1,0 +1,212 @@
+"""Text -> tokens: bytes of each token, and what the methods ask of a tokenizer beside the text's own tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.specs.types import DataSpec
+from eval.text import tokens, vocabulary
+from eval.text.tokens import Tokens
+from tests.support.toy import refusal, save_toy_tokenizer
+
+END = 256
+"""The toy tokenizer's one special token, <|end|>, which is also its EOS."""
+
+
+def spec(folder: Path, method: str = "exllamav3", **keys: Any) -> DataSpec:
+    base = {"tokenizer_dir": "t", "dataset": "text", "path": "a.txt", "eval_len": 4, "method": method}
+    return parse_data_spec({**base, "eval_stride": 2 if method == "exllamav3" else None, **keys}, folder / "d.json")
+
+
+def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any) -> Tokens:
+    (folder / "a.txt").write_text(text)
+    data, progress = spec(folder, method, **keys), Progress(quiet=True)
+    return tokens.tokenize(tokens.texts_of(data, progress), tokenizer, data, progress)
+
+
+@pytest.fixture
+def with_bos(tmp_path: Path) -> Path:
+    """The toy tokenizer with a BOS, id 257, before each text; its config does not say so."""
+    return templated(tmp_path / "bos", "<|bos|> $A")
+
+
+def templated(folder: Path, single: str) -> Path:
+    from tokenizers import Tokenizer, processors
+
+    folder.mkdir()
+    save_toy_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|bos|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[("<|bos|>", END + 1), ("<|end|>", END)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"bos_token": "<|bos|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "gold"),
+    [
+        ("abc", [(0, 1), (1, 3)], [1, 2]),
+        ("aé€😀", [(0, 1), (1, 2), (2, 3), (3, 4)], [1, 2, 3, 4]),
+        ("😀a", [(0, 1), (0, 1), (0, 1), (1, 2)], [4, 0, 0, 1]),  # one character in three byte-level tokens
+        ("ab", [(0, 0), (0, 1), (1, 2)], [0, 1, 1]),  # BOS
+        ("ab", [(0, 1), (1, 2), (0, 0)], [1, 1, 0]),  # EOS
+        ("ab", [(0, 1), (0, 0), (1, 2)], [1, 0, 1]),  # a special token in the middle
+        ("\x7f\x80\u07ff\u0800\uffff\U00010000", [(i, i + 1) for i in range(6)], [1, 2, 2, 3, 3, 4]),
+        ("a  b ", [(0, 1), (3, 4)], [1, 4]),  # white space that no token stands for: with the next one, or the last
+        ("", [], []),
+    ],
+)
+def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) -> None:
+    assert tokens.byte_sizes(text, offsets).tolist() == gold
+
+
+@pytest.mark.parametrize("text", ["", " ", "one", "one two\n\nthree", " led and trailed \n", "a\u00a0b\u2028c"])
+def test_words_are_lm_evals(text: str) -> None:
+    assert tokens.n_words(text) == len(re.split(r"\s+", text))
+
+
+def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
+    """A byte-level token is a byte, but of a character's several tokens the first has all."""
+    found = tokenized(tmp_path, with_bos, "aé😀 b\n")
+    assert found.sizes is not None
+    assert found.sizes.tolist() == [0, 1, 2, 0, 4, 0, 0, 0, 1, 1, 1]
+    assert (found.n_bytes, found.n_words) == (10, 3)
+    assert found.ends.tolist() == [11]
+
+
+def test_a_tokenizer_in_python_tells_no_bytes(tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = vocabulary.load_tokenizer(toy_model, trust_remote_code=False)
+
+    class Slow:
+        is_fast = False
+        added_tokens_decoder = real.added_tokens_decoder
+        get_vocab = real.get_vocab
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": real(text)["input_ids"]}
+
+    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda folder, trust_remote_code: Slow())
+    found = tokenized(tmp_path, toy_model, "abc")
+    assert (found.sizes, len(found.ids), found.n_bytes) == (None, 3, 3)
+
+
+def test_llamacpp_drops_one_newline_and_no_more(tmp_path: Path, toy_model: Path) -> None:
+    counts = {text: len(tokenized(tmp_path, toy_model, text, "llamacpp").ids) for text in ("ab", "ab\n", "ab\n\n")}
+    assert counts == {"ab": 2, "ab\n": 2, "ab\n\n": 3}
+    assert len(tokenized(tmp_path, toy_model, "ab\n").ids) == 3
+
+
+def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> None:
+    """llama-perplexity tokenizes the file's bytes and drops the last newline, not the carriage return before it."""
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
+    count = {m: len(tokenized(tmp_path, toy_model, "", m, path="b.txt").ids) for m in ("llamacpp", "gptq", "exllamav3")}
+    assert count == {"llamacpp": 3 + 9 - 2, "gptq": 3 + 6, "exllamav3": 3 + 6}
+
+
+def test_llamacpp_finds_bos_in_what_the_tokenizer_does(tmp_path: Path, toy_model: Path, with_bos: Path) -> None:
+    assert tokenized(tmp_path, toy_model, "ab", "llamacpp").lead is None  # though it has a bos_token in its config
+    found = tokenized(tmp_path, with_bos, "ab", "llamacpp")
+    assert (found.lead, found.ids.tolist()) == (END + 1, [END + 1, *tokenized(tmp_path, toy_model, "ab").ids])
+
+
+@pytest.mark.parametrize("single", ["<|bos|> $A <|end|>", "<|bos|> <|end|> $A", "$A <|end|>"])
+def test_llamacpp_refuses_what_it_cannot_reproduce(tmp_path: Path, single: str) -> None:
+    tokenizer = vocabulary.load_tokenizer(templated(tmp_path / "more", single), trust_remote_code=False)
+    assert "adds more than BOS" in refusal(tokens.lead_of, tokenizer, "llamacpp")
+
+
+def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_bos: Path) -> None:
+    text = "a<|end|><|bos|>b"
+    assert tokenized(tmp_path, with_bos, text).ids[1:].tolist()[1:3] == [END, END + 1]
+    found = tokenized(tmp_path, with_bos, text, "llamacpp")
+    assert len(found.ids) == 1 + len(text)
+    assert not {END, END + 1} & set(found.ids[1:].tolist())
+
+
+def test_a_tokenizer_that_cannot_read_special_tokens_as_text_is_refused(toy_model: Path) -> None:
+    real = vocabulary.load_tokenizer(toy_model, trust_remote_code=False)
+
+    class Stubborn:
+        is_fast = False
+        added_tokens_decoder = real.added_tokens_decoder
+
+        def __call__(self, text: str, split_special_tokens: bool = False) -> Any:
+            return real(text)
+
+    problem = refusal(tokens.encode, Stubborn(), "a<|end|>b", "llamacpp", None)
+    assert problem.startswith("dataset: its text holds '<|end|>', which llama-perplexity reads as plain text")
+    assert len(tokens.encode(Stubborn(), "a<|en", "llamacpp", None)["input_ids"]) == 5
+    tokens.check_plain(real, "a\ufffd", [0, END])  # one that stands for an unknown character is not written in the text
+
+
+@pytest.mark.parametrize(("bos", "eos", "gold"), [(5, 6, 5), (0, 6, 0), (None, 6, 6)])
+def test_lm_eval_begins_with_bos_or_eos(bos: int | None, eos: int | None, gold: int) -> None:
+    assert tokens.lead_of(SimpleNamespace(bos_token_id=bos, eos_token_id=eos), "lm_eval") == gold
+
+
+def test_lm_eval_needs_one_of_them() -> None:
+    neither = SimpleNamespace(bos_token_id=None, eos_token_id=None)
+    assert "neither BOS nor EOS" in refusal(tokens.lead_of, neither, "lm_eval")
+
+
+def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:
+    """Each with its BOS, but for the one whose text begins with it; empty ones count a word, as in lm-eval."""
+    rows = ["ab c", "", "<|bos|>d", None, " \n"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    found = tokenized(tmp_path, with_bos, "", "lm_eval", path="a.jsonl")
+    bos, byte = END + 1, dict(zip("ab cd\n", tokenized(tmp_path, with_bos, "ab cd\n").ids[1:].tolist(), strict=True))
+    first, last = [bos, *(byte[letter] for letter in "ab c")], [bos, byte[" "], byte["\n"]]
+    assert found.ids.tolist() == [*first, bos, bos, byte["d"], *last]
+    assert (found.lead, found.ends.tolist()) == (bos, [5, 6, 8, 11])
+    assert found.sizes is not None
+    assert found.sizes.tolist() == [0, 1, 1, 1, 1, 0, 7, 1, 0, 1, 1]
+    assert (found.n_bytes, found.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
+
+
+def test_a_page_is_scored_detokenized_and_counted_as_it_is(tmp_path: Path, toy_model: Path) -> None:
+    page = " = Title = \n \n It was 8 @,@ 600 , he said . \n"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"page": page}) + "\n")
+    keys = {"path": "a.jsonl", "text_column": "page", "detokenize": "wikitext"}
+    found = tokenized(tmp_path, toy_model, "", "lm_eval", **keys)
+    shown = " = Title =\n\nIt was 8,600, he said.\n"
+    assert found.ids.tolist() == tokenized(tmp_path, toy_model, shown).ids.tolist()
+    assert (found.n_bytes, found.n_words) == (len(page), len(re.split(r"\s+", page)))
+    assert found.sizes is not None
+    assert found.sizes.sum() == len(shown)
+
+
+def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab\n")
+    specs = [spec(tmp_path, method) for method in ("exllamav3", "llamacpp", "lm_eval", "gptq", "once")]
+    specs.append(spec(tmp_path, "lm_eval", detokenize="wikitext"))
+    assert len({json.dumps(tokens.identity(each, toy_model)) for each in specs}) == 6
+
+
+@pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])
+@pytest.mark.parametrize("lead", [None, 0, 7])
+def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -> None:
+    """Arrays only: ``load`` takes no pickle."""
+    text = Tokens(
+        np.arange(3, dtype=np.int32), np.array([8], np.int32), 9, "words", lead, np.array([1, 3]), sizes, 6, 2
+    )
+    store = Store(tmp_path)
+    tokens.save(store, "k", text)
+    loaded = tokens.load(store, "k")
+    assert loaded is not None
+    for name, value in vars(text).items():
+        np.testing.assert_array_equal(getattr(loaded, name), value, strict=isinstance(value, np.ndarray))
+    assert tokens.load(store, "other") is None

@@ -1,0 +1,128 @@
+"""What token ids stand for: tokenizers are compared by content, and only where both have an ordinary token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval.text import vocabulary
+from tests.support.toy import refusal, save_toy_tokenizer
+
+Change = Callable[[dict[str, Any]], None]
+A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: the bytes' letters in sorted order, "!" being 0
+
+
+def toy_tokenizer(folder: Path, change: Change = lambda content: None, indent: int | None = None) -> Path:
+    """The toy tokenizer in a folder of its own, its tokenizer.json changed."""
+    folder.mkdir()
+    save_toy_tokenizer(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content, indent=indent))
+    return folder
+
+
+def swap(content: dict[str, Any]) -> None:
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+def added(number: int, token: str, *, special: bool) -> Change:
+    """Adds a token."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
+    return lambda content: content["added_tokens"].append({"id": number, "content": token, **flags})
+
+
+def loaded(folder: Path) -> dict[int, str]:
+    return vocabulary.ordinary(vocabulary.load_tokenizer(folder, trust_remote_code=False))
+
+
+def disagreement(model: Path, data: Path) -> str:
+    return vocabulary.disagreement(model, data, trusted=False, data_trusted=False)
+
+
+def test_ordinary_tokens_are_those_of_the_text(tmp_path: Path) -> None:
+    """One token a byte; the special token 256 is none of them, an added token that is not special is."""
+    assert loaded(toy_tokenizer(tmp_path / "plain")).keys() == set(range(256))
+    found = loaded(toy_tokenizer(tmp_path / "added", added(257, "<image>", special=True)))
+    assert found.keys() == set(range(256))
+    found = loaded(toy_tokenizer(tmp_path / "word", added(257, "word", special=False)))
+    assert found.keys() == {*range(256), 257}
+    assert (found[0], found[A], found[B], found[257]) == ("!", "a", "b", "word")
+
+
+def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    text = refusal(vocabulary.load_tokenizer, tmp_path, trust_remote_code=False)
+    assert text.startswith(f"tokenizer_dir: {tmp_path}: no usable tokenizer: ")
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert "no usable tokenizer" in refusal(vocabulary.load_tokenizer, tmp_path, trust_remote_code=False)
+
+
+def test_digest_follows_content_and_not_order() -> None:
+    """`printf '[[0, "a"], [1, "b"]]' | sha256sum` gives the first."""
+    digest = vocabulary.digest({0: "a", 1: "b"})
+    assert digest == "a010d841c0f55ced1472d0df0cb314ac888c74c1076d8e6069d34bd9e47e9474"
+    assert vocabulary.digest({1: "b", 0: "a"}) == digest
+    others = [{0: "b", 1: "a"}, {0: "a"}, {0: "a", 2: "b"}, {0: "a", 1: "b", 2: "c"}, {0: "a", 1: "ß"}]
+    assert len({digest, *(vocabulary.digest(other) for other in others)}) == 6
+
+
+def test_a_swapped_pair_is_a_disagreement(tmp_path: Path) -> None:
+    """The lowest id is named, with what it stands for on both sides."""
+    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", swap)
+    assert disagreement(model, data) == f"token {A} is 'b' in {model} and 'a' in {data}"
+    assert disagreement(data, model) == f"token {A} is 'a' in {data} and 'b' in {model}"
+
+
+def test_formatting_is_no_disagreement(tmp_path: Path) -> None:
+    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", indent=3)
+    assert (data / "tokenizer.json").read_bytes() != (model / "tokenizer.json").read_bytes()
+    assert disagreement(model, data) == ""
+
+
+def test_equal_files_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, model = toy_tokenizer(tmp_path / "data", swap), toy_tokenizer(tmp_path / "model", swap)
+    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda *_, **keys: pytest.fail("loaded"))
+    assert disagreement(model, data) == ""
+
+
+def test_ids_that_only_one_has_are_no_disagreement(tmp_path: Path) -> None:
+    data = toy_tokenizer(tmp_path / "data")
+    more = toy_tokenizer(tmp_path / "more", added(257, "word", special=False))
+    assert disagreement(more, data) == disagreement(data, more) == ""
+    other = toy_tokenizer(tmp_path / "other", added(257, "Wort", special=False))
+    assert disagreement(more, other) == f"token 257 is 'word' in {more} and 'Wort' in {other}"
+
+
+def test_special_tokens_may_differ(tmp_path: Path) -> None:
+    def rename(content: dict[str, Any]) -> None:
+        (token,) = content["added_tokens"]
+        token["content"] = "<|stop|>"
+
+    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", rename)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|stop|>"}))
+    assert vocabulary.load_tokenizer(model, trust_remote_code=False).convert_ids_to_tokens(256) == "<|stop|>"
+    assert disagreement(model, data) == ""
+
+
+def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:
+    data, model = toy_tokenizer(tmp_path / "data"), tmp_path / "model"
+    model.mkdir()
+    assert disagreement(model, data) == ""
+    (model / "tokenizer.json").write_text("{")  # there, and no tokenizer
+    assert vocabulary.of_folder(model, False) is None
+    assert disagreement(model, data) == ""
+
+
+def test_a_folder_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", swap)
+    first = disagreement(model, data)
+    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda *_, **keys: pytest.fail("loaded again"))
+    assert disagreement(model, data) == first != ""

@@ -1,0 +1,298 @@
+"""Windows against a gold list written by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import LoadRequest, Task
+from backends.common.errors import InputError
+from backends.hf.backend import TransformersBackend
+from eval.common.cache import Store
+from eval.common.progress import Progress
+from eval.run import scoring
+from eval.specs.reading import parse_data_spec
+from eval.specs.types import DataSpec
+from eval.text import windows
+from eval.text.tokens import Tokens
+from eval.text.windows import EvalData, TextSize
+from tests.support.toy import ATOL_LOGPROB, Ran, brute_force
+
+TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
+SIZES = np.array([1, 1, 2, 3, 0, 1, 1, 1, 1, 1], np.int32)
+LED = replace(TEN, lead=90, ends=np.array([6, 10]), sizes=SIZES, n_bytes=12, n_words=4)
+
+
+def spec(**keys: object) -> DataSpec:
+    base = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_len": 4, "eval_stride": 2}
+    return parse_data_spec({**base, **keys}, Path("d.json"))
+
+
+def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> EvalData:
+    return windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
+
+
+@pytest.mark.parametrize(("max_rows", "gold"), [(None, [0, 2, 4]), (0, [0, 2, 4]), (2, [0, 2]), (99, [0, 2, 4])])
+def test_max_rows(max_rows: int | None, gold: list[int]) -> None:
+    data = cut(TEN, spec(), max_rows)
+    assert data.starts == tuple(gold)
+    assert [int(window.token_ids[0]) for window in data.windows] == gold
+
+
+def test_every_position_but_the_first_is_scored() -> None:
+    data = cut(TEN, spec(), None)
+    assert [window.token_ids.tolist() for window in data.windows] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
+    assert [window.row for window in data.windows] == [0, 1, 2]
+    assert {window.score_from for window in data.windows} == {1}
+    assert sum(window.n_scored for window in data.windows) == 9
+
+
+def test_warm_up_is_not_scored() -> None:
+    """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
+    (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
+    assert (window.score_from, window.n_scored) == (3, 2)
+
+
+def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
+    chat = Tokens(TEN.ids, np.array([70, 71, 72], np.int32), 9, "words")
+    data = cut(chat, spec(warmup_tokens=1), 1)
+    (window,) = data.windows
+    assert window.token_ids.tolist() == [70, 71, 72, 0, 1, 2, 3]
+    assert (window.score_from, window.n_scored) == (5, 2)  # tokens 2 and 3
+    assert (data.length, data.top_id) == (7, 72)
+    assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
+
+
+def test_too_little_text_says_how_much_there_was() -> None:
+    with pytest.raises(InputError, match="the text has 10 tokens, one window takes 11"):
+        cut(TEN, spec(eval_len=10), None)
+
+
+def test_digest_follows_content() -> None:
+    digest = cut(TEN, spec(), None).digest
+    hashed = hashlib.sha256(b"exllamav3")
+    for start in (0, 2, 4):
+        hashed.update(f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes())
+    assert digest == hashed.hexdigest()
+    assert cut(TEN, spec(dataset_display_name="other"), None).digest == digest
+    assert cut(TEN, spec(), 2).digest != digest
+    assert cut(TEN, spec(warmup_tokens=1), None).digest != digest
+    assert cut(Tokens(TEN.ids[::-1].copy(), TEN.prefix, 9, "words"), spec(), None).digest != digest
+
+
+def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("abcdefgh")
+    store, progress = Store(tmp_path / "cache"), Progress(quiet=True)
+    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
+    first = windows.build(local, None, store, progress)
+    assert first.n_tokens == 8
+    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
+    assert windows.build(local, None, store, progress).digest == first.digest
+    text.write_text("abcdefgX")
+    assert windows.build(local, None, store, progress).n_tokens == 8
+    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 2
+
+
+def test_chat_template_of_a_real_tokenizer(tmp_path: Path, toy_model: Path) -> None:
+    """system:, user:Say something., a: in the toy template; one token a byte, so 8 + 20 + 2 tokens of prefix."""
+    text = tmp_path / "t.txt"
+    text.write_text("abcdefgh")
+    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text), chat_template=True)
+    (window, *_) = windows.build(local, None, Store(tmp_path / "cache"), Progress(quiet=True)).windows
+    prefix = "system:\nuser:Say something.\na:"
+    assert len(window.token_ids) == len(prefix) + 4
+    assert window.score_from == len(prefix) + 1
+
+
+def test_special_tokens_do_not_count_as_vocabulary(tmp_path: Path, toy_model: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("abcdefgh")
+    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
+    assert windows.build(local, None, Store(tmp_path / "cache"), Progress(quiet=True)).top_id == 255
+
+
+def test_subtitle() -> None:
+    data = cut(TEN, spec(), None)
+    assert windows.subtitle(spec(), data) == "wikitext2, 3 × 4 tokens"
+    shown = spec(display_rows=7, display_eval_len="4k", chat_template=True, warmup_tokens=1)
+    assert windows.subtitle(shown, data) == "wikitext2, 7 × 4k tokens, 1 tokens warm-up, formatted"
+
+
+METHODS: dict[str, dict[str, object]] = {
+    "exllamav3": {"eval_stride": 2},
+    "llamacpp": {"eval_stride": None},
+    "lm_eval": {"eval_stride": None},
+    "gptq": {"eval_stride": None},
+    "once": {"eval_stride": None},
+}
+
+
+def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> EvalData:
+    return cut(text, spec(method=method, **{**METHODS[method], **keys}), max_rows)
+
+
+def described(data: EvalData) -> list[tuple[int, list[int], int]]:
+    return [
+        (start, window.token_ids.tolist(), window.score_from)
+        for start, window in zip(data.starts, data.windows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "gold"),
+    [
+        ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)]),
+        ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)]),
+        ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)]),
+        ("gptq", [(0, [0, 1, 2, 3], 1), (4, [4, 5, 6, 7], 1)]),
+        ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)]),
+    ],
+)
+def test_methods(method: str, gold: list[tuple[int, list[int], int]]) -> None:
+    """Ten tokens, lead 90, two documents of 6 and 4 tokens."""
+    data = of(method)
+    assert described(data) == gold
+    assert (data.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
+    for start, window in zip(data.starts, data.windows, strict=True):
+        for position in range(window.score_from, len(window.token_ids)):
+            assert LED.ids[start + position] == window.token_ids[position]
+    assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
+    assert len(of(method, max_rows=1).windows) == 1
+
+
+def test_length_is_that_of_the_longest_window() -> None:
+    short_first = replace(LED, ends=np.array([1, 10]))
+    data = of("lm_eval", short_first)
+    assert [len(window.token_ids) for window in data.windows] == [2, 5, 5, 5]
+    assert data.length == 5
+
+
+def test_once_takes_a_chat_prefix() -> None:
+    data = of("once", replace(LED, prefix=np.array([70, 71], np.int32)), 2, chat_template=True)
+    assert described(data) == [(-2, [70, 71, 0, 1, 2, 3], 3), (0, [70, 71, 2, 3, 4, 5], 4)]
+
+
+@pytest.mark.parametrize(
+    ("method", "n_bytes"),
+    [
+        ("exllamav3", (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),  # tokens 1 2 3, 3 4 5, 5 6 7
+        ("llamacpp", 3 + 1),  # tokens 3 and 7
+        ("lm_eval", 12),
+        ("gptq", (1 + 2 + 3) + (1 + 1 + 1)),  # tokens 1 2 3, 5 6 7
+        ("once", 12 - 1),  # all but the first
+    ],
+)
+def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> None:
+    """Tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes: 12 bytes, 4 words."""
+    data = of(method)
+    assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
+    found = windows.describe_json(spec(), data)
+    assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
+
+
+def test_bytes_and_words_of_a_detokenized_text_are_those_of_the_original() -> None:
+    """12 bytes are left of an original of 36 bytes and 4 words: all of them, then the 9 of the first two windows."""
+    original = replace(LED, n_bytes=36)
+    assert of("lm_eval", original, detokenize="wikitext").text_size == TextSize(36, 4)
+    assert of("lm_eval", original, 2, detokenize="wikitext").text_size == TextSize(24, 4 * 8 / 12)
+
+
+def test_unknown_bytes_have_a_reason() -> None:
+    data = cut(TEN, spec(), None)
+    assert data.text_size is None
+    assert "no offsets" in data.text_note
+    found = windows.describe_json(spec(), data)
+    assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
+    data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
+    assert data.text_size is None
+    assert "stand for none" in data.text_note
+
+
+def test_digests_of_methods_stay_as_they_were() -> None:
+    """Scores and references that were kept stay valid; those of exllamav3 since the digest holds the lengths (0.2)."""
+    gold = {"exllamav3": "2bfae5073c0e", "llamacpp": "49e30ffa569f", "lm_eval": "686591f9a064", "once": "e1d4cfe09055"}
+    assert {method: of(method).digest[:12] for method in gold} == gold
+
+
+def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() -> None:
+    digests = [of(method).digest for method in METHODS]
+    digests += [of("llamacpp", replace(LED, lead=None)).digest, of("llamacpp", eval_len=5).digest]
+    digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest, of("once", eval_stride=3).digest]
+    assert len(set(digests)) == len(digests)
+    assert of("llamacpp").digest == of("llamacpp", eval_stride=4).digest
+    # The same tokens, cut into the same windows, at another place of the text, and scored from another position on.
+    window = of("once").windows[1]
+    assert windows.digest_of([window], [2], "once") != windows.digest_of([window], [2], "llamacpp")
+    assert len({windows.digest_of([window], [start], "once") for start in (2, 3)}) == 2
+    assert len({windows.digest_of([replace(window, score_from=at)], [2], "once") for at in (1, 2)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "gold"),
+    [("gptq", "the text has 10 tokens, one window takes 11"), ("llamacpp", "takes 11"), ("exllamav3", "takes 12")],
+)
+def test_text_that_is_too_short_for_a_method(method: str, gold: str) -> None:
+    with pytest.raises(InputError, match=gold):
+        of(method, eval_len=11)
+
+
+@pytest.mark.parametrize("method", ["lm_eval", "once"])
+def test_text_shorter_than_a_window_is_one(method: str) -> None:
+    data = of(method, replace(LED, ends=np.array([10])), eval_len=64)
+    assert [window.n_scored for window in data.windows] == [10 if method == "lm_eval" else 9]
+
+
+def test_subtitle_names_another_method() -> None:
+    assert windows.subtitle(spec(method="once"), of("once")) == "wikitext2, 4 × 4 tokens, method once"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("engine", [{}, {"streaming": True}, {"streaming": True, "streaming_windows": 3}])
+def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: dict[str, object]) -> None:
+    """Documents of 1 to 40 tokens, each scored as float64 brute force scores it from the model by itself."""
+    from transformers import AutoModelForCausalLM
+
+    ends = np.cumsum([1, 40, 3, 17, 2])
+    ids = np.random.default_rng(3).integers(0, 256, int(ends[-1]), dtype=np.int32)
+    data = of("lm_eval", replace(LED, ids=ids, ends=ends, sizes=None, lead=256), eval_len=16)
+    assert len({len(window.token_ids) for window in data.windows}) > 2
+    backend = TransformersBackend(
+        LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
+    )
+    backend.load()
+    found = {scores.row: scores.logprob for scores in scoring.token_scores(backend, data.windows, Task())}
+    backend.close()
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
+    for window in data.windows:
+        with torch.inference_mode():
+            logits = model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
+        np.testing.assert_allclose(found[window.row], brute_force(logits, window), atol=ATOL_LOGPROB)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_command_line_by_each_method(method: str, compare_q: object, write_specs: object, tmp_path: Path) -> None:
+    """1,000 toy tokens, windows of 100: a uniform model has PPL V whatever is scored."""
+    scored = {"exllamav3": 9 * 99, "llamacpp": 10 * 49, "lm_eval": 1000, "gptq": 10 * 99, "once": 999}[method]
+    stride = 100 if method == "exllamav3" else ...
+    data, models = write_specs(method=method, eval_stride=stride)  # type: ignore[operator]
+    ran: Ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")  # type: ignore[operator]
+    assert ran.status == 0, ran.err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["data"]["scored_tokens"], found["data"]["bytes"]) == (scored, scored)
+    assert found["models"][0]["ppl"] == pytest.approx(500)
+
+
+def test_rows_flag_replaces_max_rows(compare_q: object, write_specs: object, tmp_path: Path) -> None:
+    data, models = write_specs(max_rows=2)  # type: ignore[operator]
+    for flag, rows in ((None, 2), ("3", 3), ("all", 9), ("0", 9)):  # 1,000 tokens: starts 0, 100, ..., 800
+        words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
+        ran: Ran = compare_q(*words)  # type: ignore[operator]
+        assert ran.status == 0, ran.err
+        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["rows"] == rows

@@ -1,0 +1,134 @@
+"""The data sets behind compare_q's twelve names as they lie on the hub, with tiny contents.
+
+Where the layouts were read (November 2026; file names and the YAML of the cards, nothing else, were taken over):
+
+- Salesforce/wikitext: its card (``configs``: ``wikitext-2-raw-v1/test-*`` ...), files ``test-00000-of-00001.parquet``,
+  commit b08601e04326c79dfdd32d625aee71d232d685c3.
+- ptb-text-only/ptb_text_only: a script ``ptb_text_only.py``; ``refs/convert/parquet`` has
+  ``penn_treebank/{train,validation,test}/0000.parquet``, column ``sentence``.
+- EleutherAI/lambada_openai: lm-eval loads its config ``default``, 5,153 rows, pinned to commit
+  900124bf3b8235c6daf21033af9948b3f07346c4; the files (``data/lambada_test*.jsonl``) are those of its card's checksums.
+  Whether that commit holds them or a parquet copy was not confirmed; the config's name stands in both.
+- roneneldan/TinyStories: ``data/validation-00000-of-00001-869c898b519ad725.parquet``, four ``data/train-*`` beside text
+  files, a card without ``configs``, commit f54c09fd23315a6f9c86f9dc80f725de7d8f9c64.
+- allenai/c4: its card (``en/c4-validation.*.json.gz``), eight validation and 1,024 training files.
+- stas/openwebtext-10k and Skylion007/openwebtext: scripts; ``refs/convert/parquet`` has
+  ``plain_text/train/0000.parquet`` and on (80 files of the latter).
+- HuggingFaceFW/fineweb and fineweb-edu: their cards (``sample-10BT``: ``sample/10BT/*``), ``000_00000.parquet`` and on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Sequence
+
+import pyarrow
+import pyarrow.parquet
+
+from tests.support.hub import Hub
+
+CONVERTED = "refs/convert/parquet"
+SCRIPT = "import datasets\n"
+
+
+def parquet(rows: Sequence[str], column: str = "text") -> bytes:
+    """A parquet file of one column."""
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({column: list(rows)}), stream)
+    return stream.getvalue()
+
+
+def lines(rows: Sequence[str]) -> bytes:
+    """JSON lines."""
+    return "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+
+
+def card(configs: dict[str, dict[str, str]]) -> str:
+    """A data set card that names the files of each config's splits."""
+    text = "---\nconfigs:\n"
+    for config, splits in configs.items():
+        text += f"- config_name: {config}\n  data_files:\n"
+        text += "".join(f"  - split: {split}\n    path: {path}\n" for split, path in splits.items())
+    return f"{text}---\n# A data set\n"
+
+
+def rows(name: str, split: str = "test") -> list[str]:
+    """Three rows that say whose they are; the second one is blank, as in WikiText."""
+    return [f" = {name} {split} = \n", "", f"The second paragraph of {name} {split}.\n"]
+
+
+def add_wikitext(hub: Hub) -> None:
+    splits = ("train", "validation", "test")
+    configs = ("wikitext-103-raw-v1", "wikitext-103-v1", "wikitext-2-raw-v1", "wikitext-2-v1")
+    files: dict[str, bytes | str] = {"README.md": card({c: {s: f"{c}/{s}-*" for s in splits} for c in configs})}
+    for config in configs:
+        files |= {f"{config}/{split}-00000-of-00001.parquet": parquet(rows(config, split)) for split in splits}
+    hub.add("datasets", "Salesforce/wikitext", files)
+    hub.renamed["datasets", "wikitext"] = "Salesforce/wikitext"
+
+
+def add_scripts(hub: Hub) -> None:
+    """The three that are still loading scripts, with the hub's parquet copies of them."""
+    hub.add("datasets", "ptb-text-only/ptb_text_only", {"README.md": "# PTB\n", "ptb_text_only.py": SCRIPT})
+    splits = ("train", "validation", "test")
+    files = {f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in splits}
+    hub.add("datasets", "ptb-text-only/ptb_text_only", files, CONVERTED)
+    for name, count in (("stas/openwebtext-10k", 1), ("Skylion007/openwebtext", 80)):
+        hub.add("datasets", name, {"README.md": "# Web text\n", f"{name.partition('/')[2]}.py": SCRIPT})
+        copies = {
+            f"plain_text/train/{i:04d}.parquet": parquet([f"{name} file {i} row {j}" for j in range(600)])
+            for i in range(count)
+        }
+        hub.add("datasets", name, copies, CONVERTED)
+
+
+def add_lambada(hub: Hub) -> None:
+    languages = ("de", "en", "es", "fr", "it")
+    configs = {"default": {"test": "data/lambada_test.jsonl"}}
+    configs |= {each: {"test": f"data/lambada_test_{each}.jsonl"} for each in languages}
+    files: dict[str, bytes | str] = {"README.md": card(configs), "data/lambada_test.jsonl": lines(rows("lambada"))}
+    files |= {f"data/lambada_test_{each}.jsonl": lines(rows(f"lambada {each}")) for each in languages}
+    hub.add("datasets", "EleutherAI/lambada_openai", files)
+
+
+def add_tinystories(hub: Hub) -> None:
+    files: dict[str, bytes | str] = {
+        "README.md": "---\nlicense: cdla-sharing-1.0\n---\n# TinyStories\n",
+        "TinyStories-train.txt": "a story\n", "TinyStories-valid.txt": "a story\n",
+        "TinyStoriesV2-GPT4-valid.txt": "a story\n", "TinyStories_all_data.tar.gz": b"no archive",
+        "data/validation-00000-of-00001-869c898b519ad725.parquet": parquet(rows("tinystories", "validation")),
+    }  # fmt: skip
+    ends = ("2d5a1467fff1081b", "5852b56a2bd28fd9", "a26307300439e943", "d243063613e5a057")
+    for i, end in enumerate(ends):
+        files[f"data/train-{i:05d}-of-00004-{end}.parquet"] = parquet(rows("tinystories", "train"))
+    hub.add("datasets", "roneneldan/TinyStories", files)
+
+
+def add_c4(hub: Hub) -> None:
+    configs = {c: {s: f"{c}/c4-{s}.*.json.gz" for s in ("train", "validation")} for c in ("en", "realnewslike")}
+    files: dict[str, bytes | str] = {"README.md": card(configs)}
+    for config, train, validation in (("en", 1024, 8), ("realnewslike", 512, 1)):
+        for split, count in (("train", train), ("validation", validation)):
+            for i in range(count if split == "validation" else 9):  # nine of them are enough for a listing of pages
+                packed = gzip.compress(lines([f"c4 {config} {split} file {i}"]), mtime=0)
+                files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
+    hub.add("datasets", "allenai/c4", files)
+
+
+def add_fineweb(hub: Hub) -> None:
+    for name in ("fineweb", "fineweb-edu"):
+        configs = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
+        files: dict[str, bytes | str] = {"README.md": card(configs)}
+        files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
+        for i in range(3):
+            text = [f"{name} file {i} row {j}" for j in range(600)]
+            files[f"sample/10BT/{i:03d}_00000.parquet"] = parquet(text)
+        hub.add("datasets", f"HuggingFaceFW/{name}", files)
+
+
+def add_all(hub: Hub) -> None:
+    """All of them."""
+    for add in (add_wikitext, add_scripts, add_lambada, add_tinystories, add_c4, add_fineweb):
+        add(hub)

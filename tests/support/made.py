@@ -1,0 +1,75 @@
+"""Results made by hand, small enough to work out every number that is printed of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from backends.base import Storage
+from eval.results.run_result import ModelResult, RunResult
+from eval.stats.distributions import Curve, Histogram
+from eval.stats.estimates import AgainstReference, Bucket, Estimates, Stretches, TextRates
+from eval.stats.uncertainty import Mean, Perplexity, Value
+
+SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
+REFERENCE = {"label": "bf16", "kind": "states", "key": "f" * 40}
+LAYERS = {"layers": "h.*", "count": 2, "weights": "float16", "activations": "float16", "kernel": "Linear", "asked": ""}
+PERCENTILES = {
+    "min": -0.5, "0.1": 0.001, "1": 0.01, "5": 0.05, "10": 0.1, "25": 0.25, "50": 0.5, "75": 0.75, "90": 0.9,
+    "95": 0.95, "99": 0.99, "99.9": 0.999, "max": 2.0,
+}  # fmt: skip
+TOKENS = (10, 10, 10, 10)
+STRETCHES = Stretches(TOKENS, (10.0, 20.0, 30.0, 40.0), whole=("nll",), length=100_000)
+PPL = Perplexity(7.5, -80.0, 40, 0, 0.852, 0.0123)
+RATES = TextRates(Value(1.25, 0.05, 0.01), Value(2.378, 0.08, 0.02), Value(55.5, 3.0, 1.0), 160.0, 32.0)
+ALONE = Estimates(PPL, None, Mean(0.5, 20.0, 40, 0), Mean(1.25, 50.0, 40, 0), RATES, STRETCHES, Curve((1, 3), (2.0,)))
+AGAINST = AgainstReference(
+    ref_ppl=Perplexity(7.25, -79.0, 40, 0, 0.8, 0.0111),
+    ln_ppl_ratio=Mean(0.0339, 1.356, 40, 0, 0.002, 0.001),
+    correlation=0.98765,
+    ppl_ratio=Value(1.0345, 0.00207, 0.00103),
+    ppl_difference=Value(0.25, 0.015, 0.0075),
+    kld=Mean(0.01234567, 0.4938268, 40, 0, 0.000452, 0.0002),
+    kld_percentiles=PERCENTILES,
+    kld_histogram=Histogram(-8, 8, (1, 2, 3), 4, 5),
+    delta_p=Mean(-0.01, -0.4, 40, 0, 0.003, 0.002),
+    delta_p_rms=Value(0.04, 0.006, 0.005),
+    delta_p_percentiles=PERCENTILES,
+    same_top=Mean(0.98765, 39.506, 40, 0, 0.00521, 0.004),
+    confidence=(Bucket(0.0, 0.25, 0.4, Mean(0.02, 0.32, 16, 0, 0.004, 0.003), 0.015),
+                Bucket(0.95, 1.0, 0.6, Mean(0.007, 0.168, 24, 0, 0.002, 0.001), None)),
+)  # fmt: skip
+KLD_STRETCHES = replace(
+    STRETCHES, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top")
+)
+COMPARED = replace(ALONE, against=AGAINST, stretches=KLD_STRETCHES, curve=Curve((1, 3), (2.0,), (0.5,)))
+BASE = ModelResult(
+    "base", "fake", SIZE, ALONE, rows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]}
+)
+REF = replace(BASE, label="bf16", is_reference=True)
+QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
+FAILED = ModelResult("broken", "fake", error="told to fail")
+
+
+def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> RunResult:
+    """A run of these models."""
+    return RunResult({"rows": 2}, "letters", models, reference)
+
+
+def with_ppl(model: ModelResult, ppl: Perplexity) -> ModelResult:
+    """The model with another perplexity."""
+    assert model.estimates
+    return replace(model, estimates=replace(model.estimates, ppl=ppl))
+
+
+def with_against(model: ModelResult, **keys: Any) -> ModelResult:
+    """The model with other statistics against the reference."""
+    assert model.estimates
+    assert model.estimates.against
+    return replace(model, estimates=replace(model.estimates, against=replace(model.estimates.against, **keys)))
+
+
+def with_sums(model: ModelResult, **keys: Any) -> ModelResult:
+    """The model with other sums over its stretches."""
+    assert model.estimates
+    return replace(model, estimates=replace(model.estimates, stretches=replace(model.estimates.stretches, **keys)))

@@ -1,0 +1,76 @@
+"""The toy model that every engine runs, its tokenizer and windows, and its scores by brute force."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import Window
+from backends.common.errors import InputError
+
+TOY_VOCAB = 320
+TOY_CONTEXT = 256
+BPW_BF16 = 16.0
+
+# Against float64: float32 matrix products are float32 on a CPU, and TF32 on a GPU (0.037 of a log-probability and 0.12
+# of a logit seen on an H200).  Two batches of one engine differ by the order of additions only.
+GPU = torch.cuda.is_available()
+ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command line did."""
+
+    status: int
+    out: str
+    err: str
+
+
+def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> str:
+    """The text of the InputError that a call raises, which is one line."""
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **keys)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1, text
+    return text
+
+
+def save_toy_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer: one token a byte, ids 0 to 255, and one special token, 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def toy_windows(count: int = 4, length: int = 100, score_from: int = 1) -> list[Window]:
+    """Windows of random toy tokens."""
+    generator = np.random.default_rng(1)
+    return [Window(row, generator.integers(0, 256, length, dtype=np.int32), score_from) for row in range(count)]
+
+
+def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
+    """log softmax in float64, one position at a time in plain Python loops: nothing shared with the code under test."""
+    scores = []
+    for position in range(window.score_from, len(window.token_ids)):
+        row = [float(z) for z in logits[position - 1].double()]
+        peak = max(row)
+        total = math.fsum(math.exp(z - peak) for z in row)
+        scores.append(row[int(window.token_ids[position])] - peak - math.log(total))
+    return scores

@@ -1,0 +1,91 @@
+"""Worker extensions for tests: they count what vLLM gathers, edit logits as some models do, keep those scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.vllm.scorer import Scorer
+from backends.vllm.worker import ScoringExtension
+
+
+class SpyExtension(ScoringExtension):
+    """Counts the rows of logits that are gathered across ranks, inside the scorer and in all."""
+
+    def compare_q_install(self) -> str:
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        self._spy = {"inside": 0, "all": 0, "inside_now": False}
+        gather = LogitsProcessor._gather_logits
+
+        def counted(processor: Any, logits: Any) -> Any:
+            self._spy["all"] += logits.shape[0]
+            self._spy["inside"] += logits.shape[0] * self._spy["inside_now"]
+            return gather(processor, logits)
+
+        LogitsProcessor._gather_logits = counted
+        return super().compare_q_install()
+
+    def _compare_q_step(self, hidden_states: Any, segments: Any) -> None:
+        self._spy["inside_now"] = True
+        super()._compare_q_step(hidden_states, segments)
+        self._spy["inside_now"] = False
+
+    def compare_q_spied(self) -> str:
+        """What was counted since the last call."""
+        spied = json.dumps(self._spy)
+        self._spy.update(inside=0, all=0)
+        return spied
+
+
+EDITED, BY = 300, -3.0  # an entry that two ranks of 160 do not have at this index
+
+
+class EditedExtension(ScoringExtension):
+    """A model that edits its logits after the LogitsProcessor: only gathered ones have the entry at its place."""
+
+    def compare_q_install(self) -> str:
+        model = self.model_runner.get_model()
+        original = model.compute_logits
+
+        def edited(hidden_states: Any) -> Any:
+            logits = original(hidden_states)
+            if logits is not None:
+                logits.index_add_(-1, torch.tensor([EDITED]).to(logits.device), torch.full_like(logits[..., :1], BY))
+            return logits
+
+        model.compute_logits = edited
+        return super().compare_q_install()
+
+
+class KeepingExtension(ScoringExtension):
+    """Keeps the logits that are scored, from the very step: bf16 kernels give others to a batch of another shape."""
+
+    _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
+
+    def compare_q_install(self) -> str:
+        score = Scorer.score
+
+        def kept(scorer: Scorer, row: int, n_scored: int, at: int, logits: Any, targets: Any) -> None:
+            if self._compare_q_kept is not None and not scorer.plan.probe:
+                assert at == sum(map(len, self._compare_q_kept.setdefault(row, [])))
+                self._compare_q_kept[row].append(logits.clone())
+            score(scorer, row, n_scored, at, logits, targets)
+
+        Scorer.score = kept  # type: ignore[method-assign]
+        return super().compare_q_install()
+
+    def compare_q_keep(self) -> None:
+        """Keep the logits of the next run."""
+        self._compare_q_kept = {}
+
+    def compare_q_save(self, folder: str) -> None:
+        """Write them to ``{row}.safetensors`` in a folder: ``logits`` [T, V] of the scored positions."""
+        from safetensors.torch import save_file
+
+        for row, parts in (self._compare_q_kept or {}).items():
+            save_file({"logits": torch.cat(parts)}, Path(folder) / f"{row}.safetensors")
+        self._compare_q_kept = None
