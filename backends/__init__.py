@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backends.base import Backend
-from backends.common.errors import InputError
+from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.messages import nearest
 
 ENGINES = {
@@ -72,6 +73,19 @@ def reader_of(file: str) -> str | None:
         if file.lower().endswith(backend.capabilities.files):
             return backend.capabilities.load_fns[0]
     return None
+
+
+@contextmanager
+def other_engines_named() -> Iterator[None]:
+    """While it holds, a repository without safetensors is refused with the engine that can read one of its files."""
+    try:
+        yield
+    except NoSafetensorsError as error:
+        for file in error.files:
+            if load_fn := reader_of(file):
+                cure = f'with "load_fn": "{load_fn}" {error.name}/{file} can be measured'
+                raise InputError(f"{error}; {cure}") from None
+        raise
 
 
 def check_files(name: str, backend: type[Backend]) -> None:

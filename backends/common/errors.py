@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class CompareQError(Exception):
     """Anything a user can cause or must know; its text is one line a problem: what, where, what to do."""
@@ -9,6 +11,14 @@ class CompareQError(Exception):
 
 class InputError(CompareQError):
     """The specs, files or flags do not fit; nothing was measured with them."""
+
+
+class NoSafetensorsError(InputError):
+    """A repository of the hub without safetensors; ``files`` are the names of its files, ``name`` is its own."""
+
+    def __init__(self, name: str, files: Sequence[str]) -> None:
+        super().__init__(f"{name}: no .safetensors files; compare_q loads no pickled weights")
+        self.name, self.files = name, files
 
 
 class ModelError(CompareQError):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Window
 from backends.common.errors import ModelError
+from backends.layers.decoder import layer_list
 
 if TYPE_CHECKING:
     import torch
@@ -189,13 +190,3 @@ def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
     """The text decoder's list of layers; ModelError if there is none of the length that the config names."""
     count = model.config.get_text_config().num_hidden_layers
     return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")
-
-
-def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
-    """The first list of ``count`` modules in a decoder; ModelError that begins with ``owner`` if there is none."""
-    import torch
-
-    for module in decoder.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return list(module)
-    raise ModelError(f"{owner} has no list of {count} decoder layers")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
+from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.messages import bytes_in_words, nearest, one_line
 from backends.common.watch import SILENT, Watch
 from backends.hub import client
@@ -154,13 +154,9 @@ def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Re
 
 def check(repo: Repo, patterns: Sequence[str]) -> Repo:
     """The repository; InputError if it lacks what is wanted."""
-    from backends import reader_of  # which imports this file by way of the engines
-
     for pattern in patterns:
         if pattern == "*.safetensors" and not repo.wanted([pattern]):
-            other = next((file for file in repo.sizes if reader_of(file)), None)
-            cure = f'; with "load_fn": "{reader_of(other)}" {repo.name}/{other} can be measured' if other else ""
-            raise InputError(f"{repo.name}: no .safetensors files; compare_q loads no pickled weights{cure}")
+            raise NoSafetensorsError(repo.name, list(repo.sizes))
         if "*" not in pattern and pattern not in repo.sizes:
             raise InputError(f"{repo.name}: no file {pattern} on the hub{nearest(pattern, repo.sizes)}")
     if not repo.wanted(patterns):

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
-from backends.hf.streaming import layer_list
+from backends.layers.decoder import layer_list
 
 if TYPE_CHECKING:
     import torch

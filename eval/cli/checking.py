@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import backends
 from backends.common.errors import InputError
 from backends.hub import repositories
 from eval.common.cache import Store
@@ -75,4 +76,5 @@ def describe(job: Job) -> list[str]:
     """A model in one line, and what of its files would be downloaded."""
     version = " ".join(job.backend.capabilities.installed() or ())
     line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
-    return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]
+    with backends.other_engines_named():
+        return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]

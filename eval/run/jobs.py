@@ -106,7 +106,10 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
     """The job with its model fetched to this machine, checked as a local one is; a local job as it is."""
     if not job.is_remote:
         return job
-    with progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
+    with (
+        progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
+        backends.other_engines_named(),
+    ):
         local = replace(job, request=job.backend.fetch(job.request, phase))
     check(local)
     check_vocabulary(local, data)

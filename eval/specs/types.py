@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from eval.text import cutting, detokenizers
+from eval.specs import methods
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -66,8 +66,8 @@ class DataSpec(Spec):
     text_column: str | None = Field(None, description='column that holds the text, default "text"')
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
     max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
-    method: cutting.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
-    detokenize: detokenizers.Name | None = Field(None, description="rewrite each document as lm-eval's task does")
+    method: methods.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
+    detokenize: methods.Detokenizer | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: Length = Field(description="tokens in a window")
     max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
@@ -83,7 +83,7 @@ class DataSpec(Spec):
             raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
         if self.warmup_tokens > self.eval_len - 2:
             raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
-        cutting.check(
+        methods.check(
             self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
         )
         if self.detokenize and self.method != "lm_eval":
@@ -102,7 +102,7 @@ class DataSpec(Spec):
     @property
     def stride(self) -> int:
         """Tokens between the starts of two windows, the method's own where the spec has none."""
-        return self.eval_stride or cutting.default_stride(self.method, self.eval_len)
+        return self.eval_stride or methods.default_stride(self.method, self.eval_len)
 
 
 class ModelSpec(Spec):

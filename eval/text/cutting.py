@@ -24,12 +24,13 @@ What this file does not know: tokenizers, chat prefixes, ``max_rows``.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
+from eval.specs.methods import Method
+
 Ids = NDArray[np.int32]
 
 
@@ -96,25 +97,3 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
 def least_tokens(method: Method, eval_len: int) -> int:
     """Tokens of a text that has a window at all."""
     return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]
-
-
-def default_stride(method: Method, eval_len: int) -> int:
-    """Tokens between the starts of two windows where the spec does not say."""
-    return eval_len // 2 if method == "once" else eval_len
-
-
-def check(method: Method, eval_len: int, eval_stride: int | None, *, warmup: bool, chat: bool) -> None:
-    """ValueError that names the key which does not go with the method."""
-    fixed, where = method in ("llamacpp", "lm_eval", "gptq"), f'with method "{method}"'
-    if method == "exllamav3" and eval_stride is None:
-        raise ValueError("eval_stride: missing")
-    if fixed and eval_stride not in (None, eval_len):
-        raise ValueError(f"eval_stride: {where} windows follow one another; leave it out")
-    if method == "once" and eval_stride is not None and eval_stride >= eval_len:
-        raise ValueError(f"eval_stride: must be below eval_len {where}, or tokens between windows are left out")
-    if method == "llamacpp" and eval_len < 3:
-        raise ValueError(f"eval_len: must be at least 3 {where}, which scores the second half of a window")
-    if method != "exllamav3" and warmup:
-        raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
-    if fixed and chat:
-        raise ValueError(f"chat_template: cannot go {where}; leave it out")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal
 
-Name = Literal["wikitext"]
+from eval.specs.methods import Detokenizer
 
 
 def wikitext(page: str) -> str:
@@ -33,4 +32,4 @@ def wikitext(page: str) -> str:
     return text
 
 
-DETOKENIZERS: dict[Name, Callable[[str], str]] = {"wikitext": wikitext}
+DETOKENIZERS: dict[Detokenizer, Callable[[str], str]] = {"wikitext": wikitext}

@@ -29,9 +29,10 @@ from backends.common.packages import installed_versions
 from backends.hub import repositories
 from eval.common.cache import Store
 from eval.common.progress import Progress
+from eval.specs.methods import Method
 from eval.specs.types import DataSpec
 from eval.text import corpus, detokenizers, vocabulary
-from eval.text.cutting import Ids, Method
+from eval.text.cutting import Ids
 
 TOKENS_VERSION = 5
 """5: ``llamacpp`` reads the line ends of a plain file as they are; texts may be detokenized."""

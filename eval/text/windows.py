@@ -24,6 +24,7 @@ from backends.common.errors import InputError
 from backends.hub import repositories
 from eval.common.cache import Store
 from eval.common.progress import Progress
+from eval.specs import methods
 from eval.specs.types import DataSpec
 from eval.text import corpus, cutting, hub_datasets, tokens
 from eval.text.tokens import Tokens
@@ -59,7 +60,7 @@ class EvalData:
     tokenizer: Path
     trusted: bool
     starts: tuple[int, ...]
-    method: cutting.Method
+    method: methods.Method
     text_size: TextSize | None
     text_note: str = ""
 
@@ -107,7 +108,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     )  # fmt: skip
 
 
-def digest_of(windows: Sequence[Window], starts: Sequence[int], method: cutting.Method) -> str:
+def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:
     """SHA-256 of the windows: the method, then where each starts, how long it is, what it scores, and its tokens.
 
     Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 import backends
-from eval.specs import reading, types
-from eval.text import cutting
+from eval.specs import methods, reading, types
 from tests.support import ROOT
 
 FOLDER = ROOT / "eval" / "spec"
@@ -37,7 +36,7 @@ def test_data_examples(file: Path) -> None:
 
 def test_there_is_a_data_example_for_every_method() -> None:
     found = {reading.load_data_spec(file).method for file in DATA_FILES}
-    assert found == set(get_args(cutting.Method))
+    assert found == set(get_args(methods.Method))
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:

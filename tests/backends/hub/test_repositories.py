@@ -30,8 +30,10 @@ MODEL: dict[str, bytes | str] = {
 }
 FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
 FETCH = """
+import backends
 watch = Watch()
-folder = repositories.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
+with backends.other_engines_named():
+    folder = repositories.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
 value = [str(folder), watch.total, watch.done, watch.said]
 """
 

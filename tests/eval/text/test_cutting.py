@@ -7,6 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from eval.specs import methods
 from eval.text import cutting
 from eval.text.cutting import Cut
 
@@ -139,8 +140,8 @@ def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
     assert scored(cuts) == list(range(1, n_tokens))
 
 
-@pytest.mark.parametrize("method", get_args(cutting.Method))
-def test_least_tokens(method: cutting.Method) -> None:
+@pytest.mark.parametrize("method", get_args(methods.Method))
+def test_least_tokens(method: methods.Method) -> None:
     """A text of so many tokens has a window, one of a token less has none."""
     least = cutting.least_tokens(method, 6)
 
