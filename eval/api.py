@@ -107,8 +107,8 @@ def compare(
     ``rows``: windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``, ``clear_cache``,
     ``verbose`` as on the command line; ``quiet``: no progress on standard error.
 
-    InputError (``backends.base``): bad input, one line a problem, before any engine starts.  A model that fails later
-    is a row with its ``error``.
+    InputError (``backends.common.errors``): bad input, one line a problem, before any engine starts.  A model that
+    fails later is a row with its ``error``.
     """
     progress = Progress(quiet=quiet)
     store = Store(Path(cache_dir) if cache_dir is not None else default_root())

@@ -1,4 +1,4 @@
-"""Opening a reference store, ours or upstream's, and reading its rows ahead of their use."""
+"""The reference stores that exllamav3's old compare_q left: logits in float32, a file for each window."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HARMLESS = (
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
 )  # fmt: skip
 OLDEST, NEWEST = "0.26", "0.33"
-INSTALL = "pip install 'vllm>=0.26,<0.34' (CPU: the README's three lines)"
+INSTALL = "pip install 'vllm>=0.26,<0.34' (CPU: the three lines of docs/install.md)"
 
 
 def installed() -> tuple[str, Version] | None:

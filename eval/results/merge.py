@@ -214,7 +214,7 @@ def is_same(one: ModelResult, other: ModelResult) -> bool:
 
 
 def common(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``report.ORIGIN`` of a merged run: what all its parts share, and the date of the last one; no command."""
+    """``results_json.ORIGIN`` of a merged run: what all its parts share, and the date of the last one; no command."""
 
     def shared(key: str) -> dict[str, Any]:
         first, *others = (dict(origin.get(key) or {}) for origin in origins)

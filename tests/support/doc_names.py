@@ -31,9 +31,13 @@ FOREIGN = {
 }
 """What the texts name although it is not in this repository, and whose it is."""
 FOREIGN_HEADS = frozenset(
-    ("blk", "datasets", "engine", "experts", "gguf", "layer", "model", "model_runner", "SamplingParams", "spec", "sys", "vllm")
+    {
+        *("blk", "experts", "layer", "model", "tensor"),
+        *("engine", "spec"),
+        *("datasets", "gguf", "model_runner", "SamplingParams", "sys", "vllm"),
+    }
 )
-"""First parts of dotted names in docstrings: tensors, options, other packages."""
+"""First parts of dotted names in docstrings, a line each: tensors, options and keys, other packages."""
 SUFFIXES = frozenset(("html", "json", "parquet", "py", "raw", "safetensors", "txt"))
 """Last parts of names that are files and not attributes."""
 
@@ -135,14 +139,23 @@ def name_exists(dotted: str) -> bool:
 
 
 def short_name_exists(dotted: str) -> bool:
-    """Whether ``module.name`` or ``Class.name``, as a docstring has it, is there; names of other projects are."""
+    """Whether a module or class of this name binds the rest of it; names of other projects count as there."""
     head, *names = dotted.split(".")
     if head in PACKAGES or head in FOREIGN_HEADS:
         return head in FOREIGN_HEADS or name_exists(dotted)
-    bodies = [syntax(file).body for file in python_files() if file.stem == head]
-    classes = (node for file in python_files() for node in ast.walk(syntax(file)) if isinstance(node, ast.ClassDef))
-    bodies += [node.body for node in classes if node.name == head]
-    return any(binds(body, names) for body in bodies)
+    return any(binds(body, names) for body in bodies().get(head, []))
+
+
+@cache
+def bodies() -> dict[str, list[list[ast.stmt]]]:
+    """Module (without suffix) or class -> the statements of all that have this name."""
+    found: dict[str, list[list[ast.stmt]]] = {}
+    for file in python_files():
+        found.setdefault(file.stem, []).append(syntax(file).body)
+        for node in ast.walk(syntax(file)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node.body)
+    return found
 
 
 def binds(body: list[ast.stmt], names: list[str]) -> bool:
@@ -168,19 +181,23 @@ def broken_links(text: str, file: Path) -> list[str]:
             continue
         path, _, anchor = target.partition("#")
         page = (file.parent / path).resolve() if path else file
-        if not page.exists() or (anchor and anchor not in anchors(text if page == file else page.read_text("utf-8"))):
+        if (page != file and not page.exists()) or (
+            anchor and anchor not in anchors(text if page == file else page.read_text("utf-8"))
+        ):
             found.append(target)
     return found
 
 
 def anchors(page: str) -> set[str]:
     """What links to the headings of a page are called, by GitHub's rule."""
-    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def listed(tree: str) -> list[str]:
-    """Paths of a tree that is printed with two spaces a level: folders end in a slash, files follow with their purpose."""
+    """Paths of a printed tree: two spaces a level, a name, ending in a slash if it is a folder's, and its purpose."""
     paths, folders = [], [""]
     for line in filter(str.strip, tree.splitlines()):
         depth = (len(line) - len(line.lstrip())) // 2

@@ -1,4 +1,4 @@
-"""Places for labels: one column of them, and the names of lines; what a scatter's labels must keep is in test_plot."""
+"""Places for labels: one column of them, and the names of lines; test_scatter.py tests the labels of a scatter."""
 
 import itertools
 
