@@ -93,6 +93,13 @@ def test_readme_is_read_in_five_minutes() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
+def test_make_has_what_the_pages_tell_to_make() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    pages = "\n".join(file.read_text("utf-8") for file in doc_names.markdown_files())
+    told = set(re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", pages, re.MULTILINE))
+    assert {"demo", "install", "test"} <= told <= targets
+
+
 @pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (ModelSpec, "## Model spec")])
 def test_page_of_the_specs_has_every_key_and_no_other(spec: type, heading: str) -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
