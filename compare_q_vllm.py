@@ -134,14 +134,14 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
-    from eval.common.cache import Store, default_root
+    from eval.common.cache import Cache, default_root
     from eval.common.progress import Progress
     from eval.run.runner import Runner
 
     args = parser().parse_args(arguments)
     try:
         data_spec, model_spec = specs_of(args)
-        run = Runner(Store(default_root()), Progress(), verbose=args.verbose).run(data_spec, [model_spec], None)
+        run = Runner(Cache(default_root()), Progress(), verbose=args.verbose).run(data_spec, [model_spec], None)
         result = run.models[0]
         if result.ppl is None:
             raise ModelError(result.error)
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     perplexity = "n/a" if result.ppl.value is None else f"{result.ppl.value:.4f}"
-    print(f"Perplexity: {perplexity}\nTokens: {result.ppl.tokens}\nWindows: {result.rows}")
+    print(f"Perplexity: {perplexity}\nTokens: {result.ppl.tokens}\nWindows: {result.windows}")
     if result.ppl.non_finite:
         print(f"Positions without a finite log-probability, left out: {result.ppl.non_finite}")
     print(f"Seconds: {result.score_seconds:.2f}{' (measured earlier, from the cache)' if result.cached else ''}")

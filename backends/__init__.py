@@ -85,7 +85,7 @@ def other_engines_named() -> Iterator[None]:
             if load_fn := reader_of(file):
                 cure = f'with "load_fn": "{load_fn}" {error.name}/{file} can be measured'
                 raise InputError(f"{error}; {cure}") from None
-        raise
+        raise InputError(str(error)) from None
 
 
 def check_files(name: str, backend: type[Backend]) -> None:

@@ -35,7 +35,7 @@ class Window:
     token at that position from all tokens before it in the window.
     """
 
-    row: int
+    index: int
     token_ids: NDArray[np.int32]
     score_from: int = 1
 
@@ -55,7 +55,7 @@ class TokenScores:
     have the same most probable token.  None where an engine cannot tell, or without a reference.
     """
 
-    row: int
+    window: int
     logprob: NDArray[np.float32]
     entropy: NDArray[np.float32] | None = None
     top1_logprob: NDArray[np.float32] | None = None

@@ -1,7 +1,8 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
-``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``fail`` (raise after this many rows),
-``nan_rows`` (rows whose first scored position is NaN).  The logits are ``boost`` for the target and 0 elsewhere, so
+``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``fail`` (raise after this many
+windows), ``nan_windows`` (windows whose first scored position is NaN).  The logits are ``boost`` for the target and 0
+elsewhere, so
 log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0, uniform, PPL = V exactly.
 """
 
@@ -27,7 +28,7 @@ class FakeOptions(BaseModel):
     vocab_size: PositiveInt = 1000
     boost: float = 0.0
     fail: int | None = None
-    nan_rows: list[int] = Field(default_factory=list)
+    nan_windows: list[int] = Field(default_factory=list)
 
 
 class FakeBackend(LogitsBackend):
@@ -64,12 +65,12 @@ class FakeBackend(LogitsBackend):
         import torch
 
         if self.options.fail is not None and self.done >= self.options.fail:
-            raise ModelError(f"told to fail after {self.options.fail} rows")
+            raise ModelError(f"told to fail after {self.options.fail} windows")
         self.done += 1
         logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = self.options.boost
-        if window.row in self.options.nan_rows:
+        if window.index in self.options.nan_windows:
             logits[window.score_from - 1] = float("nan")
         return logits
 

@@ -24,7 +24,7 @@ import transformers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval.common.cache import Store  # noqa: E402
+from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
 from eval.run.runner import Runner  # noqa: E402
 from eval.specs import reading  # noqa: E402
@@ -70,12 +70,12 @@ def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) ->
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
-    runner = Runner(Store(folder / "cache"), Progress())
+    runner = Runner(Cache(folder / "cache"), Progress())
     result = runner.run(reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)], args.windows)
     (scored,) = result.models
     if scored.estimates is None or scored.estimates.ppl.value is None:
         sys.exit(f"compare_q: {scored.error or 'no perplexity'}")
-    return {key: result.data[key] for key in ("text_tokens", "rows", "scored_tokens")}, scored.estimates.ppl.value
+    return {key: result.data[key] for key in ("text_tokens", "windows", "scored_tokens")}, scored.estimates.ppl.value
 
 
 def main() -> None:

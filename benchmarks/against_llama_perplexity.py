@@ -30,7 +30,7 @@ from backends.base import LoadRequest, Window  # noqa: E402
 from backends.llamacpp.backend import LlamacppBackend  # noqa: E402
 from benchmarks import llama_formulas as formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
-from eval.common.cache import Store  # noqa: E402
+from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
 from eval.run.runner import Runner  # noqa: E402
 from eval.specs import reading  # noqa: E402
@@ -76,7 +76,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    runner = Runner(Store(folder), Progress())
+    runner = Runner(Cache(folder), Progress())
     result = runner.run(reading.parse_data_spec(data, here), parsed, args.chunks).models[1]
     if runner.data is None or result.estimates is None:
         sys.exit(f"compare_q: {result.error}")

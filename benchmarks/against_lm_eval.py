@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval.common.cache import Store  # noqa: E402
+from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
 from eval.run.runner import Runner  # noqa: E402
 from eval.specs import reading as spec_files  # noqa: E402
@@ -88,7 +88,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
-    runner = Runner(Store(folder / "cache"), Progress())
+    runner = Runner(Cache(folder / "cache"), Progress())
     result = runner.run(
         spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)], None
     ).models[0]

@@ -11,9 +11,9 @@ the token's score is drawn around the level:
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
 Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
-loss that short contexts add (measured).  ``GROWTH`` compares what the stretches' length does to the error of the
+loss that short contexts add (measured).  ``GROWTH`` compares what the blocks' length does to the error of the
 simulated loss and to that of the real one (SmolLM2-135M on WikiText-2's test text, 2048/512).  The errors compared:
-``stretches``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
+``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
 ``independent``, llama.cpp's; both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
@@ -36,17 +36,17 @@ from numpy.typing import NDArray
 from benchmarks import told_apart
 from eval.stats import uncertainty
 
-BLOCK = 64  # tokens that share a level
+CELL = 64  # tokens that share a level
 ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8))
 """Mean tokens, standard deviation of the logarithm."""
 WIKITEXT2 = ARTICLES[0]
 TEXTS = {4000: 2000, 16_000: 2000, 60_000: 2000, 120_000: 2000, 300_000: 2000, 1_000_000: 1000}
 METHODS = {"2048/512": (2048, 512, 1), "2048/2048": (2048, 2048, 1), "llamacpp 512": (512, 512, 257)}
 """Window length, stride, first scored position."""
-RULE = ("FEWEST_STRETCHES", "MOST_STRETCHES", "LEAST_STRETCH", "FEWEST_WAVES", "MOST_WAVES", "UNIT", "MEMORY", "SHORT")
-KINDS = ("stretches", "windows", "independent")
+RULE = ("FEWEST_BLOCKS", "MOST_BLOCKS", "LEAST_BLOCK", "FEWEST_WAVES", "MOST_WAVES", "UNIT", "MEMORY", "SHORT")
+KINDS = ("blocks", "windows", "independent")
 REAL = {64: 0.0091, 512: 0.0155, 2048: 0.0243, 4096: 0.0305, 8192: 0.0363, 16384: 0.0379}
-"""Length of stretches -> clustered standard error of the real mean loss."""
+"""Length of blocks -> clustered standard error of the real mean loss."""
 CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (64, 0.58), (128, 0.34), (256, 0.2),
            (512, 0.08), (1024, 0.02), (2048, 0.0))  # fmt: skip
 """Position in the window -> real mean loss there, less that at 1,536 to 2,047."""
@@ -56,7 +56,7 @@ CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (
 class Score:
     """A score's true ``mean`` with full context, standard deviation of its ``article`` level and of its ``drift``s
     (memory in tokens -> one), of the ``noise`` of one entry, and what a short context adds to it (``context``, times
-    ``CONTEXT``); ``draw`` makes tokens [blocks, BLOCK] from levels [blocks] around 0."""
+    ``CONTEXT``); ``draw`` makes tokens [cells, CELL] from levels [cells] around 0."""
 
     mean: float
     article: float
@@ -68,20 +68,18 @@ class Score:
 
 def losses(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Exponential around 2.95 + level."""
-    return np.asarray(rng.standard_exponential((len(level), BLOCK), np.float32) * (2.95 + level)[:, None])
+    return np.asarray(rng.standard_exponential((len(level), CELL), np.float32) * (2.95 + level)[:, None])
 
 
 def differences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Laplace of standard deviation 0.9 around 0.276 + level."""
-    pair = rng.standard_exponential((2, len(level), BLOCK), np.float32)
+    pair = rng.standard_exponential((2, len(level), CELL), np.float32)
     return np.asarray(np.float32(0.636) * (pair[0] - pair[1]) + (0.276 + level)[:, None])
 
 
 def divergences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Lognormal, sigma 1, around 0.03 (1 + level): KLD of a W8A8 checkpoint."""
-    return np.asarray(
-        np.exp(rng.standard_normal((len(level), BLOCK), np.float32) - 0.5) * (0.03 * (1 + level))[:, None]
-    )
+    return np.asarray(np.exp(rng.standard_normal((len(level), CELL), np.float32) - 0.5) * (0.03 * (1 + level))[:, None])
 
 
 SCORES = {
@@ -93,7 +91,7 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Windows:
-    """The entries that a method scores in a text: for each token how often (``times`` [tokens]), for each stretch where
+    """The entries that a method scores in a text: for each token how often (``times`` [tokens]), for each block where
     it begins, its entries, and the context's excess (``starts``, ``entries``, ``excess`` [G]); the windows' first and
     last token + 1 (``first``, ``last`` [W]) and excess (``window_excess`` [W]); ``span``: tokens from first to last."""
 
@@ -108,43 +106,43 @@ class Windows:
 
 
 def cut(tokens: int, method: str) -> Windows:
-    """The windows of a method over a text, and its stretches."""
+    """The windows of a method over a text, and its blocks."""
     length, stride, first = METHODS[method]
     begins = np.arange(0, tokens - length, stride)
     position = np.tile(np.arange(first, length), len(begins))
     index = np.repeat(begins, length - first) + position
     excess = np.interp(np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T)
-    stretch = np.unique(uncertainty.places_of(index).stretch, return_inverse=True)[1]  # without empty ones
-    starts = np.array([index[stretch == g].min() for g in range(stretch.max() + 1)])
+    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[1]  # without empty ones
+    starts = np.array([index[block == g].min() for g in range(block.max() + 1)])
     return Windows(
-        times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(stretch),
-        excess=np.bincount(stretch, np.tile(excess, len(begins))), first=begins + first, last=begins + length,
+        times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(block),
+        excess=np.bincount(block, np.tile(excess, len(begins))), first=begins + first, last=begins + length,
         window_excess=float(excess.sum()), span=uncertainty.length_of(index),
     )  # fmt: skip
 
 
 def levels(
-    rng: np.random.Generator, score: Score, texts: int, blocks: int, articles: tuple[float, float]
+    rng: np.random.Generator, score: Score, texts: int, cells: int, articles: tuple[float, float]
 ) -> NDArray[np.float32]:
-    """Levels [texts, blocks] of a score, around 0; ``articles``: one of ``ARTICLES``."""
-    found = np.zeros((blocks, texts), np.float32)
+    """Levels [texts, cells] of a score, around 0; ``articles``: one of ``ARTICLES``."""
+    found = np.zeros((cells, texts), np.float32)
     for memory, deviation in score.drift.items():
-        ratio = memory / BLOCK
+        ratio = memory / CELL
         keep = math.exp(-1 / ratio)
-        # The mean over a block of what forgets within it varies less.
+        # The mean over a cell of what forgets within it varies less.
         deviation *= math.sqrt(2 * ratio * (1 - ratio * (1 - keep)))
-        steps = rng.standard_normal((blocks, texts), np.float32) * np.float32(deviation)
+        steps = rng.standard_normal((cells, texts), np.float32) * np.float32(deviation)
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
         for before, now in itertools.pairwise(steps):
             now += np.float32(keep) * before
         found += steps
     found = np.ascontiguousarray(found.T)
     mean, spread = articles
-    count = 3 * blocks * BLOCK // int(mean) + 200
+    count = 3 * cells * CELL // int(mean) + 200
     for text in found:
-        lengths = rng.lognormal(math.log(mean / BLOCK) - spread**2 / 2, spread, count).round().astype(int)
+        lengths = rng.lognormal(math.log(mean / CELL) - spread**2 / 2, spread, count).round().astype(int)
         level = rng.standard_normal(count, np.float32) * np.float32(score.article)
-        text += np.repeat(level, np.maximum(lengths, 1))[:blocks]
+        text += np.repeat(level, np.maximum(lengths, 1))[:cells]
     return found
 
 
@@ -153,9 +151,9 @@ def simulate(
 ) -> Iterator[NDArray[np.float32]]:
     """Texts' scores [tokens], each token's as it would be scored with the full context and without noise."""
     rng = np.random.default_rng([seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)])
-    blocks, at_once = -(-tokens // BLOCK), 250
+    cells, at_once = -(-tokens // CELL), 250
     for done in range(0, texts, at_once):
-        for level in levels(rng, SCORES[name], min(at_once, texts - done), blocks, articles):
+        for level in levels(rng, SCORES[name], min(at_once, texts - done), cells, articles):
             yield SCORES[name].draw(rng, level).reshape(-1)[:tokens]
 
 
@@ -187,7 +185,7 @@ def estimate(
         "independent": 1.96 * (variance / n) ** 0.5,
     }
     error = uncertainty.clustered(total, windows.entries, windows.span) or 0
-    half["stretches"] = uncertainty.interval(0, error, uncertainty.waves(len(total), windows.span))[1]
+    half["blocks"] = uncertainty.interval(0, error, uncertainty.waves(len(total), windows.span))[1]
     return mean - truth, half
 
 
@@ -212,12 +210,12 @@ def coverage(
         for kind in KINDS:
             reach = np.array([widths[kind] for widths in half[method]])
             found[method][kind] = round(100 * float(np.mean(errors <= reach)), 2)
-        found[method]["half_width"] = float(np.mean([widths["stretches"] for widths in half[method]]))
+        found[method]["half_width"] = float(np.mean([widths["blocks"] for widths in half[method]]))
     return found
 
 
 def growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
-    """Length of stretches -> clustered standard error (root mean square) of the simulated mean loss at 2048/512."""
+    """Length of blocks -> clustered standard error (root mean square) of the simulated mean loss at 2048/512."""
     windows, lengths = cut(tokens, "2048/512"), list(REAL)
     squares = np.zeros(len(lengths))
     for scores in simulate("loss", tokens, texts, seed=1):
@@ -251,10 +249,10 @@ def markdown(found: dict[str, Any]) -> str:
     """The results as a page."""
     lines = [
         "# Coverage of 95 % intervals", "", "Share (%) of simulated texts whose interval holds the true mean "
-        "(`benchmarks/coverage.py`): from stretches of the text as the tables do it, by window, and with independent "
+        "(`benchmarks/coverage.py`): from blocks of the text as the tables do it, by window, and with independent "
         "tokens.  Articles: mean tokens, standard deviation of the logarithm.  Said: the footnote says that the errors "
         "are for shorter documents.", "",
-        "| articles | score | tokens | windows | stretches | by window | independent | said |",
+        "| articles | score | tokens | windows | blocks | by window | independent | said |",
         "|---|---|---:|---|---:|---:|---:|---|",
     ]  # fmt: skip
     for row in found["coverage"]:
@@ -262,7 +260,7 @@ def markdown(found: dict[str, Any]) -> str:
         mean, spread = row["articles"]
         lines.append(f"| {mean:,}, {spread} | {row['score']} | {row['tokens']:,} | {row['method']} | {shown} | "
                      f"{'' if row['within_the_note'] else 'yes'} |")  # fmt: skip
-    lines += ["", "Standard error of the mean loss, 300,000 tokens, clustered by stretches of a length:", "",
+    lines += ["", "Standard error of the mean loss, 300,000 tokens, clustered by blocks of a length:", "",
               "| tokens | real | simulated |", "|---:|---:|---:|"]  # fmt: skip
     lines += [f"| {int(n):,} | {REAL[int(n)]:.4f} | {error:.4f} |" for n, error in found["growth"].items()]
     lines += ["", "Share (%) of simulated texts in which a KLD that is so many times another is told apart from it "

@@ -25,23 +25,23 @@ DRIFTS = {20: 0.25, 200: 0.12, 1000: 0.06, 5000: 0.12}
 
 def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float64]:
     """Levels [texts, tokens] around 0: first-order memories, each of 20 tokens at once."""
-    blocks = -(-tokens // 20)
-    found = np.zeros((texts, blocks))
+    cells = -(-tokens // 20)
+    found = np.zeros((texts, cells))
     for memory, deviation in DRIFTS.items():
         keep = math.exp(-20 / memory)
         level = deviation * rng.standard_normal(texts)
-        for block in range(blocks):
-            found[:, block] += level
+        for cell in range(cells):
+            found[:, cell] += level
             level = keep * level + math.sqrt(1 - keep**2) * deviation * rng.standard_normal(texts)
     return np.repeat(found, 20, axis=1)[:, :tokens]
 
 
 def sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> NDArray[np.float64]:
-    """KLD of two models, mean 1 each, summed by stretch: [2, texts, G]."""
+    """KLD of two models, mean 1 each, summed by block: [2, texts, G]."""
     tokens = places.length
     text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
     both = math.sqrt(SHARED) * rng.standard_normal((texts, tokens))
-    starts = np.searchsorted(places.stretch, np.arange(places.stretch.max() + 1))
+    starts = np.searchsorted(places.block, np.arange(places.block.max() + 1))
     found = []
     for sign in (1, -1):
         own = both + math.sqrt(1 - SHARED) * rng.standard_normal((texts, tokens))
@@ -52,7 +52,7 @@ def sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> ND
 def shares(tokens: int, texts: int, seed: int = 0) -> list[float]:
     """For each of ``TIMES`` the share (%) of texts in which the larger KLD is seen to be larger."""
     rng, places, at_once = np.random.default_rng([seed, tokens]), uncertainty.places_of(np.arange(tokens)), 100
-    entries = np.bincount(places.stretch)
+    entries = np.bincount(places.block)
     freedom = uncertainty.waves(len(entries), tokens)
     seen = np.zeros(len(TIMES))
     for done in range(0, texts, at_once):

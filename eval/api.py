@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from eval.common.cache import Store, default_root
+from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import ModelResult, RunResult
@@ -111,9 +111,9 @@ def compare(
     fails later is a row with its ``error``.
     """
     progress = Progress(quiet=quiet)
-    store = Store(Path(cache_dir) if cache_dir is not None else default_root())
+    cache = Cache(Path(cache_dir) if cache_dir is not None else default_root())
     path = Path(logits_file) if logits_file is not None else None
-    runner = Runner(store, progress, clear=clear_cache, verbose=verbose, logits_file=path)
+    runner = Runner(cache, progress, clear=clear_cache, verbose=verbose, logits_file=path)
     chosen, said = spec_files.one_reference(model_specs(models))
     for line in said:
         if line != spec_files.NO_REFERENCE or path is None:

@@ -249,7 +249,9 @@ class LlamacppBackend(LogitsBackend):
         status = self.library.llama_decode(self.context, self.batch)
         rows = None if status else self.library.llama_get_logits(self.context)
         if not rows:
-            raise ModelError(f"row {window.row}: llama.cpp gives no logits (status {status}): {self.said.reason()}")
+            raise ModelError(
+                f"window {window.index}: llama.cpp gives no logits (status {status}): {self.said.reason()}"
+            )
         return rows
 
     def head(self) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_BYTES = 512 << 20
-"""Rows that are read before they are asked for: 16 of 2,048 tokens and hidden size 4,096 take 268 MB."""
+"""Windows that are read before they are asked for: 16 of 2,048 tokens and hidden size 4,096 take 268 MB."""
 
 
 def open_reference(path: Path) -> ReferenceStore:
@@ -22,34 +22,34 @@ def open_reference(path: Path) -> ReferenceStore:
     return Reader(path) if (path / MANIFEST).is_file() else UpstreamReader(path)
 
 
-class Rows:
-    """Rows of a store, in their order, read by a thread while earlier ones are in use."""
+class ReferenceWindows:
+    """Windows of a store, in their order, read by a thread while earlier ones are in use."""
 
     def __init__(self, store: ReferenceStore, *, pin: bool) -> None:
         self.store = store
         self.pin = pin
         self.pool = ThreadPoolExecutor(1)
-        self.ahead = min(max(AHEAD_BYTES * store.n_rows // max(store.stored_bytes, 1), 1), 64)
+        self.ahead = min(max(AHEAD_BYTES * store.n_windows // max(store.stored_bytes, 1), 1), 64)
         self.futures: dict[int, Future[torch.Tensor]] = {}
         self._submit(0)
 
-    def _read(self, row: int) -> torch.Tensor:
-        tensor = self.store.row(row)
+    def _read(self, window: int) -> torch.Tensor:
+        tensor = self.store.window(window)
         return tensor.pin_memory() if self.pin else tensor
 
-    def get(self, row: int) -> torch.Tensor:
-        """Window ``row``'s tensor on the CPU, pinned for the GPU's sake if that was asked for."""
-        self._submit(row)
-        return self.futures[row].result()
+    def get(self, window: int) -> torch.Tensor:
+        """Window ``window``'s tensor on the CPU, pinned for the GPU's sake if that was asked for."""
+        self._submit(window)
+        return self.futures[window].result()
 
-    def _submit(self, row: int) -> None:
-        for wanted in range(row, min(row + 1 + self.ahead, self.store.n_rows)):
+    def _submit(self, window: int) -> None:
+        for wanted in range(window, min(window + 1 + self.ahead, self.store.n_windows)):
             if wanted not in self.futures:
                 self.futures[wanted] = self.pool.submit(self._read, wanted)
 
-    def drop(self, row: int) -> None:
-        """Forget a row that is done."""
-        self.futures.pop(row, None)
+    def drop(self, window: int) -> None:
+        """Forget a window that is done."""
+        self.futures.pop(window, None)
 
     def close(self) -> None:
         """Stop reading."""

@@ -42,7 +42,7 @@ MANIFEST = "reference.json"
 
 
 class Writer:
-    """One process's share of a store that is being made; thread-safe for distinct rows.
+    """One process's share of a store that is being made; thread-safe for distinct windows.
 
     ``reason`` says why logits are kept and not states.
     """
@@ -53,9 +53,9 @@ class Writer:
         self.reason = reason
         self.files: dict[str, dict[str, Any]] = {}
 
-    def row(self, row: int, tensor: torch.Tensor) -> None:
+    def window(self, index: int, tensor: torch.Tensor) -> None:
         """Write one window's states [T, H] or logits [T, V] bit for bit, in the dtype that the engine gave them."""
-        self._write(row_name(row), {self.kind: tensor})
+        self._write(window_file(index), {self.kind: tensor})
 
     def head(self, first: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write the head's entries from ``first`` on."""
@@ -74,16 +74,16 @@ class Writer:
         (self.folder / f"part.{uuid.uuid4().hex}.json").write_text(json.dumps(part), encoding="utf-8")
 
 
-def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_rows: int) -> None:
-    """Make one store of what the writers left in ``building``, under its final name; ValueError if a row is missing."""
+def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
+    """Make one store, under its final name, of what the writers left; ValueError if a window is missing."""
     parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(building.glob("part.*.json"))]
     files = {name: facts for part in parts for name, facts in part["files"].items()}
-    missing = [row for row in range(n_rows) if row_name(row) not in files]
+    missing = [index for index in range(n_windows) if window_file(index) not in files]
     if not parts or missing:
-        raise ValueError(f"the reference's row {missing[0] if missing else 0} was not kept")
+        raise ValueError(f"the reference's window {missing[0] if missing else 0} was not kept")
     manifest = {
         "version": VERSION, "identity": dict(identity), "kind": parts[0]["kind"], "reason": parts[0]["reason"],
-        "head": parts[0]["head"], "rows": n_rows, "files": files,
+        "head": parts[0]["head"], "rows": n_windows, "files": files,
     }  # fmt: skip
     (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for file in building.glob("part.*.json"):
@@ -110,9 +110,9 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def row_name(row: int) -> str:
+def window_file(index: int) -> str:
     """File of a window."""
-    return f"row.{row:06d}.safetensors"
+    return f"row.{index:06d}.safetensors"
 
 
 class ReferenceStore(ABC):
@@ -123,7 +123,7 @@ class ReferenceStore(ABC):
     kind: Kind
     reason: str
     head: Head
-    n_rows: int
+    n_windows: int
 
     @property
     def head_digests(self) -> list[str]:
@@ -133,15 +133,15 @@ class ReferenceStore(ABC):
     @property
     @abstractmethod
     def stored_bytes(self) -> int:
-        """Bytes of all rows and the head."""
+        """Bytes of all windows and the head."""
 
     @abstractmethod
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
         """Check every file; calls ``advance`` after each."""
 
     @abstractmethod
-    def row(self, row: int) -> torch.Tensor:
-        """Window ``row``'s states [T, H] or logits [T, V], by ``kind``, on the CPU."""
+    def window(self, index: int) -> torch.Tensor:
+        """Window ``index``'s states [T, H] or logits [T, V], by ``kind``, on the CPU."""
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of a store of states, the head's weight [last - first, H] and bias, on a device."""
@@ -160,7 +160,7 @@ class Reader(ReferenceStore):
             if version != VERSION:
                 raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
             self.identity, self.kind, self.reason = manifest["identity"], manifest["kind"], manifest["reason"]
-            self.head, self.n_rows = Head(**manifest["head"]), manifest["rows"]
+            self.head, self.n_windows = Head(**manifest["head"]), manifest["rows"]
             self.files: dict[str, dict[str, Any]] = manifest["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
@@ -191,10 +191,10 @@ class Reader(ReferenceStore):
             return f"{file}: cannot be read: {error.strerror}"
         return "" if digest == self.files[name]["sha256"] else f"{file}: damaged: its checksum is not that of the store"
 
-    def row(self, row: int) -> torch.Tensor:
+    def window(self, index: int) -> torch.Tensor:
         from safetensors import safe_open
 
-        with safe_open(self.path / row_name(row), "pt") as file:
+        with safe_open(self.path / window_file(index), "pt") as file:
             tensor: torch.Tensor = file.get_tensor(self.kind)
         return tensor
 

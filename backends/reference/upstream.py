@@ -1,4 +1,4 @@
-"""The reference stores that exllamav3's old compare_q left: logits in float32, a file for each window."""
+"""A reference store that exllamav3's compare_q left behind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class UpstreamReader(ReferenceStore):
-    """The logits that exllamav3's compare_q kept: float32 [1, L, V] a row, of the last L positions of each window.
+    """The logits that exllamav3's compare_q kept: float32 [1, L, V] a window, of the last L positions of each window.
 
-    One file a row (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that was given), or
-    the older single file with ``tensor.0``, ...  It names neither text nor tokenizer nor model.
+    One file a window (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that was given),
+    or the older single file with ``tensor.0``, ...  It names neither text nor tokenizer nor model.
     """
 
     kind = "logits"
@@ -30,10 +30,10 @@ class UpstreamReader(ReferenceStore):
     def __init__(self, path: Path) -> None:
         self.path, self.identity = path, {}
         folder = path if path.is_dir() else path.with_name(f"{path.name}.rows")
-        self.row_files = sorted(folder.glob("row_*.safetensors")) if folder.is_dir() else []
-        if not self.row_files and not path.is_file():
-            raise InputError(f"{path}: holds no reference: neither {MANIFEST} nor rows of upstream's compare_q")
-        self.n_rows = len(self.row_files) or self._count()
+        self.files = sorted(folder.glob("row_*.safetensors")) if folder.is_dir() else []
+        if not self.files and not path.is_file():
+            raise InputError(f"{path}: holds no reference: neither {MANIFEST} nor windows of upstream's compare_q")
+        self.n_windows = len(self.files) or self._count()
         self.head = Head(int(self._shape(0)[-1]), "float32")
 
     @cached_property
@@ -54,39 +54,39 @@ class UpstreamReader(ReferenceStore):
                 return int(file.get_slice("tensor").get_shape()[0])
         return sum(re.fullmatch(r"tensor\.\d+", key) is not None for key in self._keys)
 
-    def _slice(self, row: int, use: Callable[[Any, Any], Any]) -> Any:
-        """``use(slice, rows)`` of the tensor that holds a row."""
+    def _slice(self, index: int, use: Callable[[Any, Any], Any]) -> Any:
+        """``use(tensor, part)``: the opened tensor that holds a window, and the slice of it that is the window."""
         from safetensors import safe_open
 
-        single = not self.row_files
-        file = self.path if single else self.row_files[row].with_name(f"row_{row:06d}.safetensors")
-        name = f"tensor.{row}" if single and "tensor" not in self._keys else "tensor"
+        single = not self.files
+        file = self.path if single else self.files[index].with_name(f"row_{index:06d}.safetensors")
+        name = f"tensor.{index}" if single and "tensor" not in self._keys else "tensor"
         try:
             with safe_open(file, "pt") as opened:
                 whole = single and name == "tensor"
-                return use(opened.get_slice(name), slice(row, row + 1) if whole else slice(0, 1))
+                return use(opened.get_slice(name), slice(index, index + 1) if whole else slice(0, 1))
         except Exception as error:  # safetensors raises its own for missing and for damaged files
-            raise InputError(f"{file}: row {row} of the reference cannot be read: {one_line(error)}") from None
+            raise InputError(f"{file}: window {index} of the reference cannot be read: {one_line(error)}") from None
 
-    def _shape(self, row: int) -> list[int]:
-        shape: list[int] = self._slice(row, lambda opened, _: opened.get_shape())
+    def _shape(self, index: int) -> list[int]:
+        shape: list[int] = self._slice(index, lambda opened, _: opened.get_shape())
         return shape
 
     @property
     def stored_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.row_files or [self.path])
+        return sum(file.stat().st_size for file in self.files or [self.path])
 
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
-        for row in range(self.n_rows):  # headers only: upstream keeps no checksums
-            self._shape(row)
+        for index in range(self.n_windows):  # headers only: upstream keeps no checksums
+            self._shape(index)
             advance()
 
     @property
     def positions(self) -> int:
-        """Scored positions of the first row."""
+        """Scored positions of the first window."""
         return self._shape(0)[-2] - 1
 
-    def row(self, row: int) -> torch.Tensor:
-        tensor: torch.Tensor = self._slice(row, lambda opened, rows: opened[rows])
+    def window(self, index: int) -> torch.Tensor:
+        tensor: torch.Tensor = self._slice(index, lambda opened, part: opened[part])
         # The last position predicts a token beyond the window.
         return tensor.reshape(-1, tensor.shape[-1])[:-1]

@@ -228,7 +228,7 @@ def _divergence(side: NDArray[np.float64], model: _Merged, reference: _Merged) -
     return np.asarray(gap / reference.total - (reference.log_total - model.log_total))
 
 
-def scores(row: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
+def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
     """Put the vocabulary's shards together, in float64, and score every position.
 
     ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one a tensor-parallel rank, as
@@ -237,14 +237,14 @@ def scores(row: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]
     """
     shapes = {shard.shape for shard in shards}
     if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):
-        raise ValueError(f"row {row}: shards of shapes {sorted(shapes)} for {len(targets)} tokens")
+        raise ValueError(f"window {window}: shards of shapes {sorted(shapes)} for {len(targets)} tokens")
     stacked = np.stack(shards).astype(np.float64)
     model_side, reference_side = stacked[..., : Column.REF_MAX], stacked[..., Column.REF_MAX :]
     with np.errstate(invalid="ignore", divide="ignore"):
         model = _merge(model_side)
         finite = np.isfinite(model.logprob)
         found = TokenScores(
-            row,
+            window,
             logprob=model.logprob.astype(np.float32),
             entropy=_entropy(model_side, model).astype(np.float32),
             top1_logprob=model.top_logprob.astype(np.float32),
@@ -262,18 +262,18 @@ def scores(row: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]
         )
 
 
-def target_ids(row: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
+def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
     """Targets as int64 [T] beside the logits [T, V]; ModelError if one of them has no logit."""
     import torch
 
     outside = targets[(targets < 0) | (targets >= logits.shape[1])]
     if len(outside):
-        raise ModelError(f"row {row}: token {int(outside[0])} is outside the {logits.shape[1]} logits")
+        raise ModelError(f"window {window}: token {int(outside[0])} is outside the {logits.shape[1]} logits")
     return torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
 
 
 def window_scores(
-    row: int, logits: torch.Tensor, targets: NDArray[Any], reference: torch.Tensor | None = None
+    window: int, logits: torch.Tensor, targets: NDArray[Any], reference: torch.Tensor | None = None
 ) -> TokenScores:
     """Scores of one window from whole logits [T, V], any float dtype, any device.
 
@@ -284,10 +284,10 @@ def window_scores(
 
     shape = tuple(logits.shape)
     if len(shape) != 2 or shape[0] != len(targets):
-        raise ModelError(f"row {row}: logits of shape {shape} for {len(targets)} scored tokens")
+        raise ModelError(f"window {window}: logits of shape {shape} for {len(targets)} scored tokens")
     if reference is not None and tuple(reference.shape) != shape:
-        raise ModelError(f"row {row}: logits of shape {shape}, the reference's of shape {tuple(reference.shape)}")
-    ids = target_ids(row, logits, targets)
+        raise ModelError(f"window {window}: logits of shape {shape}, the reference's of shape {tuple(reference.shape)}")
+    ids = target_ids(window, logits, targets)
     out = torch.empty(shape[0], width(reference is not None), device=logits.device)
     partial(logits, ids, out, reference=reference)
-    return scores(row, targets, [out.cpu().numpy()])
+    return scores(window, targets, [out.cpu().numpy()])

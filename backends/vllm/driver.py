@@ -98,18 +98,18 @@ class EngineRun:
         """Scores of every window by a plan that fits the model."""
         self.call("compare_q_begin", asdict(plan), self.noise_seed)
         finished = self.requests(windows, {})
-        pending = {window.row: window for window in windows}
-        for rows in finished:
-            collected = self.collect(list(rows))
-            for row in rows:
-                window = pending.pop(row)
-                yield statistics.scores(row, window.token_ids[window.score_from :], collected[row])
+        pending = {window.index: window for window in windows}
+        for indices in finished:
+            collected = self.collect(list(indices))
+            for index in indices:
+                window = pending.pop(index)
+                yield statistics.scores(index, window.token_ids[window.score_from :], collected[index])
         self.facts = self.end()
         if pending:
-            raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is row {min(pending)}")
+            raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
 
     def requests(self, windows: Sequence[Window], sampling: Mapping[str, Any]) -> Iterator[dict[int, Any]]:
-        """Queue every window, then step; yields {row: RequestOutput} of each step that finished some.
+        """Queue every window, then step; yields {index of the window: RequestOutput} of each step that finished some.
 
         The scheduler is paused while they are queued, so that the batches are the same every time: without it, it takes
         what is there when it looks, and bf16 perplexities moved in the fifth digit.
@@ -117,47 +117,49 @@ class EngineRun:
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
-        rows = {str(window.row): window.row for window in windows}
+        waiting = {str(window.index): window.index for window in windows}
         try:
             with self.capture(), paused(engine):
                 for window in windows:
                     params = SamplingParams(
                         max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
-                        extra_args={TAG: [window.row, window.score_from, window.n_scored]}, **sampling,
+                        extra_args={TAG: [window.index, window.score_from, window.n_scored]}, **sampling,
                     )  # fmt: skip
-                    engine.add_request(str(window.row), {"prompt_token_ids": window.token_ids.tolist()}, params)
+                    engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
             while engine.has_unfinished_requests():
                 with self.capture():
                     outputs = engine.step()
-                finished = {rows.pop(output.request_id): output for output in outputs if output.finished}
+                finished = {waiting.pop(output.request_id): output for output in outputs if output.finished}
                 if finished:
                     yield finished
         finally:
-            if rows:  # whoever was iterating has had enough, or a request was refused
-                engine.abort_request(list(rows))
+            if waiting:  # whoever was iterating has had enough, or a request was refused
+                engine.abort_request(list(waiting))
 
-    def collect(self, rows: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
-        """Row -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
+    def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
+        """Window -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
         covered, entries = 0, 0
-        for header_text, data in self.call("compare_q_collect", list(rows)):
+        for header_text, data in self.call("compare_q_collect", list(indices)):
             header = json.loads(header_text)
             if header["error"]:
                 raise ModelError(f"scoring failed in vLLM's worker: {header['error']}")
-            for row, missing in header.get("incomplete", {}).items():
-                raise ModelError(f"row {row}: vLLM computed no hidden states for {missing} of its positions")
-            if header.get("rows"):
+            for index, missing in header.get("incomplete", {}).items():
+                raise ModelError(f"window {index}: vLLM computed no hidden states for {missing} of its positions")
+            if header.get("windows"):
                 flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
                 parts = np.split(flat, np.cumsum(header["counts"])[:-1])
                 entries = header["entries"]
-                shards.setdefault(tuple(header["shard"]), dict(zip(header["rows"], parts, strict=True)))
+                shards.setdefault(tuple(header["shard"]), dict(zip(header["windows"], parts, strict=True)))
         for first, last in sorted(shards):
             if first != covered and last > first:
                 raise ModelError(f"vocabulary entries {covered} to {first} were scored by no rank, or twice")
             covered = max(last, covered)
         if shards and covered != entries:
             raise ModelError(f"vocabulary entries {covered} to {entries} were scored by no rank")
-        return {row: [part[row] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for row in rows}
+        return {
+            index: [part[index] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for index in indices
+        }
 
     def end(self) -> dict[str, Any]:
         """Finish a run; the facts of its ranks together."""
@@ -193,7 +195,7 @@ class EngineRun:
         """See the module's docstring."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
-        short = [Window(window.row, window.token_ids[:tokens], 1) for window in longest]
+        short = [Window(window.index, window.token_ids[:tokens], 1) for window in longest]
         return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
 
     def _no_route(self) -> Route:
@@ -202,9 +204,9 @@ class EngineRun:
     def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
         """The route by local or by gathered logits; None if a rank's own logits are not those that vLLM serves."""
         self.call("compare_q_begin", asdict(Plan(gathered=gathered, probe=True)))
-        outputs = {row: output for rows in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
-                   for row, output in rows.items()}  # fmt: skip
-        collected = self.collect([window.row for window in short])
+        outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
+                   for index, output in finished.items()}  # fmt: skip
+        collected = self.collect([window.index for window in short])
         facts = self.end()
         if not facts["local_difference"] <= 0:
             return None
@@ -212,12 +214,12 @@ class EngineRun:
         differences, allowed = [], []
         for window in short:
             targets = window.token_ids[1:]
-            ours = statistics.scores(window.row, targets, collected[window.row]).logprob
-            theirs = own_logprobs(window, outputs[window.row].prompt_logprobs)
+            ours = statistics.scores(window.index, targets, collected[window.index]).logprob
+            theirs = own_logprobs(window, outputs[window.index].prompt_logprobs)
             with np.errstate(invalid="ignore"):
                 apart = np.abs(ours.astype(np.float64) - theirs)
             differences.append(np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, apart))
-            allowed.append(2 * spacing * largest_logit(collected[window.row]) + 1e-4)
+            allowed.append(2 * spacing * largest_logit(collected[window.index]) + 1e-4)
         difference, limit = np.concatenate(differences), np.concatenate(allowed)
         if not (difference <= limit).all() or difference.mean() > limit.mean() / 4:
             worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
@@ -258,7 +260,7 @@ def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:
 
     It has L positions, the first is empty, and the first entry of position i must be that of the window's token i.
     """
-    where = f"row {window.row}"
+    where = f"window {window.index}"
     if prompt_logprobs is None or len(prompt_logprobs) != len(window.token_ids):
         found = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
         raise ModelError(f"{where}: vLLM returned log-probabilities for {found} of {len(window.token_ids)} positions")

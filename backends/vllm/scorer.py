@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from backends.common.messages import one_line
 from backends.reference.head import Head, Kind, head_logits, largest_difference
-from backends.reference.reading import Rows, open_reference
+from backends.reference.reading import ReferenceWindows, open_reference
 from backends.reference.store import Writer
 from backends.scoring import statistics as statistics
 from backends.vllm.hooks import Segment
@@ -81,7 +81,7 @@ class Probe:
 
 @dataclass
 class Scorer:
-    """One rank's scorer between ``begin`` and ``end`` of a run; ``keeps``: rows of a record are this rank's to keep."""
+    """One rank's scorer between ``begin`` and ``end`` of a run; ``keeps``: whether this rank keeps the record."""
 
     source: LogitsSource
     plan: Plan
@@ -98,7 +98,7 @@ class Scorer:
     error: str = ""
     reference_head: str = ""
     writer: Writer | None = None
-    rows: Rows | None = None
+    reference: ReferenceWindows | None = None
     reports: bool = True
     _weight: tuple[Any, Any] | None = None
 
@@ -106,8 +106,8 @@ class Scorer:
         if self.plan.record is not None:
             self.writer = Writer(Path(self.plan.record), self.plan.record_kind, self.plan.record_reason)
         if self.plan.reference is not None:
-            self.rows = Rows(open_reference(Path(self.plan.reference)), pin=self.device.type == "cuda")
-            if self.rows.store.kind == "states":
+            self.reference = ReferenceWindows(open_reference(Path(self.plan.reference)), pin=self.device.type == "cuda")
+            if self.reference.store.kind == "states":
                 self._weight = self._reference_weight(*self.shard)
 
     @property
@@ -127,10 +127,10 @@ class Scorer:
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
         """Rows at a time, a multiple of 128 where that is possible."""
         columns = self.vocab_size if self.plan.gathered or self.plan.probe else -(-self.vocab_size // self.tp_size)
-        copies = 1 + (self.rows is not None)
+        copies = 1 + (self.reference is not None)
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        states = hidden_size * itemsize if self.rows is not None else 0
+        states = hidden_size * itemsize if self.reference is not None else 0
         rows = DEVICE_BYTES // (columns * itemsize * copies + states + RESULT_BYTES)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
@@ -141,7 +141,7 @@ class Scorer:
         together = self.plan.gathered or self.plan.probe
         with memory_of(self):
             for segment in segments:
-                row, score_from, n_scored = segment.tag
+                window, score_from, n_scored = segment.tag
                 # The row at position p predicts token p + 1: scored rows are score_from - 1 to L - 2.
                 begin = max(segment.start, score_from - 1)
                 end = min(segment.start + segment.count, score_from - 1 + n_scored)
@@ -155,16 +155,16 @@ class Scorer:
                     if logits is None:  # vLLM gathers on another rank
                         self.reports = False
                     elif not self.error:
-                        self.try_score(row, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
+                        self.try_score(window, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
 
-    def try_score(self, row: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    def try_score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """``score``, whose error is kept: raised here it would kill the engine."""
         try:
-            self.score(row, n_scored, at, logits, targets)
+            self.score(window, n_scored, at, logits, targets)
         except Exception as error:
             self.error = f"{type(error).__name__}: {one_line(error)}"
 
-    def score(self, row: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    def score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """Statistics of logits [n, V'], scored positions ``at`` to ``at + n`` of a window, into its buffer."""
         import torch
 
@@ -173,14 +173,14 @@ class Scorer:
         logits = logits[:, : last - first]
         n = len(logits)
         self.largest_chunk = max(self.largest_chunk, n)
-        reference = self.reference_logits(row, n_scored, at, n)
+        reference = self.reference_logits(window, n_scored, at, n)
         out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
         statistics.partial(logits, targets, out, first=first, reference=reference)
         kept = None
         if self.writer is not None and self.keeps:
             kept = self.source.states if self.plan.record_kind == "states" else logits
             self.kept_columns = kept.shape[1]
-        buffer = self.buffers.get(row) or self._new(row, n_scored, out, kept)
+        buffer = self.buffers.get(window) or self._new(window, n_scored, out, kept)
         self.recomputed += int(buffer.written[at : at + n].sum())
         buffer.statistics[at : at + n].copy_(out, non_blocking=True)
         if kept is not None and buffer.kept is not None:
@@ -190,16 +190,16 @@ class Scorer:
             buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffer.done.record()
 
-    def _new(self, row: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
+    def _new(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
         import torch
 
         pin = self.device.type == "cuda"
-        self.buffers[row] = Buffer(
+        self.buffers[window] = Buffer(
             torch.empty(n_scored, out.shape[1], dtype=torch.float32, pin_memory=pin),
             None if kept is None else torch.empty(n_scored, kept.shape[1], dtype=kept.dtype, pin_memory=pin),
             np.zeros(n_scored, dtype=np.bool_),
         )
-        return self.buffers[row]
+        return self.buffers[window]
 
     def logits(self, hidden: torch.Tensor) -> Any:
         """The logits that are scored; in a probe all ways to them are compared first."""
@@ -225,27 +225,27 @@ class Scorer:
             self.probe.local = max(largest_difference(whole[:, first:last], local), self.probe.local)
         return local
 
-    def reference_logits(self, row: int, n_scored: int, at: int, n: int) -> Any:
+    def reference_logits(self, window: int, n_scored: int, at: int, n: int) -> Any:
         """The reference's logits [n, last - first] at the same positions."""
-        if self.rows is None:
+        if self.reference is None:
             return None
         first, last = self.shard
-        whole = self.rows.get(row)
+        whole = self.reference.get(window)
         if len(whole) != n_scored:
-            raise ValueError(f"row {row}: the reference has {len(whole)} positions, the window {n_scored}")
+            raise ValueError(f"window {window}: the reference has {len(whole)} positions, the window {n_scored}")
         stored = whole[at : at + n]
-        if self.rows.store.kind == "logits":
+        if self.reference.store.kind == "logits":
             return stored[:, first:last].to(self.device, non_blocking=True)
         assert self._weight is not None
-        return head_logits(self.rows.store.head, stored.to(self.device, non_blocking=True), *self._weight)
+        return head_logits(self.reference.store.head, stored.to(self.device, non_blocking=True), *self._weight)
 
     def _reference_weight(self, first: int, last: int) -> tuple[Any, Any]:
         """The reference's head on this device: the model's own memory where it holds the same numbers.
 
         Found once for each engine and store: comparing a head of 1 GB takes 0.12 s.
         """
-        assert self.rows is not None
-        store = self.rows.store
+        assert self.reference is not None
+        store = self.reference.store
         key = (store.path, tuple(store.head_digests), first, last)
         if key not in self.source.reference_heads:
             own = self.source.weight()

@@ -23,7 +23,7 @@ from backends.vllm.logits import LogitsSource
 from backends.vllm.scorer import Plan, Scorer
 
 WAITING = 4
-"""Rows that may wait to be written: one of 2,048 x 128,256 float16 logits takes 525 MB of pinned memory."""
+"""Windows that may wait to be written: one of 2,048 x 128,256 float16 logits takes 525 MB of pinned memory."""
 
 
 @dataclass
@@ -41,27 +41,27 @@ class Run:
         """Whether this rank has statistics: it ends the pipeline, and vLLM gives it logits."""
         return self.last_stage and self.scorer.reports
 
-    def collect(self, rows: Sequence[int]) -> tuple[dict[str, Any], bytes]:
+    def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
         """(header, partial statistics) of finished windows; states go to disk in the background."""
         self.error = self.error or self.scorer.error
-        header: dict[str, Any] = {"error": self.error, "rows": [], "counts": [], "incomplete": {}}
+        header: dict[str, Any] = {"error": self.error, "windows": [], "counts": [], "incomplete": {}}
         if not self.reports:
             return {"error": self.error}, b""
         parts = []
-        for row in rows:
-            buffer = self.scorer.buffers.pop(row, None)
+        for index in indices:
+            buffer = self.scorer.buffers.pop(index, None)
             if buffer is None or not buffer.written.all():
-                header["incomplete"][str(row)] = "all" if buffer is None else int((~buffer.written).sum())
+                header["incomplete"][str(index)] = "all" if buffer is None else int((~buffer.written).sum())
                 continue
             if buffer.done is not None:
                 buffer.done.synchronize()
-            if self.scorer.rows is not None:
-                self.scorer.rows.drop(row)
+            if self.scorer.reference is not None:
+                self.scorer.reference.drop(index)
             if self.scorer.writer is not None and buffer.kept is not None:
                 while len(self.writes) >= WAITING:
                     self.writes.popleft().result()
-                self.writes.append(self.pool.submit(self.scorer.writer.row, row, buffer.kept))
-            header["rows"].append(row)
+                self.writes.append(self.pool.submit(self.scorer.writer.window, index, buffer.kept))
+            header["windows"].append(index)
             header["counts"].append(len(buffer.written))
             parts.append(buffer.statistics.numpy().tobytes())
         facts = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
@@ -79,8 +79,8 @@ class Run:
         except Exception as failure:  # a full disk, say
             self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
         self.pool.shutdown()
-        if scorer.rows is not None:
-            scorer.rows.close()
+        if scorer.reference is not None:
+            scorer.reference.close()
         return {
             "error": self.error,
             "recomputed": scorer.recomputed,
@@ -137,13 +137,13 @@ class ScoringExtension:
         )  # fmt: skip
         self._compare_q_run = Run(scorer, last_stage)
 
-    def compare_q_collect(self, rows: Sequence[int]) -> tuple[str, bytes]:
-        """(header as JSON, partial statistics float32 of all rows, one after the other) of finished windows.
+    def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
+        """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows.
 
         The header names incomplete windows, with the number of positions missing, and leaves them out.
         """
         assert self._compare_q_run is not None
-        header, data = self._compare_q_run.collect(rows)
+        header, data = self._compare_q_run.collect(indices)
         return json.dumps(header), data
 
     def compare_q_end(self) -> str:

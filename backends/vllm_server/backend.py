@@ -168,7 +168,7 @@ class VllmServerBackend(ScoringBackend):
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
-        """Scores of one window; ModelError with its row."""
+        """Scores of one window; ModelError with the index of the window."""
         assert self.card is not None
         assert self.probe is not None
         ids = window.token_ids.tolist()
@@ -181,8 +181,8 @@ class VllmServerBackend(ScoringBackend):
                     f"{fingerprint} answers in place of {self.probe.fingerprint}; let one server stay at this URL"
                 )
         except ServerError as error:
-            raise ModelError(f"row {window.row}: {self.served.server.url}: {error}") from None
-        return TokenScores(window.row, logprob[window.score_from - 1 :])
+            raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
+        return TokenScores(window.index, logprob[window.score_from - 1 :])
 
     def storage(self) -> Storage:
         return stored(self.options)

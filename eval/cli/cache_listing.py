@@ -20,7 +20,7 @@ from rich.text import Text
 
 from backends.common.messages import bytes_in_words
 from backends.reference.store import MANIFEST
-from eval.common.cache import KINDS, Store
+from eval.common.cache import SECTIONS, Cache
 
 KEY = re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet|\.npz)?|\.([0-9a-f]{40})(?:\..+)?\.part")
 LOG = re.compile(r".*\.([0-9a-f]{40})\.log")
@@ -30,7 +30,7 @@ SUFFIXES = {
     "references": ("", ".part"),
     "logs": (".log",),
 }
-"""What compare_q writes of each kind."""
+"""What compare_q writes of each section."""
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
@@ -41,7 +41,7 @@ class Entry:
     ``key``: 40 hexadecimal digits.  What a run that was killed left half-written is part of the entry.
     """
 
-    kind: str
+    section: str
     key: str
     paths: tuple[Path, ...]
     size: int
@@ -49,60 +49,62 @@ class Entry:
     label: str = ""
 
 
-def entries(store: Store) -> list[Entry]:
+def entries(cache: Cache) -> list[Entry]:
     """Everything that the cache holds, the one that was used last first."""
-    found = [entry for kind in KINDS for entry in kind_entries(store, kind)]
+    found = [entry for section in SECTIONS for entry in section_entries(cache, section)]
     return sorted(found, key=lambda entry: -entry.used)
 
 
-def kind_entries(store: Store, kind: str) -> Iterator[Entry]:
-    """The entries of one kind; files that vanish meanwhile are left out."""
+def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
+    """The entries of one section; files that vanish meanwhile are left out."""
     parts: dict[str, list[Path]] = {}
-    for path in (store.root / kind).iterdir():
-        match = (LOG if kind == "logs" else KEY).fullmatch(path.name)
+    for path in (cache.root / section).iterdir():
+        match = (LOG if section == "logs" else KEY).fullmatch(path.name)
         strange = path.is_dir() and not (path.suffix == ".part" or (path / MANIFEST).is_file())
-        if match and not strange and path.suffix in SUFFIXES[kind]:
+        if match and not strange and path.suffix in SUFFIXES[section]:
             parts.setdefault(next(filter(None, match.groups())), []).append(path)
     for key, paths in parts.items():
         with suppress(OSError):
             files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
             stats = [file.stat() for file in files]
             used = max((stat.st_mtime for stat in stats), default=0.0)
-            yield Entry(kind, key, tuple(paths), sum(stat.st_size for stat in stats), used, label_of(store, kind, key))
+            yield Entry(
+                section, key, tuple(paths), sum(stat.st_size for stat in stats), used, label_of(cache, section, key)
+            )
 
 
-def label_of(store: Store, kind: str, key: str) -> str:
+def label_of(cache: Cache, section: str, key: str) -> str:
     """The label of the model that an entry is of, as the run that wrote it called it; empty if it is not known."""
-    if kind == "scores":
-        return str(store.facts(store.path(kind, key, ".json")).get("label") or "")
-    if kind == "references":
-        found = store.facts(store.path(kind, key, "") / MANIFEST).get("identity")
+    if section == "scores":
+        return str(cache.read_json(cache.path(section, key, ".json")).get("label") or "")
+    if section == "references":
+        found = cache.read_json(cache.path(section, key, "") / MANIFEST).get("identity")
         return str(found.get("label") or "") if isinstance(found, dict) else ""
     return ""
 
 
-def prune(store: Store, limit: int) -> tuple[list[Entry], int]:
+def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
     """Remove the entries that were not used for the longest time until ``limit`` bytes are left; (removed, left).
 
     More than ``limit`` are left where runs use them.
     """
-    kept = entries(store)
+    kept = entries(cache)
     left = sum(entry.size for entry in kept)
     removed = []
     for entry in reversed(kept):
         if left <= limit:
             break
-        if remove(store, entry):
+        if remove(cache, entry):
             removed.append(entry)
             left -= entry.size
     return removed, left
 
 
-def remove(store: Store, entry: Entry) -> bool:
+def remove(cache: Cache, entry: Entry) -> bool:
     """Delete one entry, unless a run uses it or holds its lock, or it is not ours to delete; whether it is gone."""
     try:
-        with store.lock(entry.kind, entry.key).acquire(timeout=0):
-            if entry.key in store.used_by_runs():  # asked now: a run may have begun since the entries were listed
+        with cache.lock(entry.section, entry.key).acquire(timeout=0):
+            if entry.key in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
                 return False
             for path in entry.paths:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -111,9 +113,9 @@ def remove(store: Store, entry: Entry) -> bool:
     return not any(path.exists() for path in entry.paths)
 
 
-def limited(store: Store, limit: int) -> str:
+def limited(cache: Cache, limit: int) -> str:
     """Prune, and what became of it in one line."""
-    removed, left = prune(store, limit)
+    removed, left = prune(cache, limit)
     freed = sum(entry.size for entry in removed)
     kept = f"{bytes_in_words(left)} are left" + (
         f", over the limit of {bytes_in_words(limit)}: in use" if left > limit else ""
@@ -121,22 +123,22 @@ def limited(store: Store, limit: int) -> str:
     return f"cache: removed {len(removed)} entries, {bytes_in_words(freed)}; {kept}"
 
 
-def listing(store: Store) -> tuple[Table, str]:
-    """(a row for every entry, the sums of each kind in one line)."""
-    found = entries(store)
+def listing(cache: Cache) -> tuple[Table, str]:
+    """(a row for every entry, the sums of each section in one line)."""
+    found = entries(cache)
     drawn = Table("what", "of", "size", "last used", "key")
     for entry in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        drawn.add_row(MEANING[entry.kind], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
-    return drawn, f"{store.root}: {sums(found)}"
+        drawn.add_row(MEANING[entry.section], Text(entry.label), bytes_in_words(entry.size), when, entry.key[:8])
+    return drawn, f"{cache.root}: {sums(found)}"
 
 
 def sums(found: Iterable[Entry]) -> str:
     """``3 scores 1.2 MB, ..., 4 GB in all``."""
     listed = list(found)
     parts = []
-    for kind in KINDS:
-        sizes = [entry.size for entry in listed if entry.kind == kind]
+    for section in SECTIONS:
+        sizes = [entry.size for entry in listed if entry.section == section]
         if sizes:
-            parts.append(f"{len(sizes)} {kind} {bytes_in_words(sum(sizes))}")
+            parts.append(f"{len(sizes)} {section} {bytes_in_words(sum(sizes))}")
     return ", ".join([*parts, f"{bytes_in_words(sum(entry.size for entry in listed))} in all"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import backends
 from backends.common.errors import InputError
 from backends.hub import repositories
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run import jobs
 from eval.run.jobs import Job
@@ -17,7 +17,7 @@ from eval.text.windows import EvalData
 
 
 def check(
-    data_spec: DataSpec, model_specs: Sequence[ModelSpec], max_rows: int | None, store: Store, progress: Progress
+    data_spec: DataSpec, model_specs: Sequence[ModelSpec], max_rows: int | None, cache: Cache, progress: Progress
 ) -> tuple[list[str], list[str]]:
     """(what would run, what is wrong), a line each.
 
@@ -27,9 +27,9 @@ def check(
     lines, problems = [], []
     longest, data = data_spec.longest, None
     try:
-        missing = downloads(data_spec, store)
+        missing = downloads(data_spec, cache)
         if not missing:
-            data = windows.build(data_spec, max_rows, store, progress)
+            data = windows.build(data_spec, max_rows, cache, progress)
             longest = data.length
         lines += [describe_data(data_spec, data), *missing]
     except InputError as error:
@@ -46,7 +46,7 @@ def check(
     return lines, problems
 
 
-def downloads(spec: DataSpec, store: Store) -> list[str]:
+def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """What of text and tokenizer is still to be downloaded, a line each; InputError for what is nowhere."""
     corpus.identity(spec)  # names a missing file
     name, found = spec.locate(spec.tokenizer_dir), []
@@ -57,7 +57,7 @@ def downloads(spec: DataSpec, store: Store) -> list[str]:
             raise
         size = repositories.probe(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
-    if not corpus.is_here(spec) and (found or not windows.are_stored(spec, store)):
+    if not corpus.is_here(spec) and (found or not windows.are_stored(spec, cache)):
         found.append(f"data: {corpus.probe(spec)}")
     return found
 

@@ -21,7 +21,7 @@ from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
 from eval import api
 from eval.cli import arguments, cache_listing, checking
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import RunResult
@@ -103,7 +103,7 @@ def remark(*lines: str | None) -> None:
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
     max_rows = data_spec.max_rows if args.rows is None else args.rows
-    lines, problems = checking.check(data_spec, model_specs, max_rows, Store(args.cache_dir), Progress())
+    lines, problems = checking.check(data_spec, model_specs, max_rows, Cache(args.cache_dir), Progress())
     for line in lines:
         print(line)
     return complain("\n".join(problems)) if problems else 0
@@ -111,10 +111,10 @@ def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[M
 
 def show_cache(args: argparse.Namespace) -> int:
     """``--cache``: what the cache holds, after ``--cache-limit`` if that is given."""
-    store = Store(args.cache_dir)
+    cache = Cache(args.cache_dir)
     if args.cache_limit is not None:
-        print(cache_listing.limited(store, args.cache_limit))
-    table, summed = cache_listing.listing(store)
+        print(cache_listing.limited(cache, args.cache_limit))
+    table, summed = cache_listing.listing(cache)
     if table.row_count:
         Console().print(table)
     print(summed)
@@ -124,8 +124,8 @@ def show_cache(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot."""
     arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
-    store = Store(args.cache_dir)
-    runner = Runner(store, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
+    cache = Cache(args.cache_dir)
+    runner = Runner(cache, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
     run = api.measure(runner, data_spec, model_specs, args.rows)
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
@@ -133,13 +133,13 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     def inspect() -> Any:
         from eval.html import inspector
 
-        return None if runner.data is None else inspector.inspect(run, runner.data, store)
+        return None if runner.data is None else inspector.inspect(run, runner.data, cache)
 
     if args.tokens_out:
-        copy_scores(store, run, args.tokens_out)
+        copy_scores(cache, run, args.tokens_out)
     deliver(args, replace(run, title=args.title), inspect)
     if args.cache_limit is not None:
-        print(cache_listing.limited(store, args.cache_limit))
+        print(cache_listing.limited(cache, args.cache_limit))
     return 1 if run.failed else 0
 
 
@@ -198,12 +198,12 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
         print(f"report: {args.html}")
 
 
-def copy_scores(store: Store, run: RunResult, folder: Path) -> None:
+def copy_scores(cache: Cache, run: RunResult, folder: Path) -> None:
     """``--tokens-out``: the per-token scores of every measured model; no other gets a failed one's file name."""
     names = token_scores.file_names([model.label for model in run.models])
     for model, name in zip(run.models, names, strict=True):
         if model.scores_key and not model.error:
-            token_scores.copy(store, model.scores_key, folder / f"{name}.parquet")
+            token_scores.copy(cache, model.scores_key, folder / f"{name}.parquet")
             print(f"tokens of {model.label}: {folder / f'{name}.parquet'}")
 
 

@@ -1,9 +1,9 @@
 """What was computed once is kept: files named by a hash of everything they depend on, written atomically.
 
-Layout: ``<cache>/<kind>/<key>.<suffix>``, kinds ``tokens``, ``scores`` and ``references`` (a folder each), engine logs
-under ``logs``.  A key covers content, not where it lies; ``-cc`` removes the entries of the text and the models.  Under
-``runs`` every run that goes on names what it uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves
-that alone.
+Layout: ``<cache>/<section>/<key>.<suffix>``, sections ``tokens``, ``scores`` and ``references`` (a folder each), engine
+logs under ``logs``.  A key covers content, not where it lies; ``-cc`` removes the entries of the text and the
+models.  Under ``runs`` every run that goes on names what it uses, so that ``--cache-limit``
+(``eval/cli/cache_listing.py``) leaves that alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from backends.reference.store import MANIFEST
 from eval.common.files import replacing
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
-KINDS = ("tokens", "scores", "references", "logs")
+SECTIONS = ("tokens", "scores", "references", "logs")
 
 
 def default_root() -> Path:
@@ -35,7 +35,7 @@ def default_root() -> Path:
     return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
 
 
-class Store:
+class Cache:
     """A folder of content-keyed files."""
 
     def __init__(self, root: Path) -> None:
@@ -43,22 +43,22 @@ class Store:
         self.run = root / "runs" / uuid.uuid4().hex
         self.running: FileLock | None = None
         try:
-            for kind in (*KINDS, "runs"):
-                (root / kind).mkdir(parents=True, exist_ok=True)
-            probe = root / f".probe.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            for section in (*SECTIONS, "runs"):
+                (root / section).mkdir(parents=True, exist_ok=True)
+            trial = root / f".trial.{os.getpid()}"
+            trial.touch()
+            trial.unlink()
         except OSError as error:
             raise InputError(f"--cache-dir: {root}: cannot be written: {error.strerror}") from None
 
     @staticmethod
-    def key(kind: str, identity: Mapping[str, Any]) -> str:
+    def key(section: str, identity: Mapping[str, Any]) -> str:
         """Hex key of an entry: SHA-256 over the canonical JSON of what it depends on."""
-        return hashlib.sha256(json.dumps([kind, identity], sort_keys=True).encode()).hexdigest()[:40]
+        return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[:40]
 
-    def path(self, kind: str, key: str, suffix: str) -> Path:
+    def path(self, section: str, key: str, suffix: str) -> Path:
         """Where an entry lies, whether it exists or not."""
-        return self.root / kind / f"{key}{suffix}"
+        return self.root / section / f"{key}{suffix}"
 
     def log_file(self, label: str, key: str) -> Path:
         """Log of the engine that computed an entry."""
@@ -66,16 +66,16 @@ class Store:
         return self.root / "logs" / f"{name[:60]}.{key}.log"
 
     @contextmanager
-    def write(self, kind: str, key: str, suffix: str) -> Iterator[Path]:
+    def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
         """A temporary path that takes the entry's place when the block ends well, and vanishes if it does not."""
-        with replacing(self.path(kind, key, suffix)) as file:
+        with replacing(self.path(section, key, suffix)) as file:
             yield file
 
-    def lock(self, kind: str, key: str) -> FileLock:
+    def lock(self, section: str, key: str) -> FileLock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
-        return FileLock(str(self.path(kind, key, ".lock")))
+        return FileLock(str(self.path(section, key, ".lock")))
 
-    def use(self, kind: str, key: str) -> None:
+    def use(self, section: str, key: str) -> None:
         """Say that this run uses an entry: it counts as used now, and no other run removes it before this one ends."""
         if self.running is None:
             self.running = FileLock(f"{self.run}.lock")
@@ -83,7 +83,7 @@ class Store:
             weakref.finalize(self, ended, self.run, self.running)
         with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
-        for entry in (self.path(kind, key, suffix) for suffix in (".json", ".npz", "")):
+        for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
             with suppress(OSError):
                 os.utime(entry / MANIFEST if entry.is_dir() else entry)
 
@@ -101,17 +101,17 @@ class Store:
         return keys
 
     @staticmethod
-    def facts(file: Path) -> dict[str, Any]:
+    def read_json(file: Path) -> dict[str, Any]:
         """A JSON object in the cache; empty if it is not there or damaged."""
         with suppress(OSError, ValueError):
             found = json.loads(file.read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else {}
         return {}
 
-    def clear(self, kind: str, key: str) -> None:
+    def clear(self, section: str, key: str) -> None:
         """Remove an entry's files."""
         for suffix in (".json", ".parquet", ".npz"):
-            self.path(kind, key, suffix).unlink(missing_ok=True)
+            self.path(section, key, suffix).unlink(missing_ok=True)
 
 
 def ended(run: Path, running: FileLock) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.results.run_result import RunResult
 from eval.run import token_scores
 from eval.run.token_scores import StoredScores
@@ -29,12 +29,12 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Passage:
-    """T tokens of window ``row`` from ``position`` on; ``tokens`` are texts.
+    """T tokens of window number ``window`` from ``position`` on; ``tokens`` are texts.
 
     ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
     """
 
-    row: int
+    window: int
     position: int
     tokens: tuple[str, ...]
     ref_logprob: Numbers | None
@@ -46,7 +46,7 @@ class Passage:
 class Damaged:
     """One token, its text between those ``before`` and ``after`` it, and what model and reference gave it (nats)."""
 
-    row: int
+    window: int
     position: int
     before: str
     token: str
@@ -64,13 +64,13 @@ class Inspection:
     worst: tuple[tuple[Damaged, ...] | None, ...]
 
 
-def inspect(run: RunResult, data: EvalData, store: Store) -> Inspection | None:
+def inspect(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
     """The inspection of a run; None if no model has stored scores."""
     tokenizer = vocabulary.load_tokenizer(data.tokenizer, trust_remote_code=data.trusted)
     keys = [model.scores_key if not model.error else "" for model in run.models]
     worst, total, reference, order = [], None, None, None
     for model, key in zip(run.models, keys, strict=True):
-        stored = token_scores.load(store, key) if key else None
+        stored = token_scores.load(cache, key) if key else None
         worst.append(None if stored is None else most_damaged(stored, data, tokenizer))
         if stored is None:
             continue
@@ -78,19 +78,21 @@ def inspect(run: RunResult, data: EvalData, store: Store) -> Inspection | None:
             reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
         if not (model.is_reference and run.reference):
             total = relative(damage(stored)) + (0 if total is None else total)
-        order = stored.row, stored.position
+        order = stored.window, stored.position
     if order is None:
         return None
-    row, position = order
-    begins = choose(np.zeros(len(row)) if total is None else total, data.text_index(row, position), row)
-    spans = [slice(begin, min(begin + PASSAGE, int(np.searchsorted(row, row[begin], "right")))) for begin in begins]
-    columns = [columns_of(store, key, spans) for key in keys]
+    window, position = order
+    begins = choose(np.zeros(len(window)) if total is None else total, data.text_index(window, position), window)
+    spans = [
+        slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right")))) for begin in begins
+    ]
+    columns = [columns_of(cache, key, spans) for key in keys]
     passages = []
     for i, span in enumerate(spans):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
         ref_logprob = None if reference is None else rounded(reference[span])
-        texts = texts_of(span, row, position, data, tokenizer)
-        passages.append(Passage(int(row[span.start]), int(position[span.start]), texts, ref_logprob, logprob, kld))
+        texts = texts_of(span, window, position, data, tokenizer)
+        passages.append(Passage(int(window[span.start]), int(position[span.start]), texts, ref_logprob, logprob, kld))
     return Inspection(tuple(passages), tuple(worst))
 
 
@@ -106,10 +108,10 @@ def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values / mean if mean > 0 else values
 
 
-def choose(total: NDArray[np.float64], index: NDArray[Any], row: NDArray[Any]) -> list[int]:
+def choose(total: NDArray[np.float64], index: NDArray[Any], window: NDArray[Any]) -> list[int]:
     """First entries of the passages: the first of all, then those with the largest totals, none of a text twice."""
-    starts = np.flatnonzero(np.diff(row, prepend=row[0] - 1))
-    ends = np.append(starts[1:], len(row))
+    starts = np.flatnonzero(np.diff(window, prepend=window[0] - 1))
+    ends = np.append(starts[1:], len(window))
     begins = np.concatenate([np.arange(a, max(b - PASSAGE, a) + 1, PASSAGE) for a, b in zip(starts, ends, strict=True)])
     sums = np.concatenate(([0.0], np.cumsum(total)))
     stops = np.minimum(begins + PASSAGE, ends[np.searchsorted(starts, begins, "right") - 1])
@@ -123,9 +125,9 @@ def choose(total: NDArray[np.float64], index: NDArray[Any], row: NDArray[Any]) -
     return chosen
 
 
-def columns_of(store: Store, key: str, spans: Sequence[slice]) -> list[tuple[Numbers, Numbers | None]] | None:
+def columns_of(cache: Cache, key: str, spans: Sequence[slice]) -> list[tuple[Numbers, Numbers | None]] | None:
     """(logprob, kld) of a model in each span; None without scores."""
-    stored = token_scores.load(store, key) if key else None
+    stored = token_scores.load(cache, key) if key else None
     if stored is None:
         return None
     kld = stored.columns.get("kld")
@@ -134,7 +136,7 @@ def columns_of(store: Store, key: str, spans: Sequence[slice]) -> list[tuple[Num
 
 def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[Damaged, ...]:
     """The tokens that cost a model most, each token of the text once though windows overlap."""
-    cost, index = damage(stored), data.text_index(stored.row, stored.position)
+    cost, index = damage(stored), data.text_index(stored.window, stored.position)
     found: dict[int, int] = {}
     for entry in np.argsort(-cost, kind="stable").tolist():
         if len(found) == WORST or cost[entry] <= 0:
@@ -145,24 +147,26 @@ def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[
 
 def damaged(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) -> Damaged:
     """One token with its surroundings in its window."""
-    row, position = int(stored.row[entry]), int(stored.position[entry])
+    window, position = int(stored.window[entry]), int(stored.position[entry])
     begin = max(position - BEFORE, 0)
-    ids = data.windows[row].token_ids[begin : position + 1 + AFTER].tolist()
+    ids = data.windows[window].token_ids[begin : position + 1 + AFTER].tolist()
     before, token, after = pieces(tokenizer, ids, (position - begin, position - begin + 1, len(ids)))
     ref_logprob, logprob, kld = (
         rounded(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
         for name in ("ref_logprob", "logprob", "kld")
     )
-    return Damaged(row, position, before, token, after, ref_logprob, logprob, kld)
+    return Damaged(window, position, before, token, after, ref_logprob, logprob, kld)
 
 
-def texts_of(span: slice, row: NDArray[Any], position: NDArray[Any], data: EvalData, tokenizer: Any) -> tuple[str, ...]:
+def texts_of(
+    span: slice, window: NDArray[Any], position: NDArray[Any], data: EvalData, tokenizer: Any
+) -> tuple[str, ...]:
     """The texts of a span of entries; the token before them, if there is one, is decoded with them.
 
     Some tokenizers drop the space of the first token that they decode.
     """
     first, last = int(position[span.start]), int(position[span.stop - 1])
-    ids = data.windows[int(row[span.start])].token_ids[first - 1 : last + 1].tolist()
+    ids = data.windows[int(window[span.start])].token_ids[first - 1 : last + 1].tolist()
     return tuple(pieces(tokenizer, ids, range(1, len(ids) + 1))[1:])
 
 

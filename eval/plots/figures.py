@@ -101,14 +101,14 @@ def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
 
     That is how far the point would move if the reference stayed where it is.  The error of the difference of both is
     no help: it grows with the text's own error times (ratio - 1), 1.4 of 34 where this one is 0.14.  The reference
-    itself has none.  A model that was not scored beside it (a server) is paired by stretches of text.
+    itself has none.  A model that was not scored beside it (a server) is paired by blocks of text.
     """
     if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
         return None, True
     ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
     for other in run.models if ratio is None else ():
         if other.is_reference and other.estimates is not None:
-            ratio = difference(model.estimates.stretches, other.estimates.stretches, "nll")
+            ratio = difference(model.estimates.blocks, other.estimates.blocks, "nll")
     if ratio is None:
         return model.ppl.stderr, False
     return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True

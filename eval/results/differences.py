@@ -1,6 +1,6 @@
 """Differences between two models of a run, with their errors: what the errors of single rows are far too large to say.
 
-Both models were scored on the same tokens, so an easy stretch of the text is easy for both, and leaves the difference.
+Both models were scored on the same tokens, so an easy block of the text is easy for both, and leaves the difference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from eval.results.run_result import ModelResult
 from eval.stats import estimates
-from eval.stats.estimates import Stretches
+from eval.stats.estimates import BlockSums
 from eval.stats.uncertainty import interval, waves
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
@@ -35,12 +35,12 @@ class Difference:
         return self.limits is not None and not self.limits[0] <= 0 <= self.limits[1]
 
 
-def groups(stretches: Stretches) -> int:
-    """Stretches of text that errors come from."""
-    return sum(count > 0 for count in stretches.tokens)
+def groups(blocks: BlockSums) -> int:
+    """Blocks of text that errors come from."""
+    return sum(count > 0 for count in blocks.tokens)
 
 
-def between(a: Stretches, b: Stretches, name: str) -> Difference | None:
+def between(a: BlockSums, b: BlockSums, name: str) -> Difference | None:
     """Mean of ``name`` (of ``SCORES``) of a minus that of b; None if they cannot be compared."""
     found = estimates.difference(a, b, name)
     if found is None or found.value is None:
@@ -56,13 +56,13 @@ def compared(a: ModelResult, b: ModelResult, name: str) -> Difference | str:
             return f"{model.label} failed"
         if name == "kld" and model.is_reference:
             return f"{model.label} is the reference, from which KLD is measured"
-        if getattr(model.estimates.stretches, name) is None:
+        if getattr(model.estimates.blocks, name) is None:
             return f"{model.label} has no {SCORES[name]}"
-        if name not in model.estimates.stretches.whole:
+        if name not in model.estimates.blocks.whole:
             return f"{model.label} has positions without a finite {SCORES[name]}"
     if name != "nll" and a.reference_key != b.reference_key:
         return "each was compared with the reference of its own machine"
-    found = between(a.estimates.stretches, b.estimates.stretches, name) if a.estimates and b.estimates else None
+    found = between(a.estimates.blocks, b.estimates.blocks, name) if a.estimates and b.estimates else None
     return "they were scored on different windows" if found is None else found
 
 
@@ -71,16 +71,16 @@ def several_references(models: Sequence[ModelResult]) -> bool:
     return len({model.reference_key for model in models if model.reference_key}) > 1
 
 
-def candidates(models: Sequence[ModelResult], name: str) -> dict[str, Stretches]:
+def candidates(models: Sequence[ModelResult], name: str) -> dict[str, BlockSums]:
     """Label -> sums of the models that may have the best ``name`` (of ``SCORES``): measured and quantized ones.
 
     The reference and noise floors are none, and neither are other unquantized models, which show what is lost by
     roundings alone.
     """
     return {
-        model.label: model.estimates.stretches
+        model.label: model.estimates.blocks
         for model in models
-        if model.estimates and getattr(model.estimates.stretches, name) is not None
+        if model.estimates and getattr(model.estimates.blocks, name) is not None
         and model.is_quantized and not (model.is_reference or model.is_noise_floor)
     }  # fmt: skip
 

@@ -19,7 +19,7 @@ from eval.results.digits import PPL_DIGITS, cell
 from eval.results.results_json import Part, StoredRun
 from eval.results.run_result import ModelResult, RunResult
 
-WINDOWS = ("text_tokens", "method", "rows", "window_length", "scored_tokens")
+WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
 """What is said of windows that differ."""
 DESCRIPTIVE = ("label", "key", "kind", "kind_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
 """What a reference's description holds beside what it depends on."""
@@ -289,7 +289,7 @@ def add_passage(
     size = len(rows.models)
     measured = [place for place, found in zip(places, passage["logprob"], strict=True) if found is not None]
     keys = {rows.models[place].reference_key for place in measured} - {""}
-    name = (passage["row"], passage["position"], len(passage["tokens"]), *sorted(keys))
+    name = (passage["window"], passage["position"], len(passage["tokens"]), *sorted(keys))
     empty = {**passage, "logprob": [None] * size, "kld": [None] * size}
     kept = passages.setdefault(name, empty)
     kept["ref_logprob"] = kept["ref_logprob"] or passage["ref_logprob"]

@@ -21,11 +21,13 @@ from backends.common.options import describe
 from backends.layers import groups
 from eval.common import machine
 from eval.common.files import replacing
+from eval.results import older_formats
 from eval.results.run_result import ModelResult, RunResult
-from eval.stats.uncertainty import MOST_STRETCHES, Value
+from eval.stats.uncertainty import MOST_BLOCKS, Value
 
-FORMAT = 4
-"""Version of the layout of results.json."""
+FORMAT = 5
+"""Version of the layout of results.json: 4 is the layout of compare_q 0.1 and 0.2; 5 calls windows
+"windows" (4: "rows") and the blocks of text that errors come from "blocks" (4: "stretches")."""
 PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
@@ -98,7 +100,7 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         **flat_estimates(model),
         "reference": model.is_reference,
         "noise_floor": model.is_noise_floor,
-        "rows": model.rows,
+        "windows": model.windows,
         "load_seconds": model.load_seconds,
         "score_seconds": model.score_seconds,
         "from_cache": model.cached,
@@ -173,7 +175,9 @@ def from_json(raw: Any) -> StoredRun:
     """The run of a results.json; InputError in one line if it is of another format, or damaged."""
     if not isinstance(raw, dict) or "format" not in raw:
         raise InputError("not a results.json of compare_q")
-    if raw["format"] != FORMAT:
+    if raw["format"] in older_formats.READABLE:
+        raw = older_formats.upgraded(raw)
+    elif raw["format"] != FORMAT:
         raise InputError(
             f"results of format {raw['format']!r}, and this compare_q reads format {FORMAT}; write them again with -o "
             "(scores in the cache are used)"
@@ -204,8 +208,8 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
         raise ValueError("no models" if not labels else "models with one label")
     for model in models:
         TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
-        if len((model["estimates"] or {"stretches": {"tokens": ()}})["stretches"]["tokens"]) > MOST_STRETCHES:
-            raise ValueError(f"{model['label']}: more than {MOST_STRETCHES} stretches")
+        if len((model["estimates"] or {"blocks": {"tokens": ()}})["blocks"]["tokens"]) > MOST_BLOCKS:
+            raise ValueError(f"{model['label']}: more than {MOST_BLOCKS} blocks")
 
 
 def check_data(data: Any) -> None:
@@ -232,7 +236,7 @@ def check_origins(origins: Sequence[dict[str, Any]]) -> None:
 
 def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a ``ModelResult`` from its ``model_json``."""
-    same = ("label", "engine", "rows", "load_seconds", "score_seconds", "spec", "spec_sha256", "scores_key",
+    same = ("label", "engine", "windows", "load_seconds", "score_seconds", "spec", "spec_sha256", "scores_key",
             "provenance", "notes", "estimates")  # fmt: skip
     size = {"bpw_layer": raw["layer_bpw"], "bpw_head": raw["head_bpw"], "vram_bits": raw["vram_bits"]}
     return {key: raw[key] for key in same} | {
@@ -257,7 +261,10 @@ def load(file: Path) -> tuple[StoredRun, Any]:
         raw = json.loads(text if embedded is None else embedded[1])
         if embedded is None:
             return from_json(raw), None
-        return from_json(raw["run"]), raw["inspection"]
+        inspection = raw["inspection"]
+        if raw["run"]["format"] in older_formats.READABLE:
+            inspection = older_formats.upgraded_inspection(inspection)
+        return from_json(raw["run"]), inspection
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (ValueError, KeyError, TypeError, RecursionError):

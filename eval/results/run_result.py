@@ -21,7 +21,7 @@ class ModelResult:
 
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell,
     which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's per-token
-    scores in the store.  ``reference_key``: of the reference that its KLD is against, where a merged run has several.
+    scores in the cache.  ``reference_key``: of the reference that its KLD is against, where a merged run has several.
     """
 
     label: str
@@ -29,7 +29,7 @@ class ModelResult:
     storage: Storage = field(default_factory=Storage)
     estimates: Estimates | None = None
     is_reference: bool = False
-    rows: int = 0
+    windows: int = 0
     load_seconds: float | None = None
     score_seconds: float | None = None
     cached: bool = False

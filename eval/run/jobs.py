@@ -12,7 +12,7 @@ from backends.base import Backend, LoadRequest, ModelFacts
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from eval.common import machine
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.types import ModelSpec
 from eval.text import vocabulary
@@ -161,4 +161,4 @@ def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
 
 def scores_key(job: Job, data: EvalData, reference_key: str | None) -> str:
     """Key of a fetched model's scores, alone or against a reference."""
-    return Store.key("scores", {**scores_identity(job, data), "reference": reference_key})
+    return Cache.key("scores", {**scores_identity(job, data), "reference": reference_key})

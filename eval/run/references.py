@@ -17,7 +17,7 @@ from backends.common.errors import InputError
 from backends.reference.reading import open_reference
 from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run import jobs
 from eval.run.jobs import Job
@@ -27,7 +27,7 @@ VERSION = 3
 """Method of recording; a change that moves numbers raises it."""
 MEANING = {
     "vocabulary": "was made with another tokenizer",
-    "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of rows",
+    "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of windows",
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",
@@ -52,15 +52,15 @@ class Reference:
         return (self.path / MANIFEST).is_file()
 
 
-def planned(job: Job, data: EvalData, store: Store, logits_file: Path | None, *, clear: bool = False) -> Reference:
+def planned(job: Job, data: EvalData, cache: Cache, logits_file: Path | None, *, clear: bool = False) -> Reference:
     """The reference that a fetched job is; InputError if a path that was given holds another one.
 
     ``clear``: what lies under the reference's own key is going to be deleted, so that it may be damaged.
     """
     identity = {**jobs.scores_identity(job, data), "vocabulary": data.vocabulary, "reference": VERSION}
-    key = Store.key("reference", identity)
+    key = Cache.key("reference", identity)
     folder = job.spec.out_logits
-    path = logits_file or (Path(job.spec.locate(folder)) / key if folder else store.path("references", key, ""))
+    path = logits_file or (Path(job.spec.locate(folder)) / key if folder else cache.path("references", key, ""))
     reference = Reference(key, path, job.request.label, identity, job)
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
@@ -84,15 +84,15 @@ def given(path: Path, data: EvalData, progress: Progress) -> Reference:
         check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": VERSION})
     elif data.method != "exllamav3":
         raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
-    if store.n_rows < len(data.windows):
+    if store.n_windows < len(data.windows):
         raise InputError(
-            f"{path}: has {store.n_rows} rows, row {store.n_rows} of {len(data.windows)} is missing; "
-            f"use -r {store.n_rows}"
+            f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "
+            f"use -r {store.n_windows}"
         )
     if isinstance(store, UpstreamReader) and store.positions != data.windows[0].n_scored:
         raise InputError(
-            f"{path}: scores {store.positions} positions a row, these windows {data.windows[0].n_scored}: it was made "
-            "with another eval_len or warm-up"
+            f"{path}: scores {store.positions} positions a window, these windows {data.windows[0].n_scored}: "
+            "it was made with another eval_len or warm-up"
         )
     if store.head.vocab_size <= data.top_id:
         raise InputError(f"{path}: has {store.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
@@ -101,7 +101,7 @@ def given(path: Path, data: EvalData, progress: Progress) -> Reference:
     if isinstance(store, UpstreamReader):
         with progress.phase("reading upstream's logits"):
             identity["upstream"] = content_of(store)
-    return Reference(Store.key("reference", identity), path, label, identity)
+    return Reference(Cache.key("reference", identity), path, label, identity)
 
 
 def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
 def content_of(store: UpstreamReader) -> str:
     """SHA-256 of all files of an upstream store."""
     digest = hashlib.sha256()
-    for file in store.row_files or [store.path]:
+    for file in store.files or [store.path]:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The driver: jobs -> scores, from the store where they are there -> results; the reference first.
+"""The driver: jobs -> scores, from the cache where they are there -> results; the reference first.
 
 It knows engines only by the contract (``backends/base.py``).  Every check that needs no engine runs before the first
 model loads; after that a model that fails is a row that says so, and the others go on.
@@ -20,7 +20,7 @@ from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import jobs, references, table_rows, token_scores
@@ -33,18 +33,18 @@ from eval.text.windows import EvalData
 
 
 class Runner:
-    """One run's fixed parts: store, progress display, two switches; its reference and windows once they are known."""
+    """One run's fixed parts: cache, progress display, two switches; its reference and windows once they are known."""
 
     def __init__(
         self,
-        store: Store,
+        cache: Cache,
         progress: Progress,
         *,
         clear: bool = False,
         verbose: bool = False,
         logits_file: Path | None = None,
     ) -> None:
-        self.store = store
+        self.cache = cache
         self.progress = progress
         self.clear = clear
         self.verbose = verbose
@@ -56,7 +56,7 @@ class Runner:
     def run(self, data_spec: DataSpec, specs: Sequence[ModelSpec], max_rows: int | None) -> RunResult:
         """Measure every model.  InputError with all problems, one a line, before anything loads."""
         raise_all(jobs.plan(specs, data_spec.longest)[1])  # quick, so it goes before tokenizing
-        data = self.data = windows.build(data_spec, max_rows, self.store, self.progress, clear=self.clear)
+        data = self.data = windows.build(data_spec, max_rows, self.cache, self.progress, clear=self.clear)
         planned, problems = jobs.plan(specs, data.length)  # the chat prefix may have made the windows longer
         for job in planned:
             try:
@@ -76,7 +76,7 @@ class Runner:
         results = {job.request.label: self.measure_reference(job, others, data) for job in marked}
         if not marked and self.logits_file is not None:
             self.reference = references.given(self.logits_file, data, self.progress)
-            self.store.use("references", self.reference.path.name)
+            self.cache.use("references", self.reference.path.name)
             if not self.all_stored(others, data):
                 self.verify(self.reference)
         results |= {job.request.label: self.load_or_measure(job, data) for job in others}
@@ -93,10 +93,10 @@ class Runner:
         except CompareQError as error:
             self.lost_reference = True
             return replace(table_rows.described(job), error=str(error))
-        self.reference = references.planned(job, data, self.store, self.logits_file, clear=self.clear)
-        self.store.use("references", self.reference.key)
+        self.reference = references.planned(job, data, self.cache, self.logits_file, clear=self.clear)
+        self.cache.use("references", self.reference.key)
         if self.clear and self.reference.exists:
-            with self.store.lock("references", self.reference.key):
+            with self.cache.lock("references", self.reference.key):
                 reference_store.remove(self.reference.path)
         wanted = self.logits_file is not None or job.spec.out_logits is not None
         needed = not self.all_stored(others, data) or (wanted and not self.reference.exists)
@@ -118,7 +118,7 @@ class Runner:
             return False
         try:
             key = self.scores_key(replace(job, request=request), data)
-            return self.store.path("scores", key, ".json").is_file()
+            return self.cache.path("scores", key, ".json").is_file()
         except CompareQError:  # its own row of the table will say it
             return False
 
@@ -126,7 +126,7 @@ class Runner:
         """Check every byte of a store; InputError names a damaged file."""
         store = open_reference(reference.path)
         with (
-            self.store.lock("references", reference.key),
+            self.cache.lock("references", reference.key),
             self.progress.phase(f"checking reference {reference.label}", unit="files") as phase,
         ):
             store.verify(phase.advance)
@@ -137,26 +137,26 @@ class Runner:
         return jobs.scores_key(job, data, None if alone or self.reference is None else self.reference.key)
 
     def load_or_measure(self, job: Job, data: EvalData, *, again: bool = False) -> ModelResult:
-        """One model's result: from the store, or measured and stored; a failure is a result with its reason.
+        """One model's result: from the cache, or measured and kept there; a failure is a result with its reason.
 
         ``again``: measure it even if its scores are there, for the store that it leaves.
         """
         try:
             job = jobs.fetch(job, data, self.progress)
             key = self.scores_key(job, data)
-            self.store.use("scores", key)
-            with self.store.lock("scores", key):
+            self.cache.use("scores", key)
+            with self.cache.lock("scores", key):
                 if self.clear:
-                    self.store.clear("scores", key)
+                    self.cache.clear("scores", key)
                 # Another run may have made the missing store while this one waited for the lock.
                 missing = again and self.reference is not None and not self.reference.exists
-                stored = None if missing else token_scores.load(self.store, key)
+                stored = None if missing else token_scores.load(self.cache, key)
                 cached = stored is not None
                 if stored is None:
                     self.measure(job, data, key)
-                    stored = token_scores.load(self.store, key)
+                    stored = token_scores.load(self.cache, key)
             if stored is None:
-                raise ModelError(f"{self.store.path('scores', key, '.json')}: vanished while the run went on")
+                raise ModelError(f"{self.cache.path('scores', key, '.json')}: vanished while the run went on")
             found = table_rows.summarize(stored, data)
             if not found.ppl.tokens:
                 raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
@@ -164,7 +164,7 @@ class Runner:
                 table_rows.described(job),
                 storage=table_rows.overridden(job.backend(job.request).storage(), job.spec),
                 estimates=found,
-                rows=stored.rows,
+                windows=stored.windows,
                 load_seconds=stored.facts["load_seconds"],
                 score_seconds=stored.facts["score_seconds"],
                 provenance=stored.facts["provenance"],
@@ -199,19 +199,19 @@ class Runner:
         The reference leaves its store behind, if that is not there.
         """
         label = job.request.label
-        log_file = None if self.verbose else self.store.log_file(label, key)
+        log_file = None if self.verbose else self.cache.log_file(label, key)
         with (
             self.task(job) as task,
             jobs.opened(replace(job, request=replace(job.request, log_file=log_file)), self.progress) as backend,
         ):
             with self.progress.phase(
-                f"loading {label}", expected=token_scores.expected_load(self.store, job.engine)
+                f"loading {label}", expected=token_scores.expected_load(self.cache, job.engine)
             ) as loading:
                 backend.load()
             scored = {}
             with self.progress.phase(f"scoring {label}", unit="windows", total=len(data.windows)) as scoring:
                 for window_scores in measure.token_scores(backend, data.windows, task):
-                    scored[window_scores.row] = window_scores
+                    scored[window_scores.window] = window_scores
                     scoring.advance()
             self.keep_reference(task, len(data.windows))
             provenance = jobs.what_ran(job, backend)
@@ -221,7 +221,7 @@ class Runner:
             "label": label, "provenance": provenance, "load_seconds": loading.seconds, "score_seconds": scoring.seconds,
             "reference": self.compared_with(job, task),
         }  # fmt: skip
-        token_scores.save(self.store, key, data.windows, scored, facts)
+        token_scores.save(self.cache, key, data.windows, scored, facts)
         self.keep_alone(job, data, key, scored, facts)
 
     def keep_alone(
@@ -229,11 +229,11 @@ class Runner:
     ) -> None:
         """Keep what does not depend on the reference under its own key too: a run without one need not measure it."""
         alone = jobs.scores_key(job, data, None)
-        if alone == key or (not self.clear and self.store.path("scores", alone, ".json").is_file()):
+        if alone == key or (not self.clear and self.cache.path("scores", alone, ".json").is_file()):
             return
-        with suppress(Timeout), self.store.lock("scores", alone).acquire(timeout=0):
-            without = {row: each.alone() for row, each in scored.items()}
-            token_scores.save(self.store, alone, data.windows, without, {**facts, "reference": None})
+        with suppress(Timeout), self.cache.lock("scores", alone).acquire(timeout=0):
+            without = {index: each.alone() for index, each in scored.items()}
+            token_scores.save(self.cache, alone, data.windows, without, {**facts, "reference": None})
 
     @contextmanager
     def task(self, job: Job) -> Iterator[Task]:
@@ -246,7 +246,7 @@ class Runner:
             yield Task(reference.path, open_reference(reference.path).head.vocab_size)
         else:
             building = reference.path.with_name(f".{reference.path.name}.part")
-            with self.store.lock("references", reference.key):
+            with self.cache.lock("references", reference.key):
                 shutil.rmtree(building, ignore_errors=True)  # of a run that was killed
                 building.mkdir(parents=True)
                 try:
@@ -254,12 +254,12 @@ class Runner:
                 finally:
                     shutil.rmtree(building, ignore_errors=True)
 
-    def keep_reference(self, task: Task, n_rows: int) -> None:
+    def keep_reference(self, task: Task, n_windows: int) -> None:
         """Make a store of what a run has recorded."""
         if task.record is None or self.reference is None:
             return
         identity = {**self.reference.identity, "label": self.reference.label}
-        reference_store.seal(task.record, self.reference.path, identity, n_rows)
+        reference_store.seal(task.record, self.reference.path, identity, n_windows)
         store = open_reference(self.reference.path)
         size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.kind}"
         self.progress.say(f"{self.reference.label}: kept as the reference, {size}, in {self.reference.path}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from backends.base import Backend, LogitsBackend, ScoringBackend, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.reference.head import head_logits, largest_difference, largest_finite
-from backends.reference.reading import Rows, open_reference
+from backends.reference.reading import ReferenceWindows, open_reference
 from backends.reference.store import Writer
 from backends.scoring import statistics as statistics
 
@@ -47,7 +47,7 @@ def token_scores(backend: Backend, windows: Iterable[Window], task: Task) -> Ite
                 if with_reference is not None:
                     yield with_reference.scores(window, logits)
                 else:
-                    yield statistics.window_scores(window.row, logits, window.token_ids[window.score_from :])
+                    yield statistics.window_scores(window.index, logits, window.token_ids[window.score_from :])
             if recorder is not None:
                 recorder.close()
         finally:
@@ -61,17 +61,19 @@ def scored_rows(logits: torch.Tensor, window: Window) -> torch.Tensor:
     """Of logits [L, V], those [T, V] that predict the window's scored tokens."""
     length = len(window.token_ids)
     if logits.ndim != 2 or logits.shape[0] != length:
-        raise ModelError(f"row {window.row}: logits of shape {tuple(logits.shape)} for a window of {length} tokens")
+        raise ModelError(
+            f"window {window.index}: logits of shape {tuple(logits.shape)} for a window of {length} tokens"
+        )
     return logits[window.score_from - 1 : length - 1]
 
 
 class Comparison:
-    """A reference store beside logits: its own logits, row by row, on the device of the model's."""
+    """A reference store beside logits: its own logits, window by window, on the device of the model's."""
 
     def __init__(self, task: Task) -> None:
         assert task.reference is not None
         self.store = open_reference(task.reference)
-        self.rows = Rows(self.store, pin=False)
+        self.windows = ReferenceWindows(self.store, pin=False)
         self.vocab_size = task.vocab_size or self.store.head.vocab_size
         self.weight: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
@@ -79,21 +81,23 @@ class Comparison:
         """Scores of one window's logits [T, V], in pieces of bounded size."""
         import torch
 
-        stored = self.rows.get(window.row)
+        stored = self.windows.get(window.index)
         if len(stored) != len(logits):
-            raise ModelError(f"row {window.row}: the reference has {len(stored)} positions, the window {len(logits)}")
+            raise ModelError(
+                f"window {window.index}: the reference has {len(stored)} positions, the window {len(logits)}"
+            )
         self.vocab_size = min(self.vocab_size, logits.shape[1])
         logits = logits[:, : self.vocab_size]
         targets = window.token_ids[window.score_from :]
-        ids = statistics.target_ids(window.row, logits, targets)
+        ids = statistics.target_ids(window.index, logits, targets)
         out = torch.empty(len(logits), statistics.width(True), device=logits.device)
         step = max(CHUNK_ELEMENTS // self.vocab_size, 1)
         for begin in range(0, len(logits), step):
             part = slice(begin, begin + step)
             reference = self.logits(stored[part].to(logits.device), logits.device)
             statistics.partial(logits[part], ids[part], out[part], reference=reference)
-        self.rows.drop(window.row)
-        return statistics.scores(window.row, targets, [out.cpu().numpy()])
+        self.windows.drop(window.index)
+        return statistics.scores(window.index, targets, [out.cpu().numpy()])
 
     def logits(self, stored: torch.Tensor, device: torch.device) -> torch.Tensor:
         """The reference's logits [n, V] from stored states or logits."""
@@ -105,7 +109,7 @@ class Comparison:
 
     def close(self) -> None:
         """Stop reading."""
-        self.rows.close()
+        self.windows.close()
 
 
 class Recorder:
@@ -127,7 +131,7 @@ class Recorder:
             if isinstance(self.head, str) or reason:
                 self.logits_head = logits_head(logits)
         states = self.writer.kind == "states"
-        self.writer.row(window.row, scored_rows(self.backend.states(), window) if states else logits)
+        self.writer.window(window.index, scored_rows(self.backend.states(), window) if states else logits)
 
     def mismatch(self, window: Window, logits: torch.Tensor) -> str:
         """Why head(states) is not what the engine computed; empty if it is, to rounding."""

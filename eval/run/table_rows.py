@@ -24,7 +24,7 @@ def described(job: Job) -> ModelResult:
 
 def summarize(stored: token_scores.StoredScores, data: EvalData) -> estimates.Estimates:
     """A model's estimates: its scores, and which tokens of the text they are of."""
-    index = data.text_index(stored.row, stored.position)
+    index = data.text_index(stored.window, stored.position)
     size = data.text_size
     return estimates.summarize(
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)

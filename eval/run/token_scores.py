@@ -1,4 +1,4 @@
-"""Per-token scores in the store: parquet, one row a scored token, and the facts of the run beside it as JSON.
+"""Per-token scores in the cache: parquet, one row a scored token, and the facts of the run beside it as JSON.
 
 Columns: ``row`` (window), ``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other
 field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they did not give is
@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from backends.base import TokenScores, Window
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.files import replacing
 
-INDEX = {"row": pa.int32(), "position": pa.int32(), "token_id": pa.int32()}
+INDEX = {"window": pa.int32(), "position": pa.int32(), "token_id": pa.int32()}
 SCORES = {
     "logprob": pa.float32(),
     "entropy": pa.float32(),
@@ -43,22 +43,22 @@ SCORES = {
 
 @dataclass(frozen=True)
 class StoredScores:
-    """A model's scores over all rows, and the facts of the run that made them.
+    """A model's scores over all windows, and the facts of the run that made them.
 
-    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.  ``row`` and
-    ``position``, int32 [N]: the window, and the place of the scored token in it.
-    ``facts``: provenance, load_seconds, score_seconds, and reference (JSON types; None without one).
+    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.  ``window``
+    and ``position``, int32 [N]: the window, and the place of the scored token in it. ``facts``: provenance,
+    load_seconds, score_seconds, and reference (JSON types; None without one).
     """
 
     columns: dict[str, NDArray[Any]]
-    row: NDArray[np.int32]
+    window: NDArray[np.int32]
     position: NDArray[np.int32]
     facts: dict[str, Any]
 
     @property
-    def rows(self) -> int:
+    def windows(self) -> int:
         """Number of windows."""
-        return len(np.unique(self.row))
+        return len(np.unique(self.window))
 
     @property
     def logprob(self) -> NDArray[np.float32]:
@@ -67,7 +67,7 @@ class StoredScores:
 
 
 def save(
-    store: Store, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], facts: Mapping[str, Any]
+    cache: Cache, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], facts: Mapping[str, Any]
 ) -> None:
     """Write the scores and then the facts, whose presence says that both are whole.
 
@@ -75,24 +75,24 @@ def save(
     """
     tables: list[pa.Table] = []
     for window in windows:
-        table = window_table(window, scored.get(window.row))
+        table = window_table(window, scored.get(window.index))
         if tables and table.column_names != tables[0].column_names:
             differ = sorted(set(table.column_names) ^ set(tables[0].column_names))
-            raise ModelError(f"row {window.row}: some rows have {', '.join(differ)} and others do not")
+            raise ModelError(f"window {window.index}: some windows have {', '.join(differ)} and others do not")
         tables.append(table)
-    with store.write("scores", key, ".parquet") as file:
+    with cache.write("scores", key, ".parquet") as file:
         parquet.write_table(pa.concat_tables(tables), file)
-    with store.write("scores", key, ".json") as file:
+    with cache.write("scores", key, ".json") as file:
         file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
     """One window's rows of the file; ModelError if not each of its positions has each score that was given."""
     if scores is None:
-        raise ModelError(f"row {window.row}: none of {window.n_scored} positions were scored")
+        raise ModelError(f"window {window.index}: none of {window.n_scored} positions were scored")
     positions = np.arange(window.score_from, len(window.token_ids), dtype=np.int32)
     columns = {
-        "row": np.full_like(positions, window.row),
+        "window": np.full_like(positions, window.index),
         "position": positions,
         "token_id": window.token_ids[window.score_from :],
     }
@@ -102,37 +102,39 @@ def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
             continue
         if len(column) != window.n_scored:
             what = "" if name == "logprob" else f"{name}: "
-            raise ModelError(f"row {window.row}: {what}{len(column)} of {window.n_scored} positions were scored")
+            raise ModelError(f"window {window.index}: {what}{len(column)} of {window.n_scored} positions were scored")
         columns[name] = column
     types = INDEX | SCORES
     return pa.table({name: pa.array(column, type=types[name]) for name, column in columns.items()})
 
 
-def load(store: Store, key: str) -> StoredScores | None:
+def load(cache: Cache, key: str) -> StoredScores | None:
     """The scores under ``key``, or None; InputError that names the file if it is damaged."""
-    facts_file, scores_file = store.path("scores", key, ".json"), store.path("scores", key, ".parquet")
+    facts_file, scores_file = cache.path("scores", key, ".json"), cache.path("scores", key, ".parquet")
     if not facts_file.is_file():
         return None
     try:
         facts = json.loads(facts_file.read_text(encoding="utf-8"))
         kept = {name: facts[name] for name in ("provenance", "load_seconds", "score_seconds")}
         kept["reference"] = facts.get("reference")
-        names = [name for name in parquet.read_schema(scores_file).names if name in SCORES]
-        table = parquet.read_table(scores_file, columns=["row", "position", *names])
+        stored = parquet.read_schema(scores_file).names
+        names = [name for name in stored if name in SCORES]
+        windows = "row" if "row" in stored else "window"  # compare_q 0.1 and 0.2 called the column "row"
+        table = parquet.read_table(scores_file, columns=[windows, "position", *names])
         for name in ("logprob", *names):
             if table[name].type != SCORES[name] or table[name].null_count:
                 raise ValueError(f"{name} is not {SCORES[name]} throughout")
-        row, position = table["row"].to_numpy(), table["position"].to_numpy()
+        window, position = table[windows].to_numpy(), table["position"].to_numpy()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
-    return StoredScores({name: table[name].to_numpy() for name in names}, row, position, kept)
+    return StoredScores({name: table[name].to_numpy() for name in names}, window, position, kept)
 
 
-def copy(store: Store, key: str, target: Path) -> None:
+def copy(cache: Cache, key: str, target: Path) -> None:
     """Copy the scores under ``key`` to ``target``, whole or not at all; InputError in one line if that fails."""
     try:
         with replacing(target) as part:
-            shutil.copyfile(store.path("scores", key, ".parquet"), part)
+            shutil.copyfile(cache.path("scores", key, ".parquet"), part)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be copied: {one_line(error)}") from None
 
@@ -151,9 +153,9 @@ def file_names(labels: Sequence[str]) -> list[str]:
     return names
 
 
-def expected_load(store: Store, engine: str) -> float | None:
-    """Seconds that this engine's last load took with this store, for the ETA; None the first time."""
-    for file in sorted((store.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+def expected_load(cache: Cache, engine: str) -> float | None:
+    """Seconds that this engine's last load took with this cache, for the ETA; None the first time."""
+    for file in sorted((cache.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
             facts = json.loads(file.read_text(encoding="utf-8"))
             if facts["provenance"]["engine"] == engine:

@@ -34,12 +34,12 @@ from eval.stats.uncertainty import (
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Sums over the entries of each of G stretches: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
+class BlockSums:
+    """Sums over the entries of each of G blocks: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
 
     The difference of any two models' means, and its error, follow from them.  ``whole`` names the sums in which every
     entry is finite, and only those can be compared; the others leave the others out.  ``length``: tokens of the text
-    that the stretches cut, each counted once.
+    that the blocks cut, each counted once.
     """
 
     tokens: tuple[int, ...]
@@ -111,7 +111,7 @@ class Estimates:
     top1: Mean | None
     entropy: Mean | None
     rates: TextRates | None
-    stretches: Stretches
+    blocks: BlockSums
     curve: Curve
 
     @property
@@ -127,7 +127,7 @@ class Estimates:
 
 def cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
     """What must be said of the errors of models, each once; of a text of so many tokens, if that is known."""
-    said = (caution(each.stretches.length, text_tokens) for each in found)
+    said = (caution(each.blocks.length, text_tokens) for each in found)
     return sorted({each for each in said if each})
 
 
@@ -151,7 +151,7 @@ def summarize(
         top1=mean(columns["top1"], finite, places) if "top1" in columns else None,
         entropy=mean(columns["entropy"], None, places) if "entropy" in columns else None,
         rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
-        stretches=sums(columns, places),
+        blocks=sums(columns, places),
         curve=curve(position, -logprob, columns.get("kld")),
     )
 
@@ -232,23 +232,23 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
     return TextRates(Value(*bits), exponential(nats), exponential(per(n_words)), n_bytes, n_words)
 
 
-def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> Stretches:
-    """Sums of what can be compared between models, by stretch."""
+def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
+    """Sums of what can be compared between models, by block."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
     found: dict[str, tuple[float, ...]] = {}
     whole: list[str] = []
     for name, each in values.items():
         finite = np.isfinite(each)
-        found[name] = tuple(np.bincount(places.stretch, np.where(finite, each, 0)).tolist())
+        found[name] = tuple(np.bincount(places.block, np.where(finite, each, 0)).tolist())
         if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
             continue  # argmax of nan is some token
         if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
-    return Stretches(tuple(np.bincount(places.stretch).tolist()), **found, whole=tuple(whole), length=places.length)
+    return BlockSums(tuple(np.bincount(places.block).tolist()), **found, whole=tuple(whole), length=places.length)
 
 
-def difference(a: Stretches, b: Stretches, name: str) -> Value | None:
+def difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
     """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus that of b, paired.
 
     None if one of them has no such scores, or some that are not finite, or they were not made from the same windows.

@@ -1,8 +1,8 @@
 """Means of per-token scores, and their errors.  numpy only; sums and counts travel, one division at the end.
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
-article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint stretches of the
-text by the place of its token, whatever window it was scored in.  With u_g = sum of y - m * entries over stretch g, the
+article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
+text by the place of its token, whatever window it was scored in.  With u_g = sum of y - m * entries over block g, the
 mean m of a score y over N entries has
 
     stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
@@ -39,10 +39,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_EXPONENT = math.log(1.7e308)
-FEWEST_STRETCHES, MOST_STRETCHES, LEAST_STRETCH = 3, 30, 100
-"""How many stretches a text is cut into; the most if they have ``LEAST_STRETCH`` tokens."""
+FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
+"""How many blocks a text is cut into; the most if they have ``LEAST_BLOCK`` tokens."""
 FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
-"""root(tokens of text / UNIT) waves, within the two limits, and one less than stretches."""
+"""root(tokens of text / UNIT) waves, within the two limits, and one less than blocks."""
 MEMORY = 12_000
 """Tokens; tuned by the simulation."""
 SHORT = 20_000
@@ -56,14 +56,14 @@ T975 = (
 
 @dataclass(frozen=True)
 class Places:
-    """Where entries stand in a text: the ``stretch`` [N] of each, and how many tokens of ``length`` were cut."""
+    """Where entries stand in a text: the ``block`` [N] of each, and how many tokens of ``length`` were cut."""
 
-    stretch: NDArray[Any]
+    block: NDArray[Any]
     length: int
 
     def __getitem__(self, chosen: NDArray[np.bool_]) -> Places:
         """The places of some entries in the same text."""
-        return Places(self.stretch[chosen], self.length)
+        return Places(self.block[chosen], self.length)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Perplexity:
     """``value`` = exp(-logprob_sum / tokens); None if nothing finite was scored, or if it overflows.
 
     ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those left out of it.
-    Errors: one standard error; None where it cannot be told (one stretch, one token).
+    Errors: one standard error; None where it cannot be told (one block, one token).
     """
 
     value: float | None
@@ -106,7 +106,7 @@ class Value:
 def places_of(index: NDArray[Any]) -> Places:
     """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps."""
     length = length_of(index)
-    count = min(max(length // LEAST_STRETCH, FEWEST_STRETCHES), MOST_STRETCHES)
+    count = min(max(length // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
     place = index.astype(np.int64) - (int(index.min()) if length else 0)
     return Places(np.asarray(place * count // max(length, 1)), length)
 
@@ -133,14 +133,14 @@ def caution(length: int, text: int | None = None) -> str | None:
 
 
 def waves(groups: int, length: int) -> int:
-    """How many waves over so many stretches of a text errors come from, which are also their degrees of freedom."""
+    """How many waves over so many blocks of a text errors come from, which are also their degrees of freedom."""
     return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
 
 
 def clustered(total: NDArray[Any], tokens: NDArray[Any], length: int) -> float | None:
-    """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's stretches.
+    """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's blocks.
 
-    ``length``: the text's tokens.  None for fewer than two stretches, and if it overflows.
+    ``length``: the text's tokens.  None for fewer than two blocks, and if it overflows.
     """
     total, tokens = total[tokens > 0].astype(np.float64), tokens[tokens > 0]
     groups, n = len(tokens), tokens.sum()
@@ -174,8 +174,8 @@ def mean(values: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: 
     independent = math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
     error = None
     if places is not None:
-        stretch = places.stretch[used]
-        error = clustered(np.bincount(stretch, kept), np.bincount(stretch), places.length)
+        block = places.block[used]
+        error = clustered(np.bincount(block, kept), np.bincount(block), places.length)
     return Mean(total / tokens, total, tokens, len(used) - tokens, error, independent)
 
 

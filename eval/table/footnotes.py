@@ -41,8 +41,8 @@ def windows(run: RunResult) -> list[str]:
     """How many windows and tokens were scored, and by which method they were cut."""
     method = run.data.get("method")
     cut = f"method {method}: " if method else ""
-    scored = {(model.rows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
-    return [f"{cut}{rows:,} windows, {tokens:,} scored tokens" for rows, tokens in sorted(scored)]
+    scored = {(model.windows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
+    return [f"{cut}{count:,} windows, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
 
 
 def best_notes(run: RunResult) -> list[str]:
@@ -63,15 +63,15 @@ def error_notes(run: RunResult) -> list[str]:
     measured = [model.estimates for model in run.models if model.estimates]
     if not measured:
         return []
-    count = max(groups(found.stretches) for found in measured)
+    count = max(groups(found.blocks) for found in measured)
     if count < 2:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
-    longest = documents(max(found.stretches.length for found in measured))
+    longest = documents(max(found.blocks.length for found in measured))
     short = cautions(measured, run.data.get("text_tokens"))
     holds = "" if short else f" (too small if its documents are longer than some {longest:,} tokens)"
     about = (
-        f"± one standard error, from {count} stretches of the text{holds}; that of PPL is about the text and common to "
+        f"± one standard error, from {count} blocks of the text{holds}; that of PPL is about the text and common to "
         "all rows: differences between rows are far more certain (--pairs)"
     )
     return [about, *short, *older_errors(run)]

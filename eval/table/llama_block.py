@@ -2,7 +2,7 @@
 
 Names, order, units and digits are those of tools/perplexity/perplexity.cpp, so that two blocks can be compared by eye
 or by diff.  The error in llama.cpp's place takes tokens as independent, as llama.cpp does; that in brackets behind it
-is clustered by stretches of the text (``eval/stats/uncertainty.py``), and is the one to believe.
+is clustered by blocks of the text (``eval/stats/uncertainty.py``), and is the one to believe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DELTA_LINES = (
     ("75.0%   Δp", "75"), ("Median  Δp", "50"), ("25.0%   Δp", "25"), ("10.0%   Δp", "10"), (" 5.0%   Δp", "5"),
     (" 1.0%   Δp", "1"), (" 0.1%   Δp", "0.1"), ("Minimum Δp", "min"),
 )  # fmt: skip
-CLUSTERED = "(±: tokens taken as independent, as llama.cpp does; in brackets: clustered by stretches of the text)"
+CLUSTERED = "(±: tokens taken as independent, as llama.cpp does; in brackets: clustered by blocks of the text)"
 
 
 def blocks(run: RunResult) -> list[str]:

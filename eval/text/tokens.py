@@ -1,4 +1,4 @@
-"""Text -> tokens, and the bytes that each stands for; kept in the store under everything they depend on.
+"""Text -> tokens, and the bytes that each stands for; kept in the cache under everything they depend on.
 
 A text is tokenized as a whole, BOS as the tokenizer adds it.  Two methods (``eval/text/cutting.py``) ask for more:
 
@@ -27,7 +27,7 @@ from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
 from backends.hub import repositories
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.methods import Method
 from eval.specs.types import DataSpec
@@ -191,10 +191,10 @@ def chat_prefix(tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def load(store: Store, key: str) -> Tokens | None:
-    """Tokens from the store; None if they are not there, or damaged and so to be made again."""
+def load(cache: Cache, key: str) -> Tokens | None:
+    """Tokens from the cache; None if they are not there, or damaged and so to be made again."""
     try:
-        with np.load(store.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
+        with np.load(cache.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
             lead, n_bytes, words = map(int, arrays["numbers"])
             sizes = arrays["sizes"]
             return Tokens(
@@ -205,10 +205,10 @@ def load(store: Store, key: str) -> Tokens | None:
         return None
 
 
-def save(store: Store, key: str, tokens: Tokens) -> None:
-    """Tokens into the store."""
+def save(cache: Cache, key: str, tokens: Tokens) -> None:
+    """Tokens into the cache."""
     numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
-    with store.write("tokens", key, ".npz") as file, file.open("wb") as stream:
+    with cache.write("tokens", key, ".npz") as file, file.open("wb") as stream:
         np.savez(
             stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
             numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from backends.base import Window
 from backends.common.errors import InputError
 from backends.hub import repositories
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs import methods
 from eval.specs.types import DataSpec
@@ -48,7 +48,7 @@ class EvalData:
     """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` is the whole text's.
 
     ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
-    spec may have ``trusted`` to run code.  ``starts[row] + position`` is the index of a scored token in the whole
+    spec may have ``trusted`` to run code.  ``starts[window] + position`` is the index of a scored token in the whole
     tokenized text, documents following one another.  ``text_size`` None: unknown, ``text_note`` says why.
     """
 
@@ -64,9 +64,9 @@ class EvalData:
     text_size: TextSize | None
     text_note: str = ""
 
-    def text_index(self, row: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
-        """Index in the whole tokenized text of the tokens at ``position`` [N] of windows ``row`` [N]."""
-        return np.asarray(np.asarray(self.starts)[row] + position)
+    def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
+        """Index in the whole tokenized text of the tokens at ``position`` [N] of windows number ``window`` [N]."""
+        return np.asarray(np.asarray(self.starts)[window] + position)
 
     @property
     def length(self) -> int:
@@ -97,8 +97,8 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
     windows = tuple(
-        Window(row, np.concatenate((text.prefix, each.token_ids)), before + each.score_from)
-        for row, each in enumerate(found)
+        Window(index, np.concatenate((text.prefix, each.token_ids)), before + each.score_from)
+        for index, each in enumerate(found)
     )
     starts = tuple(each.start - before for each in found)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
@@ -131,27 +131,27 @@ def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | 
     return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
-def build(spec: DataSpec, max_rows: int | None, store: Store, progress: Progress, *, clear: bool = False) -> EvalData:
-    """The windows of a data spec; the tokens come from the store if nothing they depend on has changed."""
+def build(spec: DataSpec, max_rows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
+    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed."""
     folder = tokenizer_folder(spec, progress)
-    key = store.key("tokens", tokens.identity(spec, folder))
-    store.use("tokens", key)
+    key = cache.key("tokens", tokens.identity(spec, folder))
+    cache.use("tokens", key)
     if clear:
-        store.clear("tokens", key)
-    found = tokens.load(store, key)
+        cache.clear("tokens", key)
+    found = tokens.load(cache, key)
     if found is None:
         hub_datasets.fetch(spec, progress)
         found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
-        tokens.save(store, key, found)
+        tokens.save(cache, key, found)
     return cut(found, spec, max_rows, folder)
 
 
-def are_stored(spec: DataSpec, store: Store) -> bool:
-    """Whether the tokenized text is in the store; the tokenizer must be on this machine."""
+def are_stored(spec: DataSpec, cache: Cache) -> bool:
+    """Whether the tokenized text is in the cache; the tokenizer must be on this machine."""
     folder = repositories.resolve(
         spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False
     )
-    return store.path("tokens", store.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
+    return cache.path("tokens", cache.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
 
 
 def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
@@ -165,10 +165,10 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:
     """What a plot says below its title, e.g. ``wikitext2, 141 x 2048 tokens``."""
-    rows = spec.display_rows or len(data.windows)
+    count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
-    size = f"{rows} windows of up to {length} tokens" if mixed else f"{rows} × {length} tokens"
+    size = f"{count} windows of up to {length} tokens" if mixed else f"{count} × {length} tokens"
     parts = [f"{corpus.display_name(spec)}, {size}"]
     if spec.warmup_tokens:
         parts.append(f"{spec.warmup_tokens} tokens warm-up")
@@ -188,7 +188,7 @@ def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "vocabulary_sha256": data.vocabulary,
         "text_tokens": data.n_tokens,
         "method": data.method,
-        "rows": len(data.windows),
+        "windows": len(data.windows),
         "window_length": data.length,
         "scored_tokens": sum(window.n_scored for window in data.windows),
         "bytes": data.text_size and data.text_size.n_bytes,

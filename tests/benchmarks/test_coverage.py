@@ -27,7 +27,7 @@ def test_the_simulation_estimates_as_the_tables_do() -> None:
         assert found.stderr_independent
         assert by_window
         assert off == pytest.approx(found.value - 2.95, rel=1e-6)
-        assert half["stretches"] == pytest.approx(2.776 * found.stderr, rel=1e-5)  # 4 waves
+        assert half["blocks"] == pytest.approx(2.776 * found.stderr, rel=1e-5)  # 4 waves
         assert half["independent"] == pytest.approx(
             1.96 * found.stderr_independent, rel=1e-4
         )  # float32 sums of squares
@@ -43,7 +43,7 @@ def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
     assert error < 0.003 * max(1.0, coverage.SCORES[name].mean)
 
 
-def test_simulated_errors_grow_with_the_stretches_as_the_real_ones_do() -> None:
+def test_simulated_errors_grow_with_the_blocks_as_the_real_ones_do() -> None:
     """In 50 texts; the real ones are one text's, and known to 3 % (64 tokens) and 17 % (16,384)."""
     for length, simulated in coverage.growth(texts=50).items():
         assert simulated == pytest.approx(coverage.REAL[length], rel=0.06 if length < 8192 else 0.17)
@@ -55,7 +55,7 @@ def test_simulated_errors_grow_with_the_stretches_as_the_real_ones_do() -> None:
 def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
     """93 % of the texts and more (results/coverage.md has every length, and more texts); other errors far less."""
     for method, found in coverage.coverage(name, tokens, texts).items():
-        assert 93 <= found["stretches"] <= 99, (method, found)
+        assert 93 <= found["blocks"] <= 99, (method, found)
         assert found["independent"] < 75, (method, found)
         assert found["windows"] < 85, (method, found)
 
@@ -68,4 +68,4 @@ def test_intervals_hold_where_documents_are_long(
 ) -> None:
     """Heavy tails as well; but not where a single document may be most of the text, which the footnote says."""
     found = coverage.coverage("loss", tokens, texts, 0, articles, ["2048/512"])["2048/512"]
-    assert least <= found["stretches"] <= most
+    assert least <= found["blocks"] <= most

@@ -66,7 +66,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # or a CPU with AMX would quantize the activations of W4A16
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "demo" / "opticks.txt").read_text()[:20000])["input_ids"]
-    windows = [Window(row, np.array(ids[begin : begin + LENGTH], np.int32)) for row, begin in enumerate((1000, 2000))]
+    windows = [
+        Window(index, np.array(ids[begin : begin + LENGTH], np.int32)) for index, begin in enumerate((1000, 2000))
+    ]
     found = Measured(windows, {}, {})
     patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
     for name in (*REFERENCES, *(name for name in ENGINES if name not in REFERENCES)):
@@ -93,23 +95,23 @@ def score(
     if isinstance(backend, VllmScoreBackend):
         backend.llm.collective_rpc("compare_q_keep")
     for scores in scoring.token_scores(backend, found.windows, task):
-        found.scores[name, store, scores.row] = scores
+        found.scores[name, store, scores.window] = scores
     if isinstance(backend, VllmScoreBackend):
         backend.llm.collective_rpc("compare_q_save", args=(str(folder),))
     for window in found.windows:
-        kept = folder / f"{window.row}.safetensors"
+        kept = folder / f"{window.index}.safetensors"
         logits = load_file(kept)["logits"] if isinstance(backend, VllmScoreBackend) else backend.logits(window)[:-1]
-        found.logits[name, store, window.row] = logits
+        found.logits[name, store, window.index] = logits
 
 
 @pytest.mark.parametrize("store", REFERENCES)
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_token_against_float64(measured: Measured, name: str, store: str) -> None:
     for window in measured.windows:
-        scores = measured.scores[name, store, window.row]
+        scores = measured.scores[name, store, window.index]
         assert scores.kld is not None
         assert len(scores.kld) == len(scores.logprob) == window.n_scored == LENGTH - 1
-        pair = measured.logits[store, store, window.row], measured.logits[name, store, window.row]
+        pair = measured.logits[store, store, window.index], measured.logits[name, store, window.index]
         p, q = (logits.double().log_softmax(-1) for logits in pair)
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         np.testing.assert_allclose(scores.kld, exact, atol=1e-5, rtol=0)
@@ -123,14 +125,14 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
     for window in measured.windows:
-        assert not np.any(measured.scores[name, name, window.row].kld)
+        assert not np.any(measured.scores[name, name, window.index].kld)
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:
     """Another engine < 8 bits < 4 bits, by either reference."""
     for store, other in (REFERENCES, REFERENCES[::-1]):
         means = [
-            np.mean([measured.scores[name, store, window.row].kld for window in measured.windows])
+            np.mean([measured.scores[name, store, window.index].kld for window in measured.windows])
             for name in (other, "vllm W8A8", "vllm W4A16")
         ]
         assert 0 < means[0] < means[1] / 3 < means[2] / 9

@@ -38,7 +38,7 @@ def test_gptqs_perplexity(toy_model: Path, tmp_path: Path, windows: int) -> None
     assert (gold["tokens"], gold["windows_in_all"], gold["windows"]) == (len(text.encode()), n, windows or n)
     args = argparse.Namespace(model=toy_model, text=rows, seqlen=16, windows=windows)
     seen, perplexity = against_gptq.compare_q(args, tmp_path, {"dtype": "float32"})
-    assert seen == {"text_tokens": gold["tokens"], "rows": windows or n, "scored_tokens": (windows or n) * 15}
+    assert seen == {"text_tokens": gold["tokens"], "windows": windows or n, "scored_tokens": (windows or n) * 15}
     assert math.log(perplexity) == pytest.approx(math.log(gold["ppl"]), abs=ATOL_LOGPROB)
 
 

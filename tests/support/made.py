@@ -8,7 +8,7 @@ from typing import Any
 from backends.base import Storage
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.distributions import Curve, Histogram
-from eval.stats.estimates import AgainstReference, Bucket, Estimates, Stretches, TextRates
+from eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
 from eval.stats.uncertainty import Mean, Perplexity, Value
 
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
@@ -19,10 +19,10 @@ PERCENTILES = {
     "95": 0.95, "99": 0.99, "99.9": 0.999, "max": 2.0,
 }  # fmt: skip
 TOKENS = (10, 10, 10, 10)
-STRETCHES = Stretches(TOKENS, (10.0, 20.0, 30.0, 40.0), whole=("nll",), length=100_000)
+BLOCKS = BlockSums(TOKENS, (10.0, 20.0, 30.0, 40.0), whole=("nll",), length=100_000)
 PPL = Perplexity(7.5, -80.0, 40, 0, 0.852, 0.0123)
 RATES = TextRates(Value(1.25, 0.05, 0.01), Value(2.378, 0.08, 0.02), Value(55.5, 3.0, 1.0), 160.0, 32.0)
-ALONE = Estimates(PPL, None, Mean(0.5, 20.0, 40, 0), Mean(1.25, 50.0, 40, 0), RATES, STRETCHES, Curve((1, 3), (2.0,)))
+ALONE = Estimates(PPL, None, Mean(0.5, 20.0, 40, 0), Mean(1.25, 50.0, 40, 0), RATES, BLOCKS, Curve((1, 3), (2.0,)))
 AGAINST = AgainstReference(
     ref_ppl=Perplexity(7.25, -79.0, 40, 0, 0.8, 0.0111),
     ln_ppl_ratio=Mean(0.0339, 1.356, 40, 0, 0.002, 0.001),
@@ -39,12 +39,10 @@ AGAINST = AgainstReference(
     confidence=(Bucket(0.0, 0.25, 0.4, Mean(0.02, 0.32, 16, 0, 0.004, 0.003), 0.015),
                 Bucket(0.95, 1.0, 0.6, Mean(0.007, 0.168, 24, 0, 0.002, 0.001), None)),
 )  # fmt: skip
-KLD_STRETCHES = replace(
-    STRETCHES, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top")
-)
-COMPARED = replace(ALONE, against=AGAINST, stretches=KLD_STRETCHES, curve=Curve((1, 3), (2.0,), (0.5,)))
+KLD_BLOCKS = replace(BLOCKS, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top"))
+COMPARED = replace(ALONE, against=AGAINST, blocks=KLD_BLOCKS, curve=Curve((1, 3), (2.0,), (0.5,)))
 BASE = ModelResult(
-    "base", "fake", SIZE, ALONE, rows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]}
+    "base", "fake", SIZE, ALONE, windows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]}
 )
 REF = replace(BASE, label="bf16", is_reference=True)
 QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
@@ -53,7 +51,7 @@ FAILED = ModelResult("broken", "fake", error="told to fail")
 
 def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> RunResult:
     """A run of these models."""
-    return RunResult({"rows": 2}, "letters", models, reference)
+    return RunResult({"windows": 2}, "letters", models, reference)
 
 
 def with_ppl(model: ModelResult, ppl: Perplexity) -> ModelResult:
@@ -70,6 +68,6 @@ def with_against(model: ModelResult, **keys: Any) -> ModelResult:
 
 
 def with_sums(model: ModelResult, **keys: Any) -> ModelResult:
-    """The model with other sums over its stretches."""
+    """The model with other sums over its blocks."""
     assert model.estimates
-    return replace(model, estimates=replace(model.estimates, stretches=replace(model.estimates.stretches, **keys)))
+    return replace(model, estimates=replace(model.estimates, blocks=replace(model.estimates.blocks, **keys)))

@@ -86,4 +86,4 @@ def model(row: tuple) -> ModelResult:
 def run() -> RunResult:
     """The whole table."""
     reference = {"label": "bf16 vLLM"}
-    return RunResult({"rows": 586}, "wikitext2, 586 × 2048 tokens", tuple(model(row) for row in ROWS), reference)
+    return RunResult({"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(model(row) for row in ROWS), reference)

@@ -79,7 +79,7 @@ function frame(width, height, x, y, described) {
   return { root, box, toX, toY };
 }
 
-// Matplotlib's markers, which eval/plot.py names by a letter.
+// Matplotlib's markers, which eval/plots/scatter.py names by a letter.
 function shape(kind, x, y, r) {
   const ring = (corners, turn, size) =>
     Array.from({ length: corners }, (_, i) => {

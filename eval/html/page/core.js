@@ -52,7 +52,7 @@ function model(raw, id) {
     ratio: estimate(exact(1) || (against && against.ppl_ratio)),
     same: estimate(exact(1) || (against && against.same_top)),
     bits: estimate(all && all.rates && all.rates.bits_per_byte),
-    stretches: all && all.stretches,
+    blocks: all && all.blocks,
     curve: all && all.curve && all.curve.edges.length > 1 ? all.curve : null,
     histogram: histogram && histogram.below + histogram.above + sum(histogram.counts) > 0 ? histogram : null,
     confidence: (against && against.confidence) || [],
@@ -128,7 +128,7 @@ function dashOf(each) {
 // A label for the name of a line.
 const brief = (text) => (text.length > 40 ? `${text.slice(0, 39)}…` : text);
 
-// Numbers. Errors have two significant digits, and a value beside one as many decimals: eval/digits.py.
+// Numbers. Errors have two significant digits, and a value beside one as many decimals: eval/results/digits.py.
 function fixed(value, digits, sign = false) {
   if (!known(value)) return NA;
   const units = value * 10 ** digits; // exact where it counts: half-way numbers go to the even digit, as in Python

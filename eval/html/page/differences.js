@@ -4,7 +4,7 @@ const PAIRED = [
   ["nll", "PPL"],
   ["kld", "KLD"],
   ["same_top", "same top"],
-].filter(([name]) => MEASURED.filter((m) => m.stretches.whole.includes(name)).length > 1);
+].filter(([name]) => MEASURED.filter((m) => m.blocks.whole.includes(name)).length > 1);
 const pairing = { a: null, b: null, kind: PAIRED.some(([name]) => name === "kld") ? "kld" : "nll" };
 const better = (name, value) => (name === "same_top" ? value > 0 : value < 0);
 
@@ -132,7 +132,7 @@ function matrix() {
   const kind = pairing.kind,
     value = { nll: (m) => m.ppl.value, kld: (m) => m.kld.value, same_top: (m) => -m.same.value }[kind];
   const models = MEASURED.filter(visible)
-    .filter((m) => m.stretches.whole.includes(kind))
+    .filter((m) => m.blocks.whole.includes(kind))
     .sort((a, b) => value(a) - value(b));
   if (models.length < 2) return h("p", { class: "hint" }, "Fewer than two shown models can be compared by this.");
   if (models.length > LARGEST_MATRIX)
@@ -174,7 +174,7 @@ function differencesSection() {
     h(
       "p",
       { class: "hint" },
-      "Both models scored the same tokens: what makes a stretch of text hard is hard for both and cancels. ± is one standard error of the difference; intervals hold the difference for 95 % of such texts.",
+      "Both models scored the same tokens: what makes a block of text hard is hard for both and cancels. ± is one standard error of the difference; intervals hold the difference for 95 % of such texts.",
     ),
     pair,
     h("h3", {}, "All pairs"),

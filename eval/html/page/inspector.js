@@ -36,7 +36,7 @@ function tokenFacts(p, id, i) {
   const rows = [["logprob", `${short(own, 3)} (${probability(own)})`]];
   if (p.ref_logprob) rows.push(["reference's", `${short(ref, 3)} (${probability(ref)})`]);
   if (p.kld[id]) rows.push(["KLD", short(kld, 3)]);
-  return [...rows, ["position", `${p.position + i} of window ${p.row + 1}`]];
+  return [...rows, ["position", `${p.position + i} of window ${p.window + 1}`]];
 }
 function passage(p, id) {
   const paint = PAINTS[inspecting.paint];
@@ -56,14 +56,14 @@ function passage(p, id) {
   });
   const text = h(
     "div",
-    { class: "passage", role: "list", "aria-label": `Window ${p.row + 1}, from position ${p.position}` },
+    { class: "passage", role: "list", "aria-label": `Window ${p.window + 1}, from position ${p.position}` },
     cells,
   );
   roving(text, cells, 10);
   return h(
     "figure",
     {},
-    h("figcaption", {}, `Window ${p.row + 1}, positions ${p.position} to ${p.position + p.tokens.length - 1}`),
+    h("figcaption", {}, `Window ${p.window + 1}, positions ${p.position} to ${p.position + p.tokens.length - 1}`),
     text,
   );
 }

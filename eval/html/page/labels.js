@@ -88,7 +88,7 @@ function scatterLabels(points, axes, taken, across) {
       );
     if (!box) continue;
     boxes.push(box);
-    const style = { fill: `color-mix(in srgb, ${colourOf(p.m.group)}, var(--ink))` }; // eval/look.py, ink_of()
+    const style = { fill: `color-mix(in srgb, ${colourOf(p.m.group)}, var(--ink))` }; // eval/plots/style.py, ink_of()
     if (!free.length) found.push(svg("line", { class: "leader", ...leader(p, box) }));
     found.push(svg("text", { class: "label", x: box[0] + 2, y: box[3] - 3, "data-label": p.m.id, style }, text));
   }

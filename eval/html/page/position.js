@@ -31,7 +31,7 @@ function curveDrawing(width) {
     { ...y, name: CURVES[curveKind].axis },
     "Score over position in the window",
   );
-  // Of a bin's first and last position, by their logarithm: eval/curves.py
+  // Of a bin's first and last position, by their logarithm: eval/plots/curves.py
   const middle = (i) => Math.sqrt(Math.max(edges[i], 1) * Math.max(edges[i + 1] - 1, 1)),
     line = svg("line", { class: "cursor", y1: axes.box.top, y2: axes.box.bottom, visibility: "hidden" });
   if (y.low < 0 && y.high > 0)

@@ -28,7 +28,7 @@ function limits(values, kind, zero) {
 }
 
 // Axes over the shown models and their error bars; a value that they leave out (0 on a logarithm, an outlier) is drawn
-// at the edge. As in eval/plot.py, _set_limits().
+// at the edge. As in eval/plots/scatter.py, _set_limits().
 function scatterAxes(points) {
   const measure = MEASURES[look.y],
     values = points.map((p) => p.y),
@@ -193,7 +193,7 @@ function scatterDrawing(width) {
   const missing = `Not drawn, as size or ${MEASURES[look.y].name} is not known: ${out.join(", ")}.`;
   return [axes.root, h("p", { class: "hint" }, caption(points)), out.length ? h("p", { class: "hint" }, missing) : []];
 }
-// What the error bars and signs are, of those that there are: eval/drawing.py, error_note().
+// What the error bars and signs are, of those that there are: eval/plots/figures.py, error_note().
 function caption(points) {
   const barred = points.filter((p) => p.error && !p.off),
     alone = look.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];

@@ -1,5 +1,5 @@
-// Paired differences of two models' means, from their sums by stretch: eval/uncertainty.py, clustered().
-// The waves over so many stretches: eval/uncertainty.py, waves().
+// Paired differences of two models' means, from their sums by block: eval/stats/uncertainty.py, clustered().
+// The waves over so many blocks: eval/stats/uncertainty.py, waves().
 const waves = (groups, length) =>
   Math.min(
     Math.max(Math.floor(Math.sqrt(Math.floor(length / PAYLOAD.rule.unit))), PAYLOAD.rule.fewest),
@@ -25,8 +25,8 @@ function clustered(total, tokens, length) {
 
 // Mean of "nll", "kld" or "same_top" of a minus that of b: value, stderr, and the 95 % interval; null if they have none.
 function difference(a, b, name) {
-  const one = a.stretches,
-    other = b.stretches;
+  const one = a.blocks,
+    other = b.blocks;
   if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each against its own machine's
   if (!one || !other || !one.whole.includes(name) || !other.whole.includes(name)) return null;
   if (one.tokens.length !== other.tokens.length || one.tokens.some((n, i) => n !== other.tokens[i])) return null;
@@ -39,27 +39,27 @@ function difference(a, b, name) {
   return { value, stderr, low: known(reach) ? value - reach : null, high: known(reach) ? value + reach : null };
 }
 
-// Whether a difference is told apart from 0: its 95 % interval does not hold it (eval/differences.py).
+// Whether a difference is told apart from 0: its 95 % interval does not hold it (eval/results/differences.py).
 const distinct = (found) => found !== null && known(found.low) && (found.low > 0 || found.high < 0);
 
-// The quantized models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/differences.py,
+// The quantized models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/results/differences.py,
 // best().
 function best(models, name) {
   const may = (m) => m.quantized && !m.isReference && !m.noiseFloor;
-  const candidates = models.filter((m) => m.stretches && m.stretches[name] && may(m));
-  const groups = (m) => m.stretches.tokens.filter((n) => n > 0).length;
+  const candidates = models.filter((m) => m.blocks && m.blocks[name] && may(m));
+  const groups = (m) => m.blocks.tokens.filter((n) => n > 0).length;
   if (name !== "nll" && new Set(MODELS.map((m) => m.raw.reference_key).filter(Boolean)).size > 1) return [];
-  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2 || m.stretches.length < PAYLOAD.rule.least)) return [];
+  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2 || m.blocks.length < PAYLOAD.rule.least)) return [];
   const mean = (m) =>
-    ((name === "same_top" ? -1 : 1) * m.stretches[name].reduce((sum, each) => sum + each, 0)) /
-    m.stretches.tokens.reduce((sum, n) => sum + n, 0);
+    ((name === "same_top" ? -1 : 1) * m.blocks[name].reduce((sum, each) => sum + each, 0)) /
+    m.blocks.tokens.reduce((sum, n) => sum + n, 0);
   const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
-  if (!first.stretches.whole.includes(name)) return [];
+  if (!first.blocks.whole.includes(name)) return [];
   const off = (m) => difference(m, first, name);
   return candidates.filter((m) => off(m) !== null && !distinct(off(m)));
 }
 
-// The error of a model's perplexity against the reference's, and whether it is that: eval/drawing.py, ppl_error().
+// The error of a model's perplexity against the reference's, and whether it is that: eval/plots/figures.py, ppl_error().
 function toReference(m) {
   const found = m.against && m.against.ln_ppl_ratio;
   return found || (REFERENCE && difference(m, REFERENCE, "nll"));
@@ -78,7 +78,7 @@ function pplRatio(m) {
     : estimate(null);
 }
 
-// The largest value to draw to scale: eval/plot.py, _ceiling().
+// The largest value to draw to scale: eval/plots/scatter.py, _ceiling().
 function ceiling(values, least) {
   const ranked = [...values].sort((a, b) => a - b),
     half = Math.floor((ranked.length - 1) / 2);

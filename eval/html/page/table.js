@@ -32,7 +32,7 @@ function header() {
     rows.push(h("div", {}, h("dt", {}, name), h("dd", {}, value)));
   add("Data", spec.path || spec.dataset);
   add("Method", data.method);
-  if (known(data.rows)) add("Windows", `${fixed(data.rows, 0)} × ${fixed(data.window_length, 0)} tokens`);
+  if (known(data.windows)) add("Windows", `${fixed(data.windows, 0)} × ${fixed(data.window_length, 0)} tokens`);
   if (known(data.scored_tokens)) add("Scored tokens", fixed(data.scored_tokens, 0));
   add("Reference", RUN.reference && RUN.reference.label);
   add("Noise floor", FLOOR && FLOOR.label);
@@ -40,7 +40,7 @@ function header() {
   if (INSPECTION && INSPECTION.passages.length) add("Contains", "excerpts of the text");
   byId("about").append(...rows);
   byId("meaning").textContent = MEASURED.some((each) => known(each.ppl.stderr))
-    ? "± is one standard error, from disjoint stretches of the text. That of PPL says how far it would move on another text of this " +
+    ? "± is one standard error, from disjoint blocks of the text. That of PPL says how far it would move on another text of this " +
       "kind, and all models would move together: differences between them are far more certain, and below with their own, paired errors."
     : "";
 }

@@ -27,7 +27,7 @@ MATRICES = {
     "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)), "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
     "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
 }  # fmt: skip
-"""Rows last but one, as numpy has them; all three of the layers encode 65,536 weights."""
+"""ReferenceWindows last but one, as numpy has them; all three of the layers encode 65,536 weights."""
 NOT_COUNTED = {
     "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)), "blk.0.attn_norm.weight": (Type.F32, (256,)),
     "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)), "blk.0.attn_q.bias": (Type.F32, (256,)),

@@ -29,7 +29,7 @@ def test_scores_against_float64(toy_model: Path) -> None:
     windows = toy_windows(3, 60, 4)
     for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
         gold = brute_force(backend.logits(window), window)
-        assert scores.row == window.row
+        assert scores.window == window.index
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
     backend.close()
 

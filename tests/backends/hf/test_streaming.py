@@ -112,7 +112,7 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
         backend.close()
     assert stores[1].kind == "states"
     for window, whole, streamed in zip(windows, *scores, strict=True):
-        assert torch.equal(stores[0].row(window.row), stores[1].row(window.row))
+        assert torch.equal(stores[0].window(window.index), stores[1].window(window.index))
         np.testing.assert_array_equal(whole.logprob, streamed.logprob)
 
 

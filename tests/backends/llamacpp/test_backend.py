@@ -159,7 +159,7 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     building.mkdir()
     list(scoring.token_scores(ours, windows, Task(record=building)))
     reference.seal(building, store, {}, len(windows))
-    assert reference.Reader(store).row(0).dtype == torch.float32
+    assert reference.Reader(store).window(0).dtype == torch.float32
     task = Task(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in scoring.token_scores(ours, windows, task))
     for window, scores in zip(windows, scoring.token_scores(other, windows, task), strict=True):
@@ -250,7 +250,7 @@ def test_refused_model_is_one_line(toy_gguf: Path, tmp_path: Path, options: dict
 @needs_llama_cpp
 def test_window_longer_than_asked_for_is_one_line(toy_gguf: Path) -> None:
     """The context is padded to 256 tokens."""
-    with pytest.raises(ModelError, match=r"row 0: .* gives no logits"):
+    with pytest.raises(ModelError, match=r"window 0: .* gives no logits"):
         loaded(toy_gguf).logits(toy_windows(1, 300)[0])
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from backends.common.errors import InputError
 from backends.reference import reading
 from backends.reference.head import Head, head_logits
-from backends.reference.reading import Rows, open_reference
-from backends.reference.store import MANIFEST, VERSION, Reader, Writer, remove, row_name, seal
+from backends.reference.reading import ReferenceWindows, open_reference
+from backends.reference.store import MANIFEST, VERSION, Reader, Writer, remove, seal, window_file
 from backends.reference.upstream import UpstreamReader
 from tests.support.toy import refusal
 
@@ -35,7 +35,7 @@ def state_store(folder: Path, rows: int = 2, *, bias: bool = False) -> Reader:
     building.mkdir()
     writer = Writer(building, "states")
     for row in range(rows):
-        writer.row(row, numbers(3, 4, seed=row))
+        writer.window(row, numbers(3, 4, seed=row))
     writer.head(0, numbers(300, 4, seed=100), numbers(300, seed=101) if bias else None)
     writer.close(HEAD)
     seal(building, folder, IDENTITY, rows)
@@ -62,24 +62,24 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
     building.mkdir()
     weight, states = numbers(300, 4, dtype=dtype), [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)]
     writer = Writer(building, "states")
-    writer.row(1, states[1])  # rows come in the order in which they finish
-    writer.row(0, states[0])
+    writer.window(1, states[1])  # rows come in the order in which they finish
+    writer.window(0, states[0])
     writer.head(0, weight, None)
     head = Head(300, "bfloat16", 30.0, 0.25)
     writer.close(head)
     seal(building, folder, IDENTITY, 2)
     store = Reader(folder)
-    assert (store.kind, store.reason, store.head, store.n_rows) == ("states", "", head, 2)
+    assert (store.kind, store.reason, store.head, store.n_windows) == ("states", "", head, 2)
     assert store.identity == IDENTITY
     for row in (0, 1):
-        assert store.row(row).dtype == dtype
-        assert torch.equal(store.row(row), states[row])
+        assert store.window(row).dtype == dtype
+        assert torch.equal(store.window(row), states[row])
     found, bias = store.weight(0, 300, "cpu")
     assert found.dtype == dtype
     assert torch.equal(found, weight)
     assert bias is None
     files = [file for file in folder.iterdir() if file.name != MANIFEST]
-    assert sorted(file.name for file in files) == ["head.000000.safetensors", row_name(0), row_name(1)]
+    assert sorted(file.name for file in files) == ["head.000000.safetensors", window_file(0), window_file(1)]
     assert store.stored_bytes == sum(file.stat().st_size for file in files)
 
 
@@ -89,11 +89,11 @@ def test_a_slice_of_a_wider_tensor_is_kept_alone(tmp_path: Path) -> None:
     building.mkdir()
     whole = numbers(10, 8).requires_grad_()
     writer = Writer(building, "states")
-    writer.row(0, whole[2:5, ::2])
+    writer.window(0, whole[2:5, ::2])
     writer.close(HEAD)
     seal(building, tmp_path / "store", {}, 1)
-    assert torch.equal(Reader(tmp_path / "store").row(0), whole.detach()[2:5, ::2])
-    assert (tmp_path / "store" / row_name(0)).stat().st_size < 3 * 4 * 4 + 200
+    assert torch.equal(Reader(tmp_path / "store").window(0), whole.detach()[2:5, ::2])
+    assert (tmp_path / "store" / window_file(0)).stat().st_size < 3 * 4 * 4 + 200
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -104,26 +104,26 @@ def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None
     building, folder = tmp_path / "building", tmp_path / "store"
     building.mkdir()
     writer = Writer(building, "logits", "its head is a Strange")
-    writer.row(0, logits)
+    writer.window(0, logits)
     writer.close(Head(3, str(dtype).removeprefix("torch.")))
     seal(building, folder, IDENTITY, 1)
     store = Reader(folder)
     assert (store.kind, store.reason) == ("logits", "its head is a Strange")
-    assert store.row(0).dtype == dtype
-    assert torch.equal(store.row(0), logits)
+    assert store.window(0).dtype == dtype
+    assert torch.equal(store.window(0), logits)
     assert "head lacks entries between 0 and 3" in refusal(store.weight, 0, 3, "cpu")
 
 
 def test_logits_that_are_not_finite_stay_what_they_are(tmp_path: Path) -> None:
     """A masked token or a NaN is the model's own and is counted later."""
     writer = Writer(tmp_path, "logits")
-    writer.row(0, torch.tensor([[0.5, -INF, INF, NAN]]))
+    writer.window(0, torch.tensor([[0.5, -INF, INF, NAN]]))
     writer.close(Head(4, "float32"))
     (tmp_path / "building").mkdir()
     for file in [*tmp_path.glob("*.safetensors"), *tmp_path.glob("*.json")]:
         file.rename(tmp_path / "building" / file.name)
     seal(tmp_path / "building", tmp_path / "store", {}, 1)
-    *kept, last = Reader(tmp_path / "store").row(0)[0].tolist()
+    *kept, last = Reader(tmp_path / "store").window(0)[0].tolist()
     assert kept == [0.5, -INF, INF]
     assert math.isnan(last)
 
@@ -133,7 +133,7 @@ def piece_by_piece(building: Path, weight: torch.Tensor, bias: Any) -> None:
     building.mkdir()
     for row, first, last in ((0, 200, 300), (1, 0, 200)):
         writer = Writer(building, "states")
-        writer.row(row, numbers(3, 4, seed=row))
+        writer.window(row, numbers(3, 4, seed=row))
         writer.head(first, weight[first:last], None if bias is None else bias[first:last])
         writer.close(HEAD)
 
@@ -144,12 +144,12 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     piece_by_piece(tmp_path / "building", weight, bias)
     assert len(list((tmp_path / "building").glob("part.*.json"))) == 2
     seal(tmp_path / "building", tmp_path / "store", IDENTITY, 2)
-    names = {"head.000000.safetensors", "head.000200.safetensors", row_name(0), row_name(1), MANIFEST}
+    names = {"head.000000.safetensors", "head.000200.safetensors", window_file(0), window_file(1), MANIFEST}
     assert {file.name for file in (tmp_path / "store").iterdir()} == names
     store = Reader(tmp_path / "store")
     store.verify()
-    assert torch.equal(store.row(0), numbers(3, 4, seed=0))
-    assert torch.equal(store.row(1), numbers(3, 4, seed=1))
+    assert torch.equal(store.window(0), numbers(3, 4, seed=0))
+    assert torch.equal(store.window(1), numbers(3, 4, seed=1))
     inside = [(0, 300), (0, 200), (200, 300), (199, 201), (150, 250), (0, 1), (299, 300), (10, 20)]
     nothing = [(0, 0), (100, 100), (200, 200), (300, 300)]  # for a rank that holds nothing but padding
     for first, last in inside + nothing:
@@ -209,15 +209,15 @@ def test_each_step_is_rounded_as_models_round_it(dtype: torch.dtype) -> None:
 def test_a_missing_row_makes_no_store(tmp_path: Path) -> None:
     building = tmp_path / "building"
     building.mkdir()
-    with pytest.raises(ValueError, match="row 0 was not kept"):
+    with pytest.raises(ValueError, match="window 0 was not kept"):
         seal(building, tmp_path / "store", IDENTITY, 1)
     writer = Writer(building, "states")
     for row in (0, 2):
-        writer.row(row, numbers(3, 4))
-    with pytest.raises(ValueError, match="row 0 was not kept"):  # the writer has not come to its end
+        writer.window(row, numbers(3, 4))
+    with pytest.raises(ValueError, match="window 0 was not kept"):  # the writer has not come to its end
         seal(building, tmp_path / "store", IDENTITY, 3)
     writer.close(HEAD)
-    with pytest.raises(ValueError, match="row 1 was not kept"):
+    with pytest.raises(ValueError, match="window 1 was not kept"):
         seal(building, tmp_path / "store", IDENTITY, 3)
     assert not (tmp_path / "store").exists()
 
@@ -226,8 +226,8 @@ def test_a_new_store_replaces_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     state_store(folder, rows=5)
     (folder / "stray").write_text("")
-    assert state_store(folder, rows=2).n_rows == 2
-    own = {"head.000000.safetensors", row_name(0), row_name(1), MANIFEST}
+    assert state_store(folder, rows=2).n_windows == 2
+    own = {"head.000000.safetensors", window_file(0), window_file(1), MANIFEST}
     assert {file.name for file in folder.iterdir()} == {*own, "stray"}  # a user's file stays
     remove(folder)
     assert [file.name for file in folder.iterdir()] == ["stray"]
@@ -242,7 +242,7 @@ def test_verify_looks_at_every_file(tmp_path: Path) -> None:
     Reader(tmp_path / "store").verify()
 
 
-@pytest.mark.parametrize("name", [row_name(0), row_name(2), "head.000000.safetensors"])
+@pytest.mark.parametrize("name", [window_file(0), window_file(2), "head.000000.safetensors"])
 @pytest.mark.parametrize("position", [0, 40, -1])
 def test_verify_finds_a_flipped_bit(tmp_path: Path, name: str, position: int) -> None:
     store = state_store(tmp_path / "store", rows=3)
@@ -253,7 +253,7 @@ def test_verify_finds_a_flipped_bit(tmp_path: Path, name: str, position: int) ->
 
 def test_verify_finds_a_missing_and_a_short_file(tmp_path: Path) -> None:
     store = state_store(tmp_path / "store", rows=3)
-    file = store.path / row_name(1)
+    file = store.path / window_file(1)
     file.write_bytes(file.read_bytes()[:-1])
     assert f"{file}: damaged" in refusal(store.verify)
     file.unlink()
@@ -317,10 +317,10 @@ def test_upstreams_logits(tmp_path: Path, layout: str) -> None:
     """The last position predicts a token beyond the window and is left out."""
     store = open_reference(upstream_store(tmp_path, layout))
     assert isinstance(store, UpstreamReader)
-    assert (store.kind, store.n_rows, store.head, store.identity) == ("logits", 3, Head(8, "float32"), {})
+    assert (store.kind, store.n_windows, store.head, store.identity) == ("logits", 3, Head(8, "float32"), {})
     for row in (2, 0, 1):
-        assert store.row(row).dtype == torch.float32
-        assert torch.equal(store.row(row), UPSTREAM[row][0, :4])
+        assert store.window(row).dtype == torch.float32
+        assert torch.equal(store.window(row), UPSTREAM[row][0, :4])
     assert store.stored_bytes == sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors") if file.is_file())
     done: list[int] = []
     store.verify(lambda: done.append(1))
@@ -333,8 +333,8 @@ def test_upstreams_row_files_come_before_the_single_file(tmp_path: Path) -> None
     path = upstream_store(tmp_path, "rows beside the name")
     save_file({"tensor": torch.zeros(9, 5, 8)}, path)
     store = open_reference(path)
-    assert store.n_rows == 3
-    assert torch.equal(store.row(1), UPSTREAM[1][0, :4])
+    assert store.n_windows == 3
+    assert torch.equal(store.window(1), UPSTREAM[1][0, :4])
 
 
 def test_a_store_of_ours_is_known_by_its_manifest(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_no_store_at_all(tmp_path: Path) -> None:
     (tmp_path / "logits.safetensors.rows").mkdir()
     for path in (tmp_path / "nowhere", tmp_path, tmp_path / "logits.safetensors"):
         text = refusal(open_reference, path)
-        assert text == f"{path}: holds no reference: neither reference.json nor rows of upstream's compare_q"
+        assert text == f"{path}: holds no reference: neither reference.json nor windows of upstream's compare_q"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
@@ -356,18 +356,18 @@ def test_upstreams_missing_row(tmp_path: Path, layout: str) -> None:
     (gone,) = tmp_path.rglob("row_000001.safetensors")
     gone.unlink()
     store = open_reference(path)
-    assert store.n_rows == 2
-    assert torch.equal(store.row(0), UPSTREAM[0][0, :4])
-    assert refusal(store.row, 1).startswith(f"{gone}: row 1 of the reference cannot be read: ")
-    assert refusal(store.verify).startswith(f"{gone}: row 1 ")
+    assert store.n_windows == 2
+    assert torch.equal(store.window(0), UPSTREAM[0][0, :4])
+    assert refusal(store.window, 1).startswith(f"{gone}: window 1 of the reference cannot be read: ")
+    assert refusal(store.verify).startswith(f"{gone}: window 1 ")
 
 
 def test_upstreams_single_file_lacks_a_row(tmp_path: Path) -> None:
     path = tmp_path / "logits.safetensors"
     save_file({"tensor.0": UPSTREAM[0], "tensor.2": UPSTREAM[2]}, path)
     store = open_reference(path)
-    assert refusal(store.row, 1).startswith(f"{path}: row 1 of the reference cannot be read: ")
-    assert refusal(store.verify).startswith(f"{path}: row 1 ")
+    assert refusal(store.window, 1).startswith(f"{path}: window 1 of the reference cannot be read: ")
+    assert refusal(store.verify).startswith(f"{path}: window 1 ")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -399,9 +399,9 @@ class Counting(Reader):
         super().__init__(folder)
         self.read: list[int] = []
 
-    def row(self, row: int) -> torch.Tensor:
-        self.read.append(row)
-        return super().row(row)
+    def window(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return super().window(index)
 
 
 def counting(folder: Path, rows: int) -> Counting:
@@ -415,7 +415,7 @@ def test_rows_come_in_any_order(
 ) -> None:
     monkeypatch.setattr(reading, "AHEAD_BYTES", ahead_bytes)
     store = counting(tmp_path / "store", 6)
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     for row in order:
         assert torch.equal(rows.get(row), numbers(3, 4, seed=row))
     rows.close()
@@ -426,7 +426,7 @@ def test_rows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatc
     """Half of the bytes of 6 rows: 3 rows ahead of the one in use."""
     store = counting(tmp_path / "store", 6)
     monkeypatch.setattr(reading, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     assert set(rows.futures) == {0, 1, 2, 3}  # without being asked
     rows.get(0)
     assert set(rows.futures) == {0, 1, 2, 3}
@@ -434,14 +434,14 @@ def test_rows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatc
     assert set(rows.futures) == {0, 1, 2, 3, 4, 5}
     rows.close()
     monkeypatch.setattr(reading, "AHEAD_BYTES", 0)  # never less than one
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     assert set(rows.futures) == {0, 1}
     rows.close()
 
 
 def test_a_dropped_row_is_forgotten_and_can_be_read_again(tmp_path: Path) -> None:
     store = counting(tmp_path / "store", 2)
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     for row in (0, 1):
         rows.get(row)
         rows.drop(row)
@@ -454,7 +454,7 @@ def test_a_dropped_row_is_forgotten_and_can_be_read_again(tmp_path: Path) -> Non
 
 def test_closed_rows_stop_reading(tmp_path: Path) -> None:
     store = counting(tmp_path / "store", 60)
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     rows.get(0)
     rows.close()
     assert rows.futures == {}
@@ -467,9 +467,9 @@ def test_what_goes_wrong_ahead_is_raised_for_its_row(tmp_path: Path) -> None:
     path = upstream_store(tmp_path, "folder")
     store = open_reference(path)
     (path / "row_000001.safetensors").write_bytes(b"damaged")
-    rows = Rows(store, pin=False)
+    rows = ReferenceWindows(store, pin=False)
     assert torch.equal(rows.get(0), UPSTREAM[0][0, :4])
-    with pytest.raises(InputError, match=r"row_000001\.safetensors: row 1 of the reference cannot be read"):
+    with pytest.raises(InputError, match=r"row_000001\.safetensors: window 1 of the reference cannot be read"):
         rows.get(1)
     assert torch.equal(rows.get(2), UPSTREAM[2][0, :4])
     rows.close()

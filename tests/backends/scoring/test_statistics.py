@@ -99,7 +99,7 @@ def log_softmax(row: list[float]) -> list[float]:
 
 def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
     """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
-    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "row"}
+    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "window"}
     for i, target in enumerate(targets):
         q = log_softmax([float(z) for z in logits[i].double()])
         found["logprob"].append(q[target])
@@ -155,7 +155,7 @@ def test_every_field_is_its_definition(
     targets = [(i * 31) % columns for i in range(rows)]
     targets[0] = int(logits[0].argmax())
     found = whole(partial, logits, targets, reference)
-    assert found.row == 0
+    assert found.window == 0
     assert_scores(found, definitions(logits, targets, reference))
 
 
@@ -362,7 +362,7 @@ def test_window_scores() -> None:
     logits, reference = draw(20, 400).bfloat16(), draw(20, 400, seed=1).bfloat16()
     targets = np.arange(0, 400, 20, dtype=np.int32)
     found = window_scores(7, logits, targets, reference)
-    assert found.row == 7
+    assert found.window == 7
     assert_scores(found, definitions(logits, targets, reference))
     assert window_scores(7, logits, targets).kld is None
     assert len(window_scores(7, logits[:0], targets[:0]).logprob) == 0
@@ -377,11 +377,11 @@ def test_window_scores_refuses_what_does_not_fit(shape: tuple[int, ...], targets
     with pytest.raises(ModelError) as caught:
         window_scores(4, torch.zeros(shape), np.array(targets))
     assert text in str(caught.value)
-    assert str(caught.value).startswith("row 4: ")
+    assert str(caught.value).startswith("window 4: ")
 
 
 def test_window_scores_refuses_a_reference_of_another_vocabulary() -> None:
-    with pytest.raises(ModelError, match=r"row 4: .*\(3, 9\).*\(3, 8\)"):
+    with pytest.raises(ModelError, match=r"window 4: .*\(3, 9\).*\(3, 8\)"):
         window_scores(4, torch.zeros(3, 9), np.zeros(3, int), torch.zeros(3, 8))
 
 
@@ -399,5 +399,5 @@ def test_partial_refuses_what_does_not_fit(change: dict[str, Any], text: str) ->
 
 @pytest.mark.parametrize("shapes", [[], [(3, 5), (3, 10)], [(3, 6)], [(2, 5)], [(3, 5), (4, 5)]], ids=str)
 def test_scores_refuses_shards_that_do_not_fit(shapes: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match="row 2: shards of shapes"):
+    with pytest.raises(ValueError, match="window 2: shards of shapes"):
         scores(2, np.zeros(3, int), [np.zeros(shape, np.float32) for shape in shapes])

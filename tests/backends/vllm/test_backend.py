@@ -48,7 +48,7 @@ def engine(folder: Path, log: Path, tokens: int = TOY_CONTEXT, **options: Any) -
 
 
 def scores_of(backend: VllmScoreBackend, windows: list[Window], task: Task | None = None) -> dict[int, TokenScores]:
-    return {scores.row: scores for scores in backend.score(windows, task or Task())}
+    return {scores.window: scores for scores in backend.score(windows, task or Task())}
 
 
 def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
@@ -137,7 +137,7 @@ def toy_logits(toy_model: Path) -> Any:
     return logits
 
 
-WINDOWS = [*toy_windows(5, 100), *(replace(window, row=5) for window in toy_windows(1, 150, 20))]
+WINDOWS = [*toy_windows(5, 100), *(replace(window, index=5) for window in toy_windows(1, 150, 20))]
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +164,14 @@ def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
-        assert_exact(found[window.row], toy_logits(window), window, ATOL_LOGPROB)
+        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
 
 
 @pytest.mark.engine
 def test_scores_against_float64_on_the_engines_own_logits(toy_engine: VllmScoreBackend) -> None:
     found = scores_of(toy_engine, WINDOWS)
     for window in WINDOWS[-2:]:
-        assert_exact(found[window.row], own_logits(toy_engine, window), window, EXACT)
+        assert_exact(found[window.index], own_logits(toy_engine, window), window, EXACT)
 
 
 @pytest.mark.engine
@@ -185,7 +185,7 @@ def test_divergence_against_float64(
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     for window in WINDOWS[-2:]:
         ref = own_logits(toy_engine, window)
-        assert_exact(found[window.row], own_logits(noisy_engine, window), window, EXACT, ref)
+        assert_exact(found[window.index], own_logits(noisy_engine, window), window, EXACT, ref)
 
 
 @pytest.mark.engine
@@ -252,7 +252,7 @@ def test_one_at_a_time_equals_all_at_once(toy_engine: VllmScoreBackend) -> None:
     together = scores_of(toy_engine, windows)
     for window in windows:
         alone = scores_of(toy_engine, [window])
-        np.testing.assert_allclose(alone[window.row].logprob, together[window.row].logprob, atol=ATOL_BATCH)
+        np.testing.assert_allclose(alone[window.index].logprob, together[window.index].logprob, atol=ATOL_BATCH)
 
 
 @pytest.mark.engine
@@ -268,7 +268,7 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(
 ) -> None:
     """vLLM caches prefixes by default; one that is read would leave positions unscored."""
     (window,) = toy_windows(1, 200)
-    again = [window, replace(window, row=1), Window(2, window.token_ids[:120])]
+    again = [window, replace(window, index=1), Window(2, window.token_ids[:120])]
     for backend in (toy_engine, noisy_engine):
         assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
         found = scores_of(backend, again)
@@ -416,7 +416,7 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
         for window in WINDOWS[-2:]:
             logits = own_logits(toy_engine, window)
             logits[:, EDITED] += BY
-            assert_exact(found[window.row], logits, window, ATOL_LOGPROB)
+            assert_exact(found[window.index], logits, window, ATOL_LOGPROB)
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
         assert (store.kind, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
@@ -442,7 +442,7 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
         window = WINDOWS[-1]
         logits = own_logits(backend, window)
         assert 2.0 < float(logits.abs().max()) <= 3.0
-        assert_exact(found[window.row], logits, window, EXACT, logits)
+        assert_exact(found[window.index], logits, window, EXACT, logits)
 
 
 def test_closing_undoes_the_environment(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +501,7 @@ def test_the_real_token_comes_first_whatever_the_top_k() -> None:
 @pytest.mark.parametrize(
     ("flat", "message"),
     [
-        (None, "row 3: vLLM returned log-probabilities for none of 3"),
+        (None, "window 3: vLLM returned log-probabilities for none of 3"),
         (Flat([6], [-1.0], [0, 0], [0, 1]), "for 2 of 3 positions"),
         (Flat([6], [-1.0], [0, 0, 1], [0, 1, 1]), "no log-probability at position 2"),
         (Flat([6, 8], [-1.0, -2.0], [0, 0, 1], [0, 1, 2]), "another token at position 2"),

@@ -137,7 +137,7 @@ def test_gaps_are_named_and_left_out() -> None:
     whole = Buffer(torch.arange(10.0).reshape(2, 5), None, np.array([True, True]))
     gap = Buffer(torch.zeros(3, 5), None, np.array([True, False, False]))
     header, data = run_with({4: whole, 9: gap}).collect([4, 9, 11])
-    assert (header["rows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
+    assert (header["windows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
     assert header["incomplete"] == {"9": 2, "11": "all"}
     assert np.frombuffer(data, np.float32).tolist() == list(range(10))
 

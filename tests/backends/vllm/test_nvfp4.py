@@ -121,7 +121,7 @@ def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
 def test_weight_only_against_compressed_tensors(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
     """Its own decompression, which Transformers runs in bf16 only: as far off as bf16 makes the unquantized model."""
     rounding = np.abs(transformers_logprobs(toy_model, "bfloat16") - transformers_logprobs(toy_model, "float32"))
-    found = np.stack([weight_only["scores"][window.row].logprob for window in WINDOWS])
+    found = np.stack([weight_only["scores"][window.index].logprob for window in WINDOWS])
     off = np.abs(found - transformers_logprobs(checkpoints("NVFP4A16"), "bfloat16"))
     assert off.mean() < 1.5 * rounding.mean()
     assert np.abs(found - transformers_logprobs(toy_model, "float32")).mean() > 5 * rounding.mean()

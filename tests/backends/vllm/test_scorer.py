@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from backends.reference.head import Head, largest_difference, largest_finite
-from backends.reference.reading import Rows
+from backends.reference.reading import ReferenceWindows
 from backends.reference.store import Reader, Writer, seal
 from backends.vllm.scorer import CPU_ROWS, Plan, Scorer, same_weight
 
@@ -67,7 +67,7 @@ def test_shards_are_cut_to_what_the_reference_has() -> None:
 def stored(folder: Path, weight: torch.Tensor, bias: torch.Tensor | None) -> Reader:
     (folder / "building").mkdir()
     writer = Writer(folder / "building", "states")
-    writer.row(0, torch.zeros(1, 4))
+    writer.window(0, torch.zeros(1, 4))
     writer.head(0, weight, bias)
     writer.close(Head(len(weight), "bfloat16"))
     seal(folder / "building", folder / "store", {}, 1)
@@ -97,10 +97,10 @@ def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
     """Upstream's stores say nothing of their windows: a warm-up would shift every position."""
     store = stored(tmp_path, torch.randn(50, 4), None)
     under_test = scorer(50, device="cpu")
-    under_test.rows = Rows(store, pin=False)
+    under_test.rows = ReferenceWindows(store, pin=False)
     under_test._weight = store.weight(0, 50, "cpu")
     assert under_test.reference_logits(0, 1, 0, 1).shape == (1, 50)
-    with pytest.raises(ValueError, match="row 0: the reference has 1 positions, the window 5"):
+    with pytest.raises(ValueError, match="window 0: the reference has 1 positions, the window 5"):
         under_test.reference_logits(0, 5, 0, 1)
     under_test.rows.close()
 

@@ -163,16 +163,16 @@ def loaded(stub: Stub, **options: Any) -> VllmServerBackend:
 
 
 def scores_of(backend: VllmServerBackend, windows: list[Window]) -> dict[int, TokenScores]:
-    return {scores.row: scores for scores in backend.score(windows, Task())}
+    return {scores.window: scores for scores in backend.score(windows, Task())}
 
 
 def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
-    assert found.keys() == {window.row for window in windows}
+    assert found.keys() == {window.index for window in windows}
     for window in windows:
         ids = window.token_ids.tolist()
         expected = [gold(ids[at], ids[at - 1]) for at in range(window.score_from, len(ids))]
-        assert found[window.row].logprob.dtype == np.float32
-        np.testing.assert_array_equal(found[window.row].logprob, np.asarray(expected, dtype=np.float32))
+        assert found[window.index].logprob.dtype == np.float32
+        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
 
 
 def failure(backend: VllmServerBackend, windows: list[Window] | None = None) -> str:
@@ -216,7 +216,7 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
 def test_it_gives_up(stub: Stub) -> None:
     backend = loaded(stub, retries=2)
     stub.faults = [(503, {}, "engine is\ndead")] * 9
-    assert failure(backend) == f"row 0: {stub.url}: HTTP 503 from /v1/completions: engine is dead"
+    assert failure(backend) == f"window 0: {stub.url}: HTTP 503 from /v1/completions: engine is dead"
     assert len(stub.windows) == 3
 
 
@@ -231,7 +231,7 @@ def test_a_server_that_hangs(stub: Stub) -> None:
     backend, release = loaded(stub), threading.Event()
     backend.served.server.timeout_s = 0.3
     stub.hold = lambda prompt: suppress_result(release.wait(20))
-    assert failure(backend) == f"row 0: {stub.url}: no answer from /v1/completions within 0.3 s"
+    assert failure(backend) == f"window 0: {stub.url}: no answer from /v1/completions within 0.3 s"
     assert len(stub.windows) == 1
     release.set()
 
@@ -306,7 +306,7 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
     backend = loaded(stub)
     stub.edit = edit
     found = failure(backend)
-    assert found.startswith(f"row 0: {stub.url}: ")
+    assert found.startswith(f"window 0: {stub.url}: ")
     assert message in found
 
 
@@ -334,9 +334,9 @@ def test_results_as_they_finish(stub: Stub) -> None:
     slow = windows[0].token_ids.tolist()
     stub.hold = lambda prompt: suppress_result(prompt != slow or release.wait(20))
     found = loaded(stub).score(windows, Task())
-    assert next(found).row == 1
+    assert next(found).window == 1
     release.set()
-    assert [scores.row for scores in found] == [0]
+    assert [scores.window for scores in found] == [0]
 
 
 def test_the_first_failure_cancels_the_others(stub: Stub) -> None:
@@ -353,7 +353,7 @@ def test_the_first_failure_cancels_the_others(stub: Stub) -> None:
 
     stub.hold = hold
     backend.options.concurrency = 4
-    assert failure(backend, windows).startswith("row 2: ")
+    assert failure(backend, windows).startswith("window 2: ")
     assert (stub.answered, len(stub.windows)) == (0, 4)
     release.set()
 
@@ -714,7 +714,7 @@ def test_real_server_against_vllm_in_this_process(real_server: str, toy_model: P
     try:
         own.load()
         for scores in own.score(windows, Task()):
-            np.testing.assert_allclose(served[scores.row].logprob, scores.logprob, atol=ATOL_REAL, rtol=0)
+            np.testing.assert_allclose(served[scores.window].logprob, scores.logprob, atol=ATOL_REAL, rtol=0)
     finally:
         own.close()
 
@@ -726,7 +726,7 @@ def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
     backend = VllmServerBackend(request_for(real_server))
     backend.load()
     unknown = Window(3, np.asarray([1, 2, 5000], dtype=np.int32))
-    assert "row 3" in failure(backend, [unknown])
+    assert "window 3" in failure(backend, [unknown])
     assert "out of vocabulary" in failure(backend, [unknown])
     said = backend.provenance()
     assert said["server"]["max_model_len"] == TOY_CONTEXT

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from eval.cli import arguments, cache_listing
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from tests.support.toy import Ran
 
 Run = Callable[..., Ran]
@@ -29,10 +29,10 @@ def key(digit: str) -> str:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def cache(tmp_path: Path) -> Cache:
     """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and strangers."""
-    store = Store(tmp_path / "cache")
-    root = store.root
+    cache = Cache(tmp_path / "cache")
+    root = cache.root
     (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
     (root / "scores" / f"{key('b')}.parquet").write_bytes(b"x" * 1978)
     (root / "scores" / f"{key('b')}.json").write_text('{"label": "W4A16 g32"}')
@@ -48,23 +48,23 @@ def store(tmp_path: Path) -> Store:
     for age, kind in enumerate(("references", "scores", "logs", "tokens")):
         for file in (root / kind).rglob("*"):
             os.utime(file, (age * -DAY + 1.7e9,) * 2)
-    return store
+    return cache
 
 
-def names(store: Store) -> set[str]:
-    return {file.relative_to(store.root).as_posix() for file in store.root.rglob("*") if file.is_file()}
+def names(cache: Cache) -> set[str]:
+    return {file.relative_to(cache.root).as_posix() for file in cache.root.rglob("*") if file.is_file()}
 
 
-def test_entries_are_what_compare_q_wrote(store: Store) -> None:
-    found = [(entry.kind, entry.label, entry.size) for entry in cache_listing.entries(store)]
+def test_entries_are_what_compare_q_wrote(cache: Cache) -> None:
+    found = [(entry.section, entry.label, entry.size) for entry in cache_listing.entries(cache)]
     assert found == [
         ("references", "bf16", 3000),
         ("scores", "W4A16 g32", 2000),
         ("logs", "", 100),
         ("tokens", "", 1000),
     ]
-    assert cache_listing.listing(store)[1] == (
-        f"{store.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, 6.1 kB in all"
+    assert cache_listing.listing(cache)[1] == (
+        f"{cache.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, 6.1 kB in all"
     )
 
 
@@ -79,38 +79,38 @@ def test_entries_are_what_compare_q_wrote(store: Store) -> None:
         (0, ["tokens", "logs", "scores", "references"]),
     ],
 )
-def test_the_oldest_go_first_until_the_rest_fits(store: Store, limit: int, gold: list[str]) -> None:
-    removed, left = cache_listing.prune(store, limit)
-    assert [entry.kind for entry in removed] == gold
+def test_the_oldest_go_first_until_the_rest_fits(cache: Cache, limit: int, gold: list[str]) -> None:
+    removed, left = cache_listing.prune(cache, limit)
+    assert [entry.section for entry in removed] == gold
     assert left == 6100 - sum(entry.size for entry in removed) <= limit
-    assert names(store) >= STRANGERS
+    assert names(cache) >= STRANGERS
 
 
-def test_what_a_run_uses_stays(store: Store) -> None:
+def test_what_a_run_uses_stays(cache: Cache) -> None:
     """This run's reference, another's scores with their log; an entry whose lock is held is being written."""
-    store.use("references", key("c"))
-    other = Store(store.root)
+    cache.use("references", key("c"))
+    other = Cache(cache.root)
     other.use("scores", key("b"))
-    with store.lock("tokens", key("a")):
-        removed, left = cache_listing.prune(store, 0)
+    with cache.lock("tokens", key("a")):
+        removed, left = cache_listing.prune(cache, 0)
         assert (removed, left) == ([], 6100)
-    assert "over the limit of 10 bytes: in use" in cache_listing.limited(store, 10)
-    assert "tokens" not in [entry.kind for entry in cache_listing.entries(store)]
+    assert "over the limit of 10 bytes: in use" in cache_listing.limited(cache, 10)
+    assert "tokens" not in [entry.section for entry in cache_listing.entries(cache)]
 
 
-def test_a_run_that_has_ended_holds_nothing(store: Store) -> None:
+def test_a_run_that_has_ended_holds_nothing(cache: Cache) -> None:
     """As one that was killed, whose lock the system gives back."""
-    killed = Store(store.root)
+    killed = Cache(cache.root)
     killed.use("scores", key("b"))
     assert killed.running is not None
     killed.running.release()
-    assert [entry.kind for entry in cache_listing.prune(store, 3000)[0]] == ["tokens", "logs", "references"]
-    assert not list((store.root / "runs").glob("*.keys"))
+    assert [entry.section for entry in cache_listing.prune(cache, 3000)[0]] == ["tokens", "logs", "references"]
+    assert not list((cache.root / "runs").glob("*.keys"))
 
 
-def test_use_makes_an_entry_the_newest(store: Store) -> None:
-    Store(store.root).use("tokens", key("a"))
-    assert cache_listing.entries(store)[0].kind == "tokens"
+def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
+    Cache(cache.root).use("tokens", key("a"))
+    assert cache_listing.entries(cache)[0].section == "tokens"
 
 
 @pytest.mark.parametrize(
@@ -129,26 +129,26 @@ def test_sizes(text: str, gold: int) -> None:
     assert arguments.size(text) == gold
 
 
-def test_what_a_killed_run_left_half_written_goes_too(store: Store) -> None:
-    (store.root / "scores" / f".{key('d')}.parquet.4711.part").write_bytes(b"x" * 500)
-    (store.root / "references" / f".{key('e')}.part").mkdir()
-    assert {entry.key for entry in cache_listing.entries(store)} >= {key("d"), key("e")}
-    cache_listing.prune(store, 0)
-    assert not [path for kind in ("scores", "references") for path in (store.root / kind).glob(".*.part")]
+def test_what_a_killed_run_left_half_written_goes_too(cache: Cache) -> None:
+    (cache.root / "scores" / f".{key('d')}.parquet.4711.part").write_bytes(b"x" * 500)
+    (cache.root / "references" / f".{key('e')}.part").mkdir()
+    assert {entry.key for entry in cache_listing.entries(cache)} >= {key("d"), key("e")}
+    cache_listing.prune(cache, 0)
+    assert not [path for kind in ("scores", "references") for path in (cache.root / kind).glob(".*.part")]
 
 
 def test_the_mark_of_a_run_goes_with_it(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.use("tokens", key("a"))
+    cache = Cache(tmp_path)
+    cache.use("tokens", key("a"))
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    del store
+    del cache
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_labels_are_no_markup(store: Store) -> None:
-    (store.root / "scores" / f"{key('b')}.json").write_text('{"label": "Q4 [/tmp/x] [h8]"}')
+def test_labels_are_no_markup(cache: Cache) -> None:
+    (cache.root / "scores" / f"{key('b')}.json").write_text('{"label": "Q4 [/tmp/x] [h8]"}')
     screen = Console(width=200, record=True, file=io.StringIO())
-    screen.print(cache_listing.listing(store)[0])
+    screen.print(cache_listing.listing(cache)[0])
     assert "Q4 [/tmp/x] [h8]" in screen.export_text()
 
 

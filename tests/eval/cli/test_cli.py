@@ -21,7 +21,7 @@ from backends.fake import FakeBackend
 from backends.hf.backend import TransformersBackend
 from backends.vllm import install
 from eval.cli import arguments, main
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.plots import figures
 from eval.results import results_json
 from eval.results.run_result import RunResult
@@ -86,10 +86,10 @@ def test_results_json_says_what_ran(compare_q: Run, write_specs: Specs, tmp_path
     data, spec = write_specs([FAKE], dataset_display_name="letters")
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["format"] == 4
+    assert written["format"] == 5
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
-    assert written["data"]["rows"] == 9
+    assert written["data"]["windows"] == 9
     assert written["data"]["scored_tokens"] == 891
     assert written["data"]["spec"]["dataset_display_name"] == "letters"
     assert len(written["models"][0]["spec_sha256"]) == 64
@@ -124,7 +124,7 @@ def test_cache_is_cleared_and_follows_the_options(
 
 
 def test_non_finite_positions_are_shown(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs([{**FAKE, "label": "holes", "engine": {"nan_rows": [0, 3]}}])
+    data, spec = write_specs([{**FAKE, "label": "holes", "engine": {"nan_windows": [0, 3]}}])
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 0
     assert "holes: 2 positions had no finite log-probability" in ran.out
@@ -137,10 +137,10 @@ def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "-pf", tmp_path / "p.png")
     assert ran.status == 1
-    assert "bad: failed: told to fail after 2 rows" in ran.out
+    assert "bad: failed: told to fail after 2 windows" in ran.out
     assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
     bad, good = json.loads((tmp_path / "r.json").read_text())["models"]
-    assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 rows")
+    assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 windows")
     assert good["error"] is None
     assert "bad: not in the plot" in ran.out
 
@@ -159,7 +159,7 @@ def test_a_bug_in_one_engine_does_not_lose_the_others(
 
 def test_no_finite_score_is_a_failure(compare_q: Run, write_specs: Specs) -> None:
     data, spec = write_specs(
-        [{**FAKE, "label": "nan", "engine": {"nan_rows": [0]}}], eval_len=2, eval_stride=2, max_rows=1
+        [{**FAKE, "label": "nan", "engine": {"nan_windows": [0]}}], eval_len=2, eval_stride=2, max_rows=1
     )
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
@@ -233,7 +233,7 @@ def test_nothing_measured_is_status_2(compare_q: Run, write_specs: Specs) -> Non
     data, spec = write_specs([{**FAKE, "label": "bad", "engine": {"fail": 0}}])
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
-    assert ran.err.splitlines()[-1] == "error: bad: told to fail after 0 rows"
+    assert ran.err.splitlines()[-1] == "error: bad: told to fail after 0 windows"
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -321,16 +321,16 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two labels with one file name are two files; a failed model leaves its name free in every run."""
-    store = Store(tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
     for key in ("a", "b", "c"):
-        store.path("scores", key, ".parquet").write_text(key)
+        cache.path("scores", key, ".parquet").write_text(key)
     models = (
         replace(BASE, label="W4 g32", scores_key="a"),
         replace(FAILED, label="w4/g32", scores_key="b"),
         replace(BASE, label="W4_g32", scores_key="c"),
         replace(BASE, label="no key"),
     )
-    main.copy_scores(store, RunResult({}, "letters", models), tmp_path)
+    main.copy_scores(cache, RunResult({}, "letters", models), tmp_path)
     found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
     assert found == {"W4_g32.parquet": "a", "W4_g32-3.parquet": "c"}
     assert capsys.readouterr().out.splitlines() == [
@@ -347,7 +347,7 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     assert file.name == "one__x_.parquet"
     table = parquet.read_table(file)
     assert table.num_rows == 9 * 99
-    assert {"row", "position", "token_id", "logprob"} <= set(table.column_names)
+    assert {"window", "position", "token_id", "logprob"} <= set(table.column_names)
 
 
 def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -586,7 +586,7 @@ def test_flags_that_run_something_do_not_go_with_a_finished_run(
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     assert_refused(compare_q("--from", tmp_path / "no.json"), "no.json: no such file")
-    finished.write_text(finished.read_text().replace('"format": 4', '"format": 3'))
+    finished.write_text(finished.read_text().replace('"format": 5', '"format": 3'))
     assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
     results_json.write_json(run_of(BASE, reference=None), finished, [])
     assert_refused(compare_q("--from", finished, "-kld"), "has no reference, and so no KL divergence")

@@ -8,7 +8,7 @@ import filelock
 import pytest
 
 from backends.common.errors import InputError
-from eval.common.cache import Store, default_root
+from eval.common.cache import Cache, default_root
 
 KEY = "0" * 40
 
@@ -18,34 +18,34 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def test_key_follows_content_and_not_order() -> None:
-    first = Store.key("scores", {"a": 1, "b": {"c": [1, 2], "d": None}})
+    first = Cache.key("scores", {"a": 1, "b": {"c": [1, 2], "d": None}})
     assert len(first) == 40
-    assert Store.key("scores", {"b": {"d": None, "c": [1, 2]}, "a": 1}) == first
+    assert Cache.key("scores", {"b": {"d": None, "c": [1, 2]}, "a": 1}) == first
     others = [
-        Store.key("tokens", {"a": 1, "b": {"c": [1, 2], "d": None}}),
-        Store.key("scores", {"a": 2, "b": {"c": [1, 2], "d": None}}),
-        Store.key("scores", {"a": "1", "b": {"c": [1, 2], "d": None}}),
-        Store.key("scores", {"a": 1, "b": {"c": [2, 1], "d": None}}),
-        Store.key("scores", {"a": 1, "b": {"c": [1, 2]}}),
+        Cache.key("tokens", {"a": 1, "b": {"c": [1, 2], "d": None}}),
+        Cache.key("scores", {"a": 2, "b": {"c": [1, 2], "d": None}}),
+        Cache.key("scores", {"a": "1", "b": {"c": [1, 2], "d": None}}),
+        Cache.key("scores", {"a": 1, "b": {"c": [2, 1], "d": None}}),
+        Cache.key("scores", {"a": 1, "b": {"c": [1, 2]}}),
     ]
     assert len({first, *others}) == 6
 
 
 def test_entries_lie_under_their_kind(tmp_path: Path) -> None:
-    store = Store(tmp_path / "deep" / "cache")
-    assert files(store.root) == {}  # the probe is gone
-    with store.write("tokens", KEY, ".npz") as file:
+    cache = Cache(tmp_path / "deep" / "cache")
+    assert files(cache.root) == {}  # the probe is gone
+    with cache.write("tokens", KEY, ".npz") as file:
         file.write_bytes(b"new")
-    assert files(store.root) == {f"tokens/{KEY}.npz": b"new"}
-    assert store.path("tokens", KEY, ".npz").read_bytes() == b"new"
+    assert files(cache.root) == {f"tokens/{KEY}.npz": b"new"}
+    assert cache.path("tokens", KEY, ".npz").read_bytes() == b"new"
 
 
 def test_an_entry_appears_only_when_its_block_ends(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    target = store.path("scores", KEY, ".json")
+    cache = Cache(tmp_path)
+    target = cache.path("scores", KEY, ".json")
     for content in (b"first", b"second"):
         before = target.read_bytes() if target.exists() else None
-        with store.write("scores", KEY, ".json") as file:
+        with cache.write("scores", KEY, ".json") as file:
             file.write_bytes(content)
             assert file.parent == target.parent  # one file system, so that the replacement is atomic
             assert (target.read_bytes() if target.exists() else None) == before
@@ -54,10 +54,10 @@ def test_an_entry_appears_only_when_its_block_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
-    store = Store(tmp_path)
+    cache = Cache(tmp_path)
 
     def fail(content: bytes | None) -> None:
-        with store.write("scores", KEY, ".json") as file:
+        with cache.write("scores", KEY, ".json") as file:
             if content is not None:
                 file.write_bytes(content)
             raise error
@@ -66,23 +66,23 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, error: type[BaseEx
         with pytest.raises(error):
             fail(content)
         assert files(tmp_path) == {}
-    store.path("scores", KEY, ".json").write_bytes(b"old")
+    cache.path("scores", KEY, ".json").write_bytes(b"old")
     with pytest.raises(error):
         fail(b"half")
     assert files(tmp_path) == {f"scores/{KEY}.json": b"old"}
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
-    store, other = Store(tmp_path), "1" * 40
+    cache, other = Cache(tmp_path), "1" * 40
     for suffix in (".json", ".parquet", ".npz"):
         for kind, key in (("scores", KEY), ("scores", other), ("tokens", KEY)):
-            store.path(kind, key, suffix).write_bytes(b"")
-    store.clear("scores", KEY)
+            cache.path(kind, key, suffix).write_bytes(b"")
+    cache.clear("scores", KEY)
     kept = {
         f"{entry}{suffix}" for entry in (f"scores/{other}", f"tokens/{KEY}") for suffix in (".json", ".parquet", ".npz")
     }
     assert set(files(tmp_path)) == kept
-    store.clear("scores", KEY)  # nothing there is fine
+    cache.clear("scores", KEY)  # nothing there is fine
     assert set(files(tmp_path)) == kept
 
 
@@ -91,28 +91,28 @@ def test_unwritable_root_names_the_flag(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     root = tmp_path / "file" / below
     with pytest.raises(InputError) as caught:
-        Store(root)
+        Cache(root)
     assert str(caught.value).startswith(f"--cache-dir: {root}: cannot be written: ")
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_one_lock_an_entry(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.lock("scores", KEY):
+    cache = Cache(tmp_path)
+    with cache.lock("scores", KEY):
         with pytest.raises(filelock.Timeout):
-            Store(tmp_path).lock("scores", KEY).acquire(timeout=0)
-        Store(tmp_path).lock("scores", "1" * 40).acquire(timeout=0).lock.release()
-    store.lock("scores", KEY).acquire(timeout=0).lock.release()
+            Cache(tmp_path).lock("scores", KEY).acquire(timeout=0)
+        Cache(tmp_path).lock("scores", "1" * 40).acquire(timeout=0).lock.release()
+    cache.lock("scores", KEY).acquire(timeout=0).lock.release()
 
 
 @pytest.mark.parametrize("label", ["../../etc/passwd", "EXL3 4.0 [h6]", "a\nb\0", "x" * 300])
 def test_logs_have_safe_names(tmp_path: Path, label: str) -> None:
-    store = Store(tmp_path)
-    file = store.log_file(label, KEY)
+    cache = Cache(tmp_path)
+    file = cache.log_file(label, KEY)
     file.write_text("log")
     assert file.parent == tmp_path / "logs"
     assert list((tmp_path / "logs").iterdir()) == [file]
-    assert store.log_file(label, "1" * 40) != file
+    assert cache.log_file(label, "1" * 40) != file
 
 
 def test_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from backends.base import Window
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.html import inspector
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import token_scores
@@ -38,44 +38,44 @@ def data(tmp_path: Path) -> EvalData:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
 
 
-def keep(store: Store, label: str, **columns: np.ndarray) -> ModelResult:
-    """A model whose scores are in the store: logprob -1 where nothing else is said."""
+def keep(cache: Cache, label: str, **columns: np.ndarray) -> ModelResult:
+    """A model whose scores are in the cache: logprob -1 where nothing else is said."""
     n = len(INDEX)
     named = {"logprob": np.full(n, -1, np.float32), **columns}
-    table = {"row": ROWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
+    table = {"window": ROWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
     types = token_scores.INDEX | token_scores.SCORES
-    with store.write("scores", label, ".parquet") as file:
+    with cache.write("scores", label, ".parquet") as file:
         parquet.write_table(pa.table({name: pa.array(c, type=types[name]) for name, c in table.items()}), file)
-    with store.write("scores", label, ".json") as file:
+    with cache.write("scores", label, ".json") as file:
         file.write_text(json.dumps({"provenance": {}, "load_seconds": 0, "score_seconds": 0}))
     return ModelResult(label, "fake", scores_key=label)
 
 
-def compared(store: Store, label: str, damaged: dict[int, float], size: float = 0.01) -> ModelResult:
+def compared(cache: Cache, label: str, damaged: dict[int, float], size: float = 0.01) -> ModelResult:
     """A model whose KLD is ``size``, but ``damaged`` at some places of the text, wherever they are scored."""
     kld = np.full(len(INDEX), size, np.float32)
     for place, value in damaged.items():
         kld[place == INDEX] = value
     ref = np.full(len(INDEX), -0.5, np.float32)
-    return keep(store, label, kld=kld, ref_logprob=ref)
+    return keep(cache, label, kld=kld, ref_logprob=ref)
 
 
 def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> RunResult:
     return RunResult({}, "", models, reference)
 
 
-def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, store: Store) -> None:
+def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, cache: Cache) -> None:
     """Place 600 is scored in two windows; the first has most of the text before it."""
-    model = compared(store, "a", {600: 2.0, 700: 3.0, 5: 1.0})
-    found = inspector.inspect(run_of(model), data, store)
+    model = compared(cache, "a", {600: 2.0, 700: 3.0, 5: 1.0})
+    found = inspector.inspect(run_of(model), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
-    assert [(each.row, each.position, each.kld) for each in worst[:3]] == [(0, 700, 3.0), (0, 600, 2.0), (0, 5, 1.0)]
+    assert [(each.window, each.position, each.kld) for each in worst[:3]] == [(0, 700, 3.0), (0, 600, 2.0), (0, 5, 1.0)]
     assert len(worst) == inspector.WORST
     first = worst[0]
     assert (first.logprob, first.ref_logprob) == (-1.0, -0.5)
@@ -85,13 +85,13 @@ def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, s
     assert worst[2].before.encode() == TEXT[:5]
 
 
-def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, store: Store) -> None:
+def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, cache: Cache) -> None:
     """The broken model's KLD is a thousand times the other's: each counts by its own mean."""
-    fine = compared(store, "fine", {1200: 5.0}, size=0.01)
-    broken = compared(store, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
-    found = inspector.inspect(run_of(fine, broken), data, store)
+    fine = compared(cache, "fine", {1200: 5.0}, size=0.01)
+    broken = compared(cache, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
+    found = inspector.inspect(run_of(fine, broken), data, cache)
     assert found
-    places = [each.row * STRIDE + each.position for each in found.passages]
+    places = [each.window * STRIDE + each.position for each in found.passages]
     assert len(places) == inspector.PASSAGES
     assert places[0] == 1
     covered = [range(place, place + inspector.PASSAGE) for place in places]
@@ -100,14 +100,14 @@ def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, s
     hit = next(each for each, span in zip(found.passages, covered, strict=True) if 1200 in span)
     kld = hit.kld[0]
     assert kld is not None
-    assert kld[1200 - (hit.row * STRIDE + hit.position)] == 5.0
+    assert kld[1200 - (hit.window * STRIDE + hit.position)] == 5.0
     assert kld.count(0.01) == inspector.PASSAGE - 1
     assert hit.ref_logprob == (-0.5,) * inspector.PASSAGE
 
 
-def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, store: Store) -> None:
+def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
     """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
-    found = inspector.inspect(run_of(compared(store, "a", {})), data, store)
+    found = inspector.inspect(run_of(compared(cache, "a", {})), data, cache)
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
@@ -116,33 +116,33 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, store: Store) 
     assert passage.tokens[at : at + 2] == ("", "Ü")
 
 
-def test_without_a_reference_the_loss_counts(data: EvalData, store: Store) -> None:
+def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> None:
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456
-    found = inspector.inspect(run_of(keep(store, "a", logprob=logprob), reference=None), data, store)
+    found = inspector.inspect(run_of(keep(cache, "a", logprob=logprob), reference=None), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
-    assert (worst[0].row, worst[0].position, worst[0].logprob, worst[0].kld) == (1, 988, -12.3, None)
+    assert (worst[0].window, worst[0].position, worst[0].logprob, worst[0].kld) == (1, 988, -12.3, None)
     assert [(each.ref_logprob, each.kld) for each in found.passages] == [(None, (None,))] * inspector.PASSAGES
 
 
-def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, store: Store) -> None:
+def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, cache: Cache) -> None:
     loss = np.full(len(INDEX), -1, np.float32)
     loss[INDEX == 1500] = -1e6
-    reference = replace(keep(store, "base", logprob=loss), is_reference=True)
+    reference = replace(keep(cache, "base", logprob=loss), is_reference=True)
     # Each lost at places of its own that fill all passages but the first.
-    model = compared(store, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
-    found = inspector.inspect(run_of(reference, model), data, store)
+    model = compared(cache, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
+    found = inspector.inspect(run_of(reference, model), data, cache)
     assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
-    places = [each.row * STRIDE + each.position for each in found.passages]
+    places = [each.window * STRIDE + each.position for each in found.passages]
     assert not any(place <= 1500 < place + inspector.PASSAGE for place in places)
 
 
-def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, store: Store) -> None:
-    model = compared(store, "a", {10: np.inf, 11: np.nan, 12: 1.0})
-    found = inspector.inspect(run_of(model), data, store)
+def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
+    model = compared(cache, "a", {10: np.inf, 11: np.nan, 12: 1.0})
+    found = inspector.inspect(run_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
     assert worst is not None
@@ -150,15 +150,15 @@ def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, store: S
     assert (worst[0].position, kld[9:12]) == (12, (None, None, 1.0))
 
 
-def test_models_without_scores(data: EvalData, store: Store) -> None:
+def test_models_without_scores(data: EvalData, cache: Cache) -> None:
     failed = ModelResult("broken", "fake", error="told to fail", scores_key="a")
-    model = compared(store, "a", {})
-    found = inspector.inspect(run_of(failed, model), data, store)
+    model = compared(cache, "a", {})
+    found = inspector.inspect(run_of(failed, model), data, cache)
     assert found
     assert found.worst[0] is None
     assert found.passages[0].kld[0] is None
     assert found.passages[0].kld[1] is not None
-    assert inspector.inspect(run_of(failed, ModelResult("x", "fake")), data, store) is None
+    assert inspector.inspect(run_of(failed, ModelResult("x", "fake")), data, cache) is None
 
 
 def test_passages_of_one_text_do_not_overlap() -> None:

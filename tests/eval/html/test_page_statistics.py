@@ -36,9 +36,9 @@ console.log(JSON.stringify(found));
 
 
 def many(model: ModelResult, length: int, groups: int) -> ModelResult:
-    """The model with other sums, of so many stretches; one of them is empty."""
+    """The model with other sums, of so many blocks; one of them is empty."""
     assert model.estimates
-    found = model.estimates.stretches
+    found = model.estimates.blocks
     entries = tuple(0 if g == 1 else 10 + g % 3 for g in range(groups))
     sums: dict[str, Any] = {}
     for name in differences.SCORES:
@@ -62,11 +62,11 @@ def in_node(models: tuple[ModelResult, ...]) -> dict[str, Any]:
 @pytest.mark.skipif(NODE is None, reason="no Node on this machine")
 @pytest.mark.parametrize(("length", "groups"), [(1999, 19), (2000, 3), (8703, 3), (100_000, 30), (LONG_RUN, 30)])
 def test_differences_and_stars_are_pythons(length: int, groups: int) -> None:
-    """Of texts of every length, and of stretches as older results have them."""
+    """Of texts of every length, and of blocks as older results have them."""
     models = tuple(many(model, length, groups) for model in MODELS)
     found = in_node(models)
     expected = [
-        differences.between(a.estimates.stretches, b.estimates.stretches, name)
+        differences.between(a.estimates.blocks, b.estimates.blocks, name)
         for name in ("nll", "kld", "same_top") for a in models for b in models if a.estimates and b.estimates
     ]  # fmt: skip
     assert len(found["differences"]) == len(expected) == 75

@@ -55,7 +55,7 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
     found = estimating.summarize(columns, index, index % 1000 + 1, (4.0 * N, 0.8 * N))
     size = Storage(bpw, bpw, None if bpw is None else (bpw + 4) * 2**31, "" if bpw else "a server tells nothing")
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | facts.pop("provenance", {})
-    return ModelResult(label, "fake", size, found, rows=4, score_seconds=2.0, provenance=provenance, **facts)
+    return ModelResult(label, "fake", size, found, windows=4, score_seconds=2.0, provenance=provenance, **facts)
 
 
 REFERENCE = measured("bf16 base", None, 16.0, is_reference=True)
@@ -390,7 +390,7 @@ def test_differences_are_pythons(show: Callable[..., Opened]) -> None:
         for a, b, value, stderr, told in found:
             if a == b:
                 continue
-            one, other = (MODELS[int(i)].estimates.stretches for i in (a, b))  # type: ignore[union-attr]
+            one, other = (MODELS[int(i)].estimates.blocks for i in (a, b))  # type: ignore[union-attr]
             expected = differences.between(one, other, name)
             assert expected is not None
             assert float(value) == pytest.approx(expected.value, rel=1e-9, abs=1e-12)
@@ -403,7 +403,7 @@ def test_differences_are_pythons(show: Callable[..., Opened]) -> None:
     for name in ("nll", "kld", "same_top"):
         assert a.estimates
         assert b.estimates
-        expected = differences.between(a.estimates.stretches, b.estimates.stretches, name)
+        expected = differences.between(a.estimates.blocks, b.estimates.blocks, name)
         row = rows.locator(f"xpath=self::*[@data-difference='{name}']")
         got = [float(row.get_attribute(f"data-{key}")) for key in ("value", "stderr", "low", "high")]
         assert expected is not None
@@ -574,9 +574,9 @@ def bare(model: ModelResult) -> ModelResult:
         ln_ppl_ratio=replace(found.against.ln_ppl_ratio, stderr=None),
         ppl_ratio=replace(found.against.ppl_ratio, stderr=None),
     )  # fmt: skip
-    none = replace(found.stretches, tokens=(), nll=(), kld=None, same_top=None, whole=())
+    none = replace(found.blocks, tokens=(), nll=(), kld=None, same_top=None, whole=())
     ppl = replace(found.ppl, stderr=None)
-    return replace(model, estimates=replace(found, ppl=ppl, against=against, stretches=none, curve=Curve((), (), None)))
+    return replace(model, estimates=replace(found, ppl=ppl, against=against, blocks=none, curve=Curve((), (), None)))
 
 
 @browsing
@@ -592,7 +592,7 @@ def test_results_without_distributions(show: Callable[..., Opened]) -> None:
         opened.pick("scatter", view)
         assert opened.page.locator("#scatter .point").count() == len(MODELS)
         assert "rror bar" not in "".join(opened.texts("#scatter .hint"))
-    assert "stretches" not in opened.texts("#meaning")[0]
+    assert "blocks" not in opened.texts("#meaning")[0]
 
 
 @browsing
@@ -601,9 +601,9 @@ def test_error_bars_are_the_pngs(show: Callable[..., Opened], view: str) -> None
     """As long as Python's errors to 1e-6, on both scales; unpaired ones are named."""
     server = measured("server", 0.3, 5.0, seed=8)
     assert server.estimates
-    text = replace(server.estimates, against=None)  # but on the same stretches
+    text = replace(server.estimates, against=None)  # but on the same blocks
     server = replace(server, estimates=text)
-    other = replace(server, label="other text", estimates=replace(text, stretches=replace(text.stretches, whole=())))
+    other = replace(server, label="other text", estimates=replace(text, blocks=replace(text.blocks, whole=())))
     run = run_of(*MODELS[:-1], server, other)
     opened = show(*run.models)
     opened.pick("scatter", view)
@@ -755,14 +755,14 @@ def test_stars_are_pythons(show: Callable[..., Opened], case: str, count: int) -
 
     def changed(model: ModelResult) -> ModelResult:
         assert model.estimates
-        found = model.estimates.stretches
+        found = model.estimates.blocks
         if case == "too short":
             sums = {name: each and (sum(each),) for name, each in vars(found).items() if name in differences.SCORES}
             found = replace(found, tokens=(N,), **sums)
         elif case != "as it is" and model.label == "EXL3 4.0":
             found = replace(found, whole=())
         key = model.label[:4] if case == "two machines" else ""
-        return replace(model, estimates=replace(model.estimates, stretches=found), reference_key=key)
+        return replace(model, estimates=replace(model.estimates, blocks=found), reference_key=key)
 
     models = [changed(model) for model in (REFERENCE, *MODELS[2:6])]
     opened = show(*models)

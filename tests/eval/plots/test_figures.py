@@ -120,8 +120,8 @@ def on_its_own(model: ModelResult) -> ModelResult:
     """A model that was not compared with a reference, from windows that no other has."""
     estimates = model.estimates
     assert estimates
-    stretches = replace(estimates.stretches, tokens=(40,), nll=(100.0,))
-    return replace(model, is_reference=False, estimates=replace(estimates, against=None, stretches=stretches))
+    blocks = replace(estimates.blocks, tokens=(40,), nll=(100.0,))
+    return replace(model, is_reference=False, estimates=replace(estimates, against=None, blocks=blocks))
 
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
@@ -133,7 +133,7 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
     assert figures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
 
 
-def test_a_server_is_paired_with_the_reference_by_its_stretches() -> None:
+def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     """nll off by (0, 0, 0, 4), 0.1 a token of 40, left over (-1, -1, -1, 3): 0.115487
     (tests/eval/results/test_differences.py); times PPL 8."""
     server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
@@ -148,7 +148,7 @@ def test_a_server_is_paired_with_the_reference_by_its_stretches() -> None:
     assert figures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
 
 
-def test_pairing_by_stretches_is_the_difference_that_a_reference_beside_it_gives() -> None:
+def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() -> None:
     """The two ways to the same error, from one set of token scores."""
     from eval.stats import estimates
 

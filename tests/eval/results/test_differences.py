@@ -1,4 +1,4 @@
-"""Differences of models worked by hand: four stretches of ten tokens of a text of 100,000.
+"""Differences of models worked by hand: four blocks of ten tokens of a text of 100,000.
 
 Three waves: t(0.975, 3) = 3.182.  Those of sums off by u: 2 (sum of u cos(pi j (g + 1/2) / 4))^2, weighted by
 1 + 0.12 j^2: 1.12, 1.48, 2.08.
@@ -13,42 +13,42 @@ import pytest
 from backends.base import Storage
 from benchmarks import told_apart
 from eval.results.differences import LEAST, best, between, compared, groups, too_short
-from eval.stats.estimates import Stretches
-from tests.support.made import FAILED, QUANT, REF, STRETCHES, with_sums
+from eval.stats.estimates import BlockSums
+from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
 
-WORSE = replace(STRETCHES, nll=(14.0, 24.0, 34.0, 48.0))
+WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
 """a - b = -4, -4, -4, -8: mean -20 / 40; off the mean by 1, 1, 1, -3; waves 27.3137, 16, 4.6863, weighted mean 21.3397:
 sqrt(21.3397) / 40 = 0.11549."""
-SAME = replace(STRETCHES, nll=(16.0, 18.0, 36.0, 38.0))
+SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
 """a - b = -6, 2, -6, 2: mean -0.2; off by -4, 4, -4, 4; waves 37.4903, 0, 218.5097: sqrt(165.4964) / 40 = 0.32161."""
 
 
 def test_a_difference_by_hand() -> None:
-    found = between(STRETCHES, WORSE, "nll")
+    found = between(BLOCKS, WORSE, "nll")
     assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
     assert found.limits == (pytest.approx(-0.86748, abs=1e-5), pytest.approx(-0.13252, abs=1e-5))
     assert found.is_seen
-    other = between(STRETCHES, SAME, "nll")
+    other = between(BLOCKS, SAME, "nll")
     assert other is not None
     assert (other.value, other.stderr, other.is_seen) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5), False)
 
 
 def test_the_interval_decides_and_not_two_standard_errors() -> None:
     """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
-    off = replace(STRETCHES, nll=(12.0, 22.0, 32.0, 46.0))
-    found = between(STRETCHES, off, "nll")
+    off = replace(BLOCKS, nll=(12.0, 22.0, 32.0, 46.0))
+    found = between(BLOCKS, off, "nll")
     assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
     assert not found.is_seen
 
 
-def test_empty_stretches_do_not_count() -> None:
-    assert groups(Stretches((10, 0, 5), (1.0, 0.0, 1.0))) == 2
+def test_empty_blocks_do_not_count() -> None:
+    assert groups(BlockSums((10, 0, 5), (1.0, 0.0, 1.0))) == 2
 
 
-def test_one_stretch_has_no_error() -> None:
-    found = between(Stretches((10,), (5.0,), whole=("nll",)), Stretches((10,), (9.0,), whole=("nll",)), "nll")
+def test_one_block_has_no_error() -> None:
+    found = between(BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll")
     assert found is not None
     assert (found.value, found.stderr, found.limits, found.is_seen) == (pytest.approx(-0.4), None, None, False)
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_compared_says_why() -> None:
 
 def test_the_best_and_what_cannot_be_told_from_it() -> None:
     a, b, c = (with_sums(replace(QUANT, label=label), nll=found.nll)
-               for label, found in (("a", STRETCHES), ("worse", WORSE), ("same", SAME)))  # fmt: skip
+               for label, found in (("a", BLOCKS), ("worse", WORSE), ("same", SAME)))  # fmt: skip
     assert best([a, b], "nll") == {"a"}
     assert best([b, c, a], "nll") == {"a", "same"}
     assert best([a], "nll") == frozenset()
@@ -124,7 +124,7 @@ def test_more_is_better_of_the_same_top_token() -> None:
 
 
 def test_no_model_is_the_best_of_a_text_too_short_for_errors() -> None:
-    """One stretch: nothing says that 0.4 nats are not by chance."""
+    """One block: nothing says that 0.4 nats are not by chance."""
     one, other = (with_sums(replace(QUANT, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
                   for label, loss in (("one", 5.0), ("other", 9.0)))  # fmt: skip
     assert best([one, other], "nll") == frozenset()

@@ -16,10 +16,10 @@ from eval.results.differences import best, compared
 from eval.results.run_result import ModelResult, RunResult
 from eval.table.columns import columns, places
 from eval.table.footnotes import footnotes
-from tests.support.made import BASE, FAILED, KLD_STRETCHES, QUANT, REF, with_ppl, with_sums
+from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
 
-DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "rows": 2, "text_tokens": 400, "scored_tokens": 40}
+DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
 CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
 IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
 ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
@@ -115,7 +115,7 @@ def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Wri
 
 
 def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
-    """Rows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
+    """ReferenceWindows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
     assert REF.ppl
     other = with_ppl(on(REF, "r2", GPU), replace(REF.ppl, value=7.575))
     first = write("a.json", REF_A, QUANT_A, FP8_B)
@@ -171,8 +171,8 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
     def against(**keys: Any) -> str:
         return refusal(merge.load, [first, write("b.json", on(REF, "r2"), **keys)])
 
-    windows = against(data={"windows_sha256": "x", "rows": 3})
-    assert windows.startswith("--from: b.json: its windows are others than those of a.json (rows 3 and 2); ")
+    windows = against(data={"windows_sha256": "x", "windows": 3})
+    assert windows.startswith("--from: b.json: its windows are others than those of a.json (windows 3 and 2); ")
     assert "(another text)" in against(data={"windows_sha256": "x"})
     assert "b.json: its tokenizer is another than that of a.json" in against(data={"vocabulary_sha256": "x"})
     assert "b.json: does not say which windows" in against(data={"windows_sha256": None})
@@ -188,7 +188,7 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
 
 def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, tmp_path: Path) -> None:
     """What is shown, written and drawn of one run is of the merged one too."""
-    third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_STRETCHES.tokens)
+    third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens)
     first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
     files = {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "-pf": "o.svg"}
     written = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
@@ -241,7 +241,7 @@ def test_runs_of_two_caches_are_the_run_of_all_models(
 def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
     """A passage with one number a token of each model."""
     numbers = [None if each is None else [each] * tokens for each in logprobs]
-    text = {"row": row, "position": 1, "tokens": ["x"] * tokens, "ref_logprob": [-1.0] * tokens}
+    text = {"window": row, "position": 1, "tokens": ["x"] * tokens, "ref_logprob": [-1.0] * tokens}
     return {**text, "logprob": numbers, "kld": [None, *numbers[1:]]}
 
 
@@ -258,7 +258,7 @@ def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
     run, found = merge.load([first, bare, second])
     assert labels(run) == ["bf16", "W4A16", "AWQ", "FP8"]
     assert found["worst"] == ["r", "q", None, "f"]
-    assert [each["row"] for each in found["passages"]] == [0, 5, 7]
+    assert [each["window"] for each in found["passages"]] == [0, 5, 7]
     assert [each["logprob"] for each in found["passages"]] == [
         [[-1, -1], [-2, -2], None, [-4, -4]], [[-1, -1], [-3, -3], None, None], [[-1, -1], None, None, [-5, -5]],
     ]  # fmt: skip

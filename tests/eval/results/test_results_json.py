@@ -54,7 +54,7 @@ def scored(seed: int) -> ModelResult:
 
 def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
     found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
-    assert (found["format"], found["reference"], found["subtitle"]) == (4, REFERENCE, "letters")
+    assert (found["format"], found["reference"], found["subtitle"]) == (5, REFERENCE, "letters")
     reference, quant, failed = found["models"]
     keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
     assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]
@@ -150,7 +150,7 @@ def test_other_and_damaged_results_are_refused() -> None:
     assert results_json.from_json(raw).subtitle == "letters"
     assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
     assert refusal(results_json.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
-    assert "results of format 3, and this compare_q reads format 4" in refusal(
+    assert "results of format 3, and this compare_q reads format 5" in refusal(
         results_json.from_json, {**raw, "format": 3}
     )
     assert refusal(results_json.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"
@@ -208,5 +208,17 @@ def test_what_no_run_writes_is_refused() -> None:
     assert refusal(results_json.from_json, twice) == "damaged results: models with one label"
     later = damaged(raw, "models", 1, "provenance", "layers", value=[{"weights": "nf5"}])
     assert refusal(results_json.from_json, later).startswith("damaged results: ")
-    many = damaged(raw, "models", 1, "estimates", "stretches", "tokens", value=[1] * 31)
-    assert refusal(results_json.from_json, many) == f"damaged results: {QUANT.label}: more than 30 stretches"
+    many = damaged(raw, "models", 1, "estimates", "blocks", "tokens", value=[1] * 31)
+    assert refusal(results_json.from_json, many) == f"damaged results: {QUANT.label}: more than 30 blocks"
+
+
+def test_an_older_format_says_the_same(tmp_path: Path) -> None:
+    """Format 4 called windows "rows", a passage's window "row", and blocks of text "stretches"."""
+    run = run_of(REF, QUANT, FAILED)
+    raw = results_json.run_json(run, [])
+    older = json.loads(json.dumps(raw).replace('"windows":', '"rows":').replace('"blocks":', '"stretches":'))
+    assert (older["models"][0]["rows"], "stretches" in older["models"][0]["estimates"]) == (2, True)
+    assert results_json.from_json({**older, "format": 4}) == results_json.from_json(raw)
+    page = {"run": {**older, "format": 4}, "inspection": {"passages": [{"row": 3, "tokens": ["row"]}]}}
+    (tmp_path / "r.html").write_text(f'<script type="application/json" id="payload">{json.dumps(page)}</script>')
+    assert results_json.load(tmp_path / "r.html")[1] == {"passages": [{"window": 3, "tokens": ["row"]}]}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from backends.fake import FakeBackend
 from backends.hf.backend import TransformersBackend
-from backends.reference.store import MANIFEST, Reader, row_name
+from backends.reference.store import MANIFEST, Reader, window_file
 from eval.run import scoring
 from eval.text import vocabulary
 from tests.support.toy import TOY_VOCAB, Ran, save_toy_tokenizer
@@ -172,7 +172,7 @@ def brute_force(
     reference: Sequence[torch.Tensor], model: Sequence[torch.Tensor], windows: list[list[int]], score_from: int = 1
 ) -> dict[str, list[Any]]:
     """The columns of the tokens that a comparison must have."""
-    columns = ("row", "position", "token_id", "logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top")
+    columns = ("window", "position", "token_id", "logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top")
     gold: dict[str, list[Any]] = {name: [] for name in columns}
     for row, window in enumerate(windows):
         for position in range(score_from, len(window)):
@@ -189,7 +189,7 @@ def brute_force(
 
 def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
     """Every column within 1e-5 (the largest difference seen is 3e-6), at exactly the gold's positions."""
-    for name in ("row", "position", "token_id", "same_top"):
+    for name in ("window", "position", "token_id", "same_top"):
         assert found[name] == gold[name], name
     for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld"):
         np.testing.assert_allclose(found[name], gold[name], rtol=0, atol=1e-5, err_msg=name)
@@ -248,7 +248,7 @@ def test_divergence_of_every_token_against_float64(
     assert model["kld_tokens"] == model["tokens"] == ROWS * (len(prefix) + LENGTH - score_from) == len(gold["kld"])
     reference = ran.tokens("ref")
     assert "kld" not in reference
-    assert [reference[name] for name in ("row", "position")] == [gold["row"], gold["position"]]
+    assert [reference[name] for name in ("window", "position")] == [gold["window"], gold["position"]]
 
 
 def test_divergence_of_bf16_models_against_float64(
@@ -270,7 +270,7 @@ def test_a_long_vocabulary_is_compared_in_pieces(
     monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
     pieces = measured(pair, "-cc").tokens("noisy")
     np.testing.assert_allclose(pieces["kld"], whole["kld"], rtol=1e-4, atol=1e-5)
-    assert pieces["row"] == whole["row"]
+    assert pieces["window"] == whole["window"]
 
 
 def cut_divergence(boost: float, entries: int) -> float:
@@ -331,13 +331,15 @@ def test_an_engine_without_a_head_leaves_its_logits(measured: Compare, own_cache
     assert ran.status == 0, ran.err
     assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
     assert ran.results["reference"]["kind"] == "logits"
-    assert Reader(store_of(own_cache)).row(0).dtype == torch.float32
+    assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
     assert ran.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
 
 
 def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) -> None:
     """A NaN in the reference and one in the model: two positions have no divergence, the others theirs."""
-    ran = measured([fake("ref", boost=3.0, nan_rows=[0], reference=True), fake("holes", nan_rows=[2]), fake("whole")])
+    ran = measured(
+        [fake("ref", boost=3.0, nan_windows=[0], reference=True), fake("holes", nan_windows=[2]), fake("whole")]
+    )
     assert ran.status == 0, ran.out
     positions = ROWS * (LENGTH - 1)
     for label, holes in (("holes", 2), ("whole", 1)):
@@ -466,7 +468,7 @@ def test_a_second_run_does_not_open_the_store(
     before = (store / MANIFEST).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "verify", lambda *_: pytest.fail("verified"))
-        patch.setattr(Reader, "row", lambda *_: pytest.fail("read"))
+        patch.setattr(Reader, "window", lambda *_: pytest.fail("read"))
         patch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded"))
         again = measured(models)
         assert again.status == 0, again.err
@@ -508,7 +510,7 @@ def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: 
     assert ran.status == 0, ran.err
     assert left_behind(own_cache) == []
     (store,) = (tmp_path / "deep" / "kept").iterdir()
-    assert Reader(store).n_rows == ROWS
+    assert Reader(store).n_windows == ROWS
     assert store.name == ran.results["reference"]["key"]
     assert str(store) in ran.err
     assert measured(models, eval_len=50).loaded == ["ref", "uniform"]
@@ -543,7 +545,7 @@ def test_a_store_at_a_path_is_not_cleared_without_its_model(measured: Compare, t
     ran = measured([fake("uniform")], "-lf", path, "-cc")
     assert ran.status == 0, ran.err
     assert ran.loaded == ["uniform"]
-    assert Reader(path).n_rows == ROWS
+    assert Reader(path).n_windows == ROWS
 
 
 def test_the_mask_keeps_the_reference(measured: Compare) -> None:
@@ -579,7 +581,7 @@ def assert_no_divergence(ran: Measured, label: str, reason: str) -> None:
 
 def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: Path) -> None:
     ran = measured([fake("uniform"), fake("ref", boost=3.0, fail=2, reference=True)])
-    assert_no_divergence(ran, "uniform", "told to fail after 2 rows")
+    assert_no_divergence(ran, "uniform", "told to fail after 2 windows")
     assert left_behind(own_cache) == []
 
 
@@ -635,7 +637,7 @@ def test_an_interrupted_recording_leaves_nothing(
     logits = FakeBackend.logits
 
     def interrupted(self: FakeBackend, window: Any) -> torch.Tensor:
-        if window.row == 2:
+        if window.index == 2:
             (building,) = left_behind(own_cache)
             made.append(sorted(file.name for file in (own_cache / "references" / building).iterdir()))
             raise error
@@ -644,7 +646,7 @@ def test_an_interrupted_recording_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(FakeBackend, "logits", interrupted)
         ran = measured(models)
-    assert made[0] == [row_name(0), row_name(1)]
+    assert made[0] == [window_file(0), window_file(1)]
     assert ran.status == (130 if error is KeyboardInterrupt else 2)
     assert left_behind(own_cache) == []
     assert list((own_cache / "scores").glob("*.json")) == []
@@ -659,18 +661,18 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
     measured(models)
     store = store_of(own_cache)
-    good = (store / row_name(1)).read_bytes()
-    (store / row_name(1)).write_bytes(b"damaged")
+    good = (store / window_file(1)).read_bytes()
+    (store / window_file(1)).write_bytes(b"damaged")
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
     assert ran.loaded == ["ref", "uniform"]
-    assert (store / row_name(1)).read_bytes() == good
+    assert (store / window_file(1)).read_bytes() == good
     assert not any(model["from_cache"] for model in ran.results["models"])
     (store / MANIFEST).write_text("{")
     assert_refused(measured(models), f"{store / MANIFEST}: not a reference store")
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
-    assert Reader(store).n_rows == ROWS
+    assert Reader(store).n_windows == ROWS
 
 
 # The wrong store
@@ -678,7 +680,7 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
 
 @pytest.mark.parametrize("where", ["cache", "path"])
 @pytest.mark.parametrize("damage", ["flipped", "deleted"])
-@pytest.mark.parametrize("name", [row_name(1), "head.000000.safetensors"])
+@pytest.mark.parametrize("name", [window_file(1), "head.000000.safetensors"])
 def test_a_damaged_store_is_found_before_a_model_loads(
     measured: Compare, own_cache: Path, pair: Models, tmp_path: Path, where: str, damage: str, name: str
 ) -> None:
@@ -711,7 +713,7 @@ def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
             for flags in ([], ["-cc"]):  # what the user named is never deleted unless it is what this run makes
                 ran = measured(specs, "-lf", path, *flags, **change)
                 assert_refused(ran, f"{path}: the reference was made of other windows", "delete it or give another")
-    assert Reader(path).n_rows == ROWS
+    assert Reader(path).n_windows == ROWS
 
 
 def swapped(folder: Path, target: Path) -> Path:
@@ -825,7 +827,7 @@ def test_upstreams_store_of_fewer_rows(
     reference, model = (whole_logits(folder, windows) for folder in (toy_model, noisy_model))
     path = upstream_store(tmp_path, reference)
     models = [toy(noisy_model, "noisy")]
-    assert_refused(measured(models, "-lf", path), f"{path}: has 2 rows, row 2 of 3 is missing; use -r 2")
+    assert_refused(measured(models, "-lf", path), f"{path}: has 2 windows, window 2 of 3 is missing; use -r 2")
     ran = measured(models, "-lf", path, "-r", 2)
     assert ran.status == 0, ran.err
     assert_tokens(ran.tokens("noisy"), brute_force(reference, model, windows))
@@ -842,15 +844,15 @@ def test_upstreams_store_that_does_not_fit(
     shutil.rmtree(f"{path}.rows")
     upstream_store(tmp_path, logits)
     assert_refused(
-        measured(models, "-lf", path, warmup_tokens=10), f"{path}: scores 99 positions a row, these windows 89"
+        measured(models, "-lf", path, warmup_tokens=10), f"{path}: scores 99 positions a window, these windows 89"
     )
     lm_eval = {"method": "lm_eval", "eval_stride": ...}
     assert_refused(measured(models, "-lf", path, **lm_eval), f"{path}: upstream's stores hold exllamav3's windows")
     row = tmp_path / "kept.safetensors.rows" / "row_000001.safetensors"
     row.write_bytes(row.read_bytes()[:-100])
-    assert_refused(measured(models, "-lf", path), f"{row}: row 1 of the reference cannot be read")
+    assert_refused(measured(models, "-lf", path), f"{row}: window 1 of the reference cannot be read")
     row.unlink()
-    assert_refused(measured(models, "-lf", path, "-r", 2), f"{row}: row 1 of the reference cannot be read")
+    assert_refused(measured(models, "-lf", path, "-r", 2), f"{row}: window 1 of the reference cannot be read")
 
 
 def test_upstreams_store_is_known_by_its_content(

@@ -46,11 +46,11 @@ class Given(Neither, LogitsBackend):
         self.given = logits
 
     def logits(self, window: Window) -> torch.Tensor:
-        return self.given[window.row]
+        return self.given[window.index]
 
 
 def scores_of(logits: torch.Tensor, window: Window, task: Task | None = None) -> TokenScores:
-    (scores,) = scoring.token_scores(Given({window.row: logits}), [window], task or Task())
+    (scores,) = scoring.token_scores(Given({window.index: logits}), [window], task or Task())
     return scores
 
 
@@ -92,7 +92,7 @@ def test_masked_logits_and_nan_stay_what_they_are() -> None:
     ("shape", "message"), [((3, 300), "shape"), ((1, 4, 300), "shape"), ((4, 5), "outside the 5 logits")]
 )
 def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ModelError, match=f"row 7: .*{message}"):
+    with pytest.raises(ModelError, match=f"window 7: .*{message}"):
         scores_of(torch.zeros(shape), Window(7, np.array([1, 2, 3, 9], np.int32)))
 
 
@@ -140,7 +140,7 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
     store = reference.Reader(tmp_path / "store")
     assert (store.kind, store.reason) == ("logits", "its head's product differs from its logits by inf")
-    assert torch.isneginf(store.row(0)[:, 5]).all()
+    assert torch.isneginf(store.window(0)[:, 5]).all()
     assert np.isfinite(scores.logprob).all()
 
 

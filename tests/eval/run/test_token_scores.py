@@ -13,7 +13,7 @@ import pytest
 
 from backends.base import TokenScores, Window
 from backends.common.errors import ModelError
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.run import token_scores
 from tests.support.toy import refusal
 
@@ -33,8 +33,8 @@ FULL: dict[str, list[Any]] = {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
 
 
 def given(columns: dict[str, list[Any]]) -> dict[int, TokenScores]:
@@ -48,80 +48,80 @@ def given(columns: dict[str, list[Any]]) -> dict[int, TokenScores]:
 
 
 def test_every_score_of_the_contract_has_a_column() -> None:
-    assert ["row", *token_scores.SCORES] == [field.name for field in dataclasses.fields(TokenScores)]
+    assert ["window", *token_scores.SCORES] == [field.name for field in dataclasses.fields(TokenScores)]
 
 
 @pytest.mark.parametrize("names", [["logprob"], ["logprob", "entropy", "top1_logprob", "top1"], list(FULL)])
-def test_what_was_given_comes_back(store: Store, names: list[str]) -> None:
-    assert token_scores.load(store, KEY) is None
+def test_what_was_given_comes_back(cache: Cache, names: list[str]) -> None:
+    assert token_scores.load(cache, KEY) is None
     columns = {name: FULL[name] for name in names}
-    token_scores.save(store, KEY, WINDOWS, given(columns), FACTS)
-    stored = token_scores.load(store, KEY)
+    token_scores.save(cache, KEY, WINDOWS, given(columns), FACTS)
+    stored = token_scores.load(cache, KEY)
     assert stored is not None
     assert list(stored.columns) == names
     for name, values in columns.items():
         np.testing.assert_array_equal(stored.columns[name], np.array(values))
         assert stored.columns[name].dtype == (np.bool_ if name in ("top1", "same_top") else np.float32)
     assert stored.logprob is stored.columns["logprob"]
-    assert (stored.rows, stored.facts) == (2, {**FACTS, "reference": None})
-    for place, expected in ((stored.row, [0, 0, 3]), (stored.position, [1, 2, 2])):
+    assert (stored.windows, stored.facts) == (2, {**FACTS, "reference": None})
+    for place, expected in ((stored.window, [0, 0, 3]), (stored.position, [1, 2, 2])):
         assert (place.tolist(), place.dtype) == (expected, np.int32)
 
 
-def test_the_file_says_which_token_each_line_is_of(store: Store) -> None:
-    token_scores.save(store, KEY, WINDOWS, given({name: FULL[name] for name in ("logprob", "kld")}), FACTS)
-    table = parquet.read_table(store.path("scores", KEY, ".parquet"))
+def test_the_file_says_which_token_each_line_is_of(cache: Cache) -> None:
+    token_scores.save(cache, KEY, WINDOWS, given({name: FULL[name] for name in ("logprob", "kld")}), FACTS)
+    table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
     types = [pa.int32(), pa.int32(), pa.int32(), pa.float32(), pa.float32()]
-    names = ["row", "position", "token_id", "logprob", "kld"]
+    names = ["window", "position", "token_id", "logprob", "kld"]
     assert list(zip(table.schema.names, table.schema.types, strict=True)) == list(zip(names, types, strict=True))
     assert [table[name].to_pylist() for name in names[:3]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6]]
     assert table["kld"].null_count == 0  # nan is nan
 
 
-def test_facts_keep_the_reference(store: Store) -> None:
+def test_facts_keep_the_reference(cache: Cache) -> None:
     reference = {"label": "bf16", "kind": "states", "key": "f" * 40}
-    token_scores.save(store, KEY, WINDOWS, given(FULL), {**FACTS, "reference": reference})
-    stored = token_scores.load(store, KEY)
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), {**FACTS, "reference": reference})
+    stored = token_scores.load(cache, KEY)
     assert stored is not None
     assert stored.facts["reference"] == reference
 
 
 @pytest.mark.parametrize("name", list(FULL))
-def test_a_column_of_another_length_is_refused(store: Store, name: str) -> None:
+def test_a_column_of_another_length_is_refused(cache: Cache, name: str) -> None:
     scored = given(FULL)
     short = {**{key: getattr(scored[0], key) for key in FULL}, name: getattr(scored[0], name)[:1]}
     what = "" if name == "logprob" else f"{name}: "
-    with pytest.raises(ModelError, match=f"^row 0: {what}1 of 2 positions were scored$"):
-        token_scores.save(store, KEY, WINDOWS, {**scored, 0: TokenScores(0, **short)}, FACTS)
-    assert token_scores.load(store, KEY) is None
+    with pytest.raises(ModelError, match=f"^window 0: {what}1 of 2 positions were scored$"):
+        token_scores.save(cache, KEY, WINDOWS, {**scored, 0: TokenScores(0, **short)}, FACTS)
+    assert token_scores.load(cache, KEY) is None
 
 
-def test_a_missing_window_is_refused(store: Store) -> None:
-    with pytest.raises(ModelError, match=r"^row 3: none of 1 positions were scored$"):
-        token_scores.save(store, KEY, WINDOWS, {0: given(FULL)[0]}, FACTS)
-    assert token_scores.load(store, KEY) is None
+def test_a_missing_window_is_refused(cache: Cache) -> None:
+    with pytest.raises(ModelError, match=r"^window 3: none of 1 positions were scored$"):
+        token_scores.save(cache, KEY, WINDOWS, {0: given(FULL)[0]}, FACTS)
+    assert token_scores.load(cache, KEY) is None
 
 
-def test_windows_with_different_columns_are_refused(store: Store) -> None:
+def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
     """Either way round: columns that the first window has, or the second."""
     full, plain = given(FULL), given({name: FULL[name] for name in FULL if name not in ("kld", "top1")})
     for mixed in ({0: full[0], 3: plain[3]}, {0: plain[0], 3: full[3]}):
-        with pytest.raises(ModelError, match=r"^row 3: some rows have kld, top1 and others do not$"):
-            token_scores.save(store, KEY, WINDOWS, mixed, FACTS)
-        assert token_scores.load(store, KEY) is None
+        with pytest.raises(ModelError, match=r"^window 3: some windows have kld, top1 and others do not$"):
+            token_scores.save(cache, KEY, WINDOWS, mixed, FACTS)
+        assert token_scores.load(cache, KEY) is None
 
 
-def rewritten(store: Store, table: pa.Table) -> None:
-    parquet.write_table(table, store.path("scores", KEY, ".parquet"))
+def rewritten(cache: Cache, table: pa.Table) -> None:
+    parquet.write_table(table, cache.path("scores", KEY, ".parquet"))
 
 
-def test_damaged_scores_name_their_file(store: Store) -> None:
-    token_scores.save(store, KEY, WINDOWS, given(FULL), FACTS)
-    file, facts = store.path("scores", KEY, ".parquet"), store.path("scores", KEY, ".json")
+def test_damaged_scores_name_their_file(cache: Cache) -> None:
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), FACTS)
+    file, facts = cache.path("scores", KEY, ".parquet"), cache.path("scores", KEY, ".json")
     good, table = file.read_bytes(), parquet.read_table(file)
 
     def assert_damaged() -> None:
-        text = refusal(token_scores.load, store, KEY)
+        text = refusal(token_scores.load, cache, KEY)
         assert text.startswith(f"{file}: damaged: ")
         assert text.endswith("; delete it or run with -cc")
 
@@ -130,12 +130,12 @@ def test_damaged_scores_name_their_file(store: Store) -> None:
         assert_damaged()
     for bad_table in (
         table.drop_columns("logprob"),
-        table.drop_columns("row"),
+        table.drop_columns("window"),
         table.drop_columns("position"),
         table.set_column(3, "logprob", pa.array([-1.0, None, -3.0], pa.float32())),
         table.set_column(10, "same_top", pa.array([1.0, 0.0, 1.0])),
     ):
-        rewritten(store, bad_table)
+        rewritten(cache, bad_table)
         assert_damaged()
     file.unlink()
     assert_damaged()
@@ -145,25 +145,25 @@ def test_damaged_scores_name_their_file(store: Store) -> None:
         assert_damaged()
 
 
-def test_other_columns_are_left_alone(store: Store) -> None:
-    token_scores.save(store, KEY, WINDOWS, given({"logprob": FULL["logprob"]}), FACTS)
-    table = parquet.read_table(store.path("scores", KEY, ".parquet"))
-    rewritten(store, table.append_column("mine", pa.array(["a", None, "b"])))
-    stored = token_scores.load(store, KEY)
+def test_other_columns_are_left_alone(cache: Cache) -> None:
+    token_scores.save(cache, KEY, WINDOWS, given({"logprob": FULL["logprob"]}), FACTS)
+    table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
+    rewritten(cache, table.append_column("mine", pa.array(["a", None, "b"])))
+    stored = token_scores.load(cache, KEY)
     assert stored is not None
     assert list(stored.columns) == ["logprob"]
 
 
-def test_copy(store: Store, tmp_path: Path) -> None:
-    token_scores.save(store, KEY, WINDOWS, given(FULL), FACTS)
+def test_copy(cache: Cache, tmp_path: Path) -> None:
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), FACTS)
     target = tmp_path / "out.parquet"
     target.write_bytes(b"old")
-    token_scores.copy(store, KEY, target)
-    assert target.read_bytes() == store.path("scores", KEY, ".parquet").read_bytes()
+    token_scores.copy(cache, KEY, target)
+    assert target.read_bytes() == cache.path("scores", KEY, ".parquet").read_bytes()
     before = target.read_bytes()
-    assert refusal(token_scores.copy, store, "1" * 40, target).startswith(f"{target}: the scores could not be copied: ")
+    assert refusal(token_scores.copy, cache, "1" * 40, target).startswith(f"{target}: the scores could not be copied: ")
     assert target.read_bytes() == before
-    assert "could not be copied" in refusal(token_scores.copy, store, KEY, tmp_path / "no" / "out.parquet")
+    assert "could not be copied" in refusal(token_scores.copy, cache, KEY, tmp_path / "no" / "out.parquet")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "cache", target]
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from eval.stats import estimates
-from eval.stats.estimates import Estimates, Stretches, correlation, difference, summarize, text_rates
+from eval.stats.estimates import BlockSums, Estimates, correlation, difference, summarize, text_rates
 from eval.stats.uncertainty import Mean, Value
 
 LN2 = math.log(2)
 QUARTERS = np.arange(1, 5)
-"""Places in the text of four tokens, which make three stretches, {1, 2}, {3}, {4}, and so two waves.
+"""Places in the text of four tokens, which make three blocks, {1, 2}, {3}, {4}, and so two waves.
 
 Of sums off by u, v, w the first wave is cos 30° (u - w), the second u / 2 - v + w / 2 = -3/2 v; weighted by 1 + 0.6 and
 1 + 0.6 * 4 (12,000 / 20,000): error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2, that is
@@ -52,7 +52,7 @@ def near(found: Mean | Value | Any, value: float, stderr: float | None, independ
 
 
 def test_perplexity(four: Estimates) -> None:
-    """2 ** 2.  Losses off their mean by -1, 0, 1, 0: independent root(2 / 4 / 3); stretches' sums 3, 3, 2 off by -1, 1,
+    """2 ** 2.  Losses off their mean by -1, 0, 1, 0: independent root(2 / 4 / 3); blocks' sums 3, 3, 2 off by -1, 1,
     0: root(1.2 + 7.65) / 4; both times 4 ln 2."""
     assert near(four.ppl, 4, math.sqrt(8.85) * LN2, 4 * LN2 / math.sqrt(6))
     assert (four.ppl.tokens, four.ppl.non_finite) == (4, 0)
@@ -60,7 +60,7 @@ def test_perplexity(four: Estimates) -> None:
 
 
 def test_reference_perplexity(four: Estimates) -> None:
-    """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); stretches' sums 2, 2, 3
+    """2 ** 1.75.  Off by -.75, -.75, .25, 1.25: squares 2.75, independent root(2.75 / 4 / 3); blocks' sums 2, 2, 3
     off by -1.5, .25, 1.25: root(1.2 * 2.75^2 + 7.65 / 16) / 4."""
     assert four.against is not None
     ppl = 2**1.75
@@ -68,7 +68,7 @@ def test_reference_perplexity(four: Estimates) -> None:
 
 
 def test_ratio_of_perplexities(four: Estimates) -> None:
-    """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); stretches' sums 1, 1, -1
+    """Differences 0, 1, 1, -1: mean 1/4, mean square 3/4; independent root((3/4 - 1/16) / 3); blocks' sums 1, 1, -1
     off by .5, .75, -1.25: root(1.2 * 1.75^2 + 7.65 * .75^2) / 4.  The ratio is 2 ** (1/4), with that of them."""
     assert four.against is not None
     clustered, independent = LN2 * math.sqrt(7.978125) / 4, LN2 * math.sqrt(0.6875 / 3)
@@ -92,7 +92,7 @@ def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
 
 def test_difference_of_perplexities(four: Estimates) -> None:
     """4 - 2 ** 1.75 = .6364143.  4 a - 3.3635857 b: .6364143, 4.6364143, 5.2728287, -2.0907570, mean 2.1137251.
-    Stretches' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
+    BlockSums' sums 5.2728287, 5.2728287, -2.0907570 off by 1.0453785, 3.1591036, -4.2044820: root(109.4198) / 4.
     Independent: off by -1.4773107, 2.5226893, 3.1591036, -4.2044820, root(36.2040 / 4 / 3)."""
     assert four.against is not None
     off = (-1.4773107, 2.5226893, 3.1591036, -4.2044820)
@@ -103,7 +103,7 @@ def test_difference_of_perplexities(four: Estimates) -> None:
 
 
 def test_kld(four: Estimates) -> None:
-    """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); stretches' sums .75, 1, .25 off by -1/4,
+    """Mean 1/2; off by -1/4, 0, 1/2, -1/4: independent root(.375 / 4 / 3); blocks' sums .75, 1, .25 off by -1/4,
     1/2, -1/4: root(7.65 / 4) / 4.  Sorted 1/4, 1/4, 1/2, 1: the percentile p lies at 3 p."""
     assert four.against is not None
     assert four.kld is four.against.kld
@@ -117,7 +117,7 @@ def test_kld(four: Estimates) -> None:
 
 
 def test_change_of_probability(four: Estimates) -> None:
-    """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); stretches' sums -1/4,
+    """0, -1/4, -1/8, 1/8: mean -1/16, mean square 3/128.  Independent root((3/128 - 1/256) / 3); blocks' sums -1/4,
     -1/8, 1/8 off by -1/8, -1/16, 3/16: root(.1470703125) / 4.  Sorted -1/4, -1/8, 0, 1/8: the median is -1/16."""
     assert four.against is not None
     assert near(four.against.delta_p, -1 / 16, math.sqrt(0.1470703125) / 4, math.sqrt(5 / 768))
@@ -131,7 +131,7 @@ def test_change_of_probability(four: Estimates) -> None:
 
 def test_rms_change_of_probability(four: Estimates) -> None:
     """Squares 0, 1/16, 1/64, 1/64: mean 3/128, mean square 9/8192.  Independent root((9/8192 - 9/16384) / 3);
-    stretches' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
+    blocks' sums 1/16, 1/64, 1/64 off by 1/64, -1/128, -1/128: root(18.45 / 16384) / 4; both over 2 root(3/128)."""
     assert four.against is not None
     rms = math.sqrt(3 / 128)
     independent, clustered = math.sqrt(9 / 16384 / 3), math.sqrt(18.45 / 16384) / 4
@@ -139,7 +139,7 @@ def test_rms_change_of_probability(four: Estimates) -> None:
 
 
 def test_shares(four: Estimates) -> None:
-    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; stretches' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
+    """Same top 3 of 4: root(3/4 * 1/4 / 3) = 1/4; blocks' sums 1, 1, 1 off by -1/2, 1/4, 1/4: root(1.153125) / 4.
     Top 1 in 2 of 4: root(1/4 / 3); sums 1, 0, 1 off by 0, -1/2, 1/2: root(8.85 / 4) / 4."""
     assert four.same_top is not None
     assert four.top1 is not None
@@ -155,7 +155,7 @@ def test_entropy(four: Estimates) -> None:
 
 
 def test_buckets_by_the_reference_s_confidence(four: Estimates) -> None:
-    """.6 and .6: KLD 1/4 and 1/2, in one stretch, so that only the independent error, root(1/64 / 1), is known."""
+    """.6 and .6: KLD 1/4 and 1/2, in one block, so that only the independent error, root(1/64 / 1), is known."""
     assert four.against is not None
     lowest, low, middle, high, highest = four.against.confidence
     assert [(b.low, b.high) for b in four.against.confidence] == [
@@ -192,8 +192,8 @@ def test_no_rates_where_they_would_be_of_other_text(four: Estimates) -> None:
     assert text_rates(Mean(None, 0, 0, 0), 16, 2) is None
 
 
-def test_sums_of_stretches(four: Estimates) -> None:
-    found = four.stretches
+def test_sums_of_blocks(four: Estimates) -> None:
+    found = four.blocks
     assert (found.tokens, found.whole, found.length) == ((2, 1, 1), ("nll", "kld", "same_top"), 4)
     assert found.nll == pytest.approx((3 * LN2, 3 * LN2, 2 * LN2))
     assert (found.kld, found.same_top) == ((0.75, 1, 0.25), (1, 1, 1))
@@ -203,8 +203,8 @@ def test_difference_of_two_models() -> None:
     """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
     cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
     round it has the other sign."""
-    a = Stretches((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
-    b = Stretches((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
+    a = BlockSums((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    b = BlockSums((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
     error = pytest.approx(math.sqrt(6.4) / 5)
     assert difference(a, b, "kld") == Value(1, error)  # type: ignore[arg-type]
     assert difference(b, a, "kld") == Value(-1, error)  # type: ignore[arg-type]
@@ -212,11 +212,11 @@ def test_difference_of_two_models() -> None:
 
 
 def test_difference_of_losses_is_that_against_the_reference() -> None:
-    """A model's stretches against those of the reference's own row: the same as ``ln_ppl_ratio``."""
+    """A model's blocks against those of the reference's own row: the same as ``ln_ppl_ratio``."""
     columns = four_tokens()
     model = summarize(columns, QUARTERS, QUARTERS)
     reference = summarize({"logprob": columns["ref_logprob"]}, QUARTERS, QUARTERS)
-    found = difference(model.stretches, reference.stretches, "nll")
+    found = difference(model.blocks, reference.blocks, "nll")
     assert found is not None
     assert model.against is not None
     ratio = model.against.ln_ppl_ratio
@@ -225,7 +225,7 @@ def test_difference_of_losses_is_that_against_the_reference() -> None:
 
 def test_what_cannot_be_compared() -> None:
     """Other windows; a reference, which has no KLD; a score that left entries out."""
-    a = Stretches((2, 3), (1.0, 1.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    a = BlockSums((2, 3), (1.0, 1.0), kld=(2.0, 6.0), whole=("nll", "kld"))
     assert difference(a, replace(a, tokens=(3, 2)), "nll") is None
     assert difference(a, replace(a, kld=None, whole=("nll",)), "kld") is None
     assert difference(replace(a, whole=("kld",)), a, "nll") is None
@@ -236,19 +236,19 @@ def test_a_sum_that_leaves_entries_out_is_not_whole() -> None:
     """An infinite loss: neither losses nor same top (argmax of nan is some token) can be compared, KLD can."""
     columns = four_tokens()
     columns["logprob"][1] = -np.inf
-    found = summarize(columns, QUARTERS, QUARTERS).stretches
+    found = summarize(columns, QUARTERS, QUARTERS).blocks
     assert found.whole == ("kld",)
     assert found.nll == pytest.approx((LN2, 3 * LN2, 2 * LN2))
     columns = four_tokens()
     columns["kld"][3] = np.inf
-    assert summarize(columns, QUARTERS, QUARTERS).stretches.whole == ("nll", "same_top")
+    assert summarize(columns, QUARTERS, QUARTERS).blocks.whole == ("nll", "same_top")
 
 
 def test_without_a_reference_there_is_no_comparison() -> None:
     found = summarize({"logprob": np.array([-1.0, -3.0], np.float32)}, np.arange(2), np.arange(1, 3))
     assert (found.against, found.kld, found.same_top, found.top1, found.entropy, found.rates) == (None,) * 6
     assert found.ppl.value == pytest.approx(math.exp(2.0))
-    assert found.stretches == Stretches((1, 1), (1.0, 3.0), whole=("nll",), length=2)
+    assert found.blocks == BlockSums((1, 1), (1.0, 3.0), whole=("nll",), length=2)
 
 
 def test_one_token() -> None:
@@ -319,7 +319,7 @@ def test_nothing_finite() -> None:
     assert against is not None
     assert (found.ppl.value, against.ref_ppl.value, against.ln_ppl_ratio.value, against.kld.value) == (None,) * 4
     assert (against.ppl_ratio, against.ppl_difference, against.delta_p_rms) == (Value(None),) * 3
-    assert (against.correlation, against.kld_percentiles, found.rates, found.stretches.whole) == (None, {}, None, ())
+    assert (against.correlation, against.kld_percentiles, found.rates, found.blocks.whole) == (None, {}, None, ())
 
 
 def test_same_top_needs_both_models() -> None:
@@ -336,9 +336,9 @@ def test_same_top_needs_both_models() -> None:
 # The same in plain Python loops, one entry at a time, nothing shared with the code under test.
 
 
-def loop_mean(values: list[float], stretch: list[int]) -> tuple[float, float, float]:
+def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, float]:
     """(mean, clustered error, independent error) of the finite ones."""
-    kept = [(v, g) for v, g in zip(values, stretch, strict=True) if math.isfinite(v)]
+    kept = [(v, g) for v, g in zip(values, block, strict=True) if math.isfinite(v)]
     n = len(kept)
     mean = math.fsum(v for v, _ in kept) / n
     independent = math.sqrt((math.fsum(v * v for v, _ in kept) / n - mean**2) / (n - 1))
@@ -382,12 +382,12 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
 
 
 def test_everything_against_plain_loops() -> None:
-    """20 overlapping windows of 100 every 30 of a text that begins at 7; stretches are sixths of 669 tokens."""
+    """20 overlapping windows of 100 every 30 of a text that begins at 7; blocks are sixths of 669 tokens."""
     places = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
     n = len(places)
     columns = noisy_columns(n)
     found = summarize(columns, np.array([i for i, _ in places]), np.array([p for _, p in places], np.int32))
-    stretch = [(i - 8) * 6 // 669 for i, _ in places]
+    block = [(i - 8) * 6 // 669 for i, _ in places]
     given = {name: [float(v) for v in column] for name, column in columns.items()}
     a, b = ([-v for v in given[name]] for name in ("logprob", "ref_logprob"))
     both = [math.isfinite(x) and math.isfinite(y) for x, y in zip(a, b, strict=True)]
@@ -396,16 +396,16 @@ def test_everything_against_plain_loops() -> None:
         return [function(x, y) if ok else math.nan for x, y, ok in zip(a, b, both, strict=True)]
 
     def same(estimate: Any, values: list[float], of: Callable[[float], float] = lambda m: m, slope: float = 1) -> None:
-        mean, clustered, independent = loop_mean(values, stretch)
+        mean, clustered, independent = loop_mean(values, block)
         assert estimate.value == pytest.approx(of(mean), rel=1e-9)
         assert estimate.stderr == pytest.approx(slope * clustered, rel=1e-7)
         assert estimate.stderr_independent == pytest.approx(slope * independent, rel=1e-7)
 
     against = found.against
     assert against is not None
-    ppl = math.exp(loop_mean(a, stretch)[0])
+    ppl = math.exp(loop_mean(a, block)[0])
     same(found.ppl, a, math.exp, ppl)
-    q, r = (math.exp(loop_mean(paired(pick), stretch)[0]) for pick in (lambda x, y: x, lambda x, y: y))
+    q, r = (math.exp(loop_mean(paired(pick), block)[0]) for pick in (lambda x, y: x, lambda x, y: y))
     same(against.ref_ppl, paired(lambda x, y: y), math.exp, r)
     same(against.ln_ppl_ratio, paired(lambda x, y: x - y))
     same(against.ppl_ratio, paired(lambda x, y: x - y), math.exp, q / r)
@@ -413,7 +413,7 @@ def test_everything_against_plain_loops() -> None:
     same(against.kld, given["kld"])
     same(against.delta_p, paired(lambda x, y: math.exp(-x) - math.exp(-y)))
     squares = paired(lambda x, y: (math.exp(-x) - math.exp(-y)) ** 2)
-    same(against.delta_p_rms, squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, stretch)[0]))
+    same(against.delta_p_rms, squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, block)[0]))
     same(against.same_top, [v if ok else math.nan for v, ok in zip(given["same_top"], both, strict=True)])
     same(found.top1, [v if math.isfinite(x) else math.nan for v, x in zip(given["top1"], a, strict=True)])
     same(found.entropy, given["entropy"])
@@ -444,10 +444,10 @@ def test_everything_against_plain_loops() -> None:
         assert bucket.kld.non_finite == sum(v is not None and not math.isfinite(v) for v in inside)
     for name, values in (("nll", a), ("kld", given["kld"]), ("same_top", given["same_top"])):
         sums = [
-            math.fsum(v for v, g in zip(values, stretch, strict=True) if g == i and math.isfinite(v)) for i in range(6)
+            math.fsum(v for v, g in zip(values, block, strict=True) if g == i and math.isfinite(v)) for i in range(6)
         ]
-        assert getattr(found.stretches, name) == pytest.approx(sums)
-    assert found.stretches.whole == ()
+        assert getattr(found.blocks, name) == pytest.approx(sums)
+    assert found.blocks.whole == ()
 
 
 def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
@@ -473,6 +473,6 @@ def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
     columns = {"logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.zeros(4, np.float32),
                "same_top": np.ones(4, np.bool_)}  # fmt: skip
     index = np.arange(4)
-    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld", "same_top")
+    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld", "same_top")
     columns["ref_logprob"] = np.array([-1, np.nan, -1, -1], np.float32)
-    assert summarize(columns, index, index + 1).stretches.whole == ("nll", "kld")
+    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld")

@@ -30,47 +30,47 @@ LONG = 10**18
 """Tokens of a text so long that no memory widens its errors."""
 
 
-def stretch_of(index: np.ndarray) -> np.ndarray:
-    """The stretch of each entry."""
-    return places_of(index).stretch
+def block_of(index: np.ndarray) -> np.ndarray:
+    """The block of each entry."""
+    return places_of(index).block
 
 
-def at(*stretches: int) -> Places:
-    """Entries in these stretches of a long text."""
-    return Places(np.array(stretches), LONG)
+def at(*blocks: int) -> Places:
+    """Entries in these blocks of a long text."""
+    return Places(np.array(blocks), LONG)
 
 
-def test_stretches_are_equal_lengths_of_text() -> None:
-    """12 tokens in 3 stretches, in any order, wherever the text begins."""
-    assert stretch_of(np.arange(12)).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert stretch_of(np.arange(100, 112)[::-1]).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
-    assert stretch_of(np.arange(-5, 1)).tolist() == [0, 0, 1, 1, 2, 2]
+def test_blocks_are_equal_lengths_of_text() -> None:
+    """12 tokens in 3 blocks, in any order, wherever the text begins."""
+    assert block_of(np.arange(12)).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert block_of(np.arange(100, 112)[::-1]).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert block_of(np.arange(-5, 1)).tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_token_is_in_one_stretch_whatever_window_scored_it() -> None:
+def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
     """Two windows, tokens 1 to 7 and 5 to 11: 11 tokens of text, cut at 1, 5 (4 * 3 // 11 = 1) and 9."""
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])
-    assert stretch_of(index).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert block_of(index).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
 def test_gaps_between_windows_are_text() -> None:
-    """Places 0 to 11, of which 1 to 8 are not scored: the middle stretch, 4 to 7, has no entry."""
+    """Places 0 to 11, of which 1 to 8 are not scored: the middle block, 4 to 7, has no entry."""
     index = np.array([0, 9, 10, 11], np.int32)
-    assert stretch_of(index).tolist() == [0, 2, 2, 2]
+    assert block_of(index).tolist() == [0, 2, 2, 2]
     assert uncertainty.length_of(index) == 12
 
 
 @pytest.mark.parametrize(("length", "count"), [
     (1, 1), (2, 2), (3, 3), (399, 3), (400, 4), (2999, 29), (3000, 30), (40_000_000, 30),
 ])  # fmt: skip
-def test_number_of_stretches(length: int, count: int) -> None:
+def test_number_of_blocks(length: int, count: int) -> None:
     """One for 100 tokens, 3 to 30, and no more than there are tokens; the last token is in the last one."""
-    found = stretch_of(np.array([7, 7 + length - 1]))
+    found = block_of(np.array([7, 7 + length - 1]))
     assert found.tolist() == [0, count - 1]
 
 
-def test_no_entries_have_no_stretch() -> None:
-    assert stretch_of(np.array([], np.int64)).tolist() == []
+def test_no_entries_have_no_block() -> None:
+    assert block_of(np.array([], np.int64)).tolist() == []
     assert uncertainty.length_of(np.array([], np.int64)) == 0
 
 
@@ -78,11 +78,11 @@ def test_no_entries_have_no_stretch() -> None:
     (30, 0, 4), (30, 749_999, 4), (30, 750_000, 5), (30, 40_000_000, 16), (3, 10**6, 2), (2, 0, 1),
 ])  # fmt: skip
 def test_number_of_waves(groups: int, length: int, count: int) -> None:
-    """root(length / 30,000), 4 to 16, and less than stretches."""
+    """root(length / 30,000), 4 to 16, and less than blocks."""
     assert waves(groups, length) == count
 
 
-def test_error_of_two_stretches() -> None:
+def test_error_of_two_blocks() -> None:
     """Sums 2 and 10 of 2 and 3 entries: mean 2.4, off by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8; the one wave is cos 45° *
     -5.6, twice its square 5.6^2; of 120,000 tokens 1 + 0.1 of it, below 20,000 always 1 + 0.6."""
     sums, counts = np.array([2.0, 10.0]), np.array([2, 3])
@@ -103,7 +103,7 @@ def test_all_waves_give_the_clustered_error() -> None:
 
 
 def test_fast_changes_are_not_counted() -> None:
-    """30 stretches of 10 entries by turns 1 above and below their mean: of their waves only the fast ones are large."""
+    """30 blocks of 10 entries by turns 1 above and below their mean: of their waves only the fast ones are large."""
     turns = np.tile([1.0, -1.0], 15)
     found = clustered(turns, np.full(30, 10), 120_000)
     assert found is not None
@@ -111,7 +111,7 @@ def test_fast_changes_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 0], [0, 0], []])
-def test_one_stretch_tells_no_error(tokens: list[int]) -> None:
+def test_one_block_tells_no_error(tokens: list[int]) -> None:
     assert clustered(np.ones(len(tokens)), np.array(tokens, int), LONG) is None
 
 
@@ -157,7 +157,7 @@ def test_documents() -> None:
 
 
 def test_mean_and_its_errors() -> None:
-    """1, 2, 6: mean 3, mean square off 14 / 3, independent root(14 / 3 / 2); stretches {1, 2} and {6}: off by -3 and 3,
+    """1, 2, 6: mean 3, mean square off 14 / 3, independent root(14 / 3 / 2); blocks {1, 2} and {6}: off by -3 and 3,
     root(2 * 18) / 3 = 2."""
     found = mean(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
     assert (found.value, found.total, found.tokens, found.non_finite) == (3, 9, 3, 0)
@@ -173,7 +173,7 @@ def test_mean_of_shares() -> None:
 
 
 def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
-    """1 and 3 in two stretches: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
+    """1 and 3 in two blocks: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
     values = np.array([1, np.nan, np.inf, 3, -np.inf], np.float32)
     found = mean(values, None, at(0, 0, 0, 1, 1))
     assert found == Mean(2, 4, 2, 3, pytest.approx(1), 1)  # type: ignore[arg-type]

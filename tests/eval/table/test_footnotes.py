@@ -10,7 +10,7 @@ from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_again
 
 WINDOWS = "2 windows, 40 scored tokens"
 ERRORS = (
-    "± one standard error, from 4 stretches of the text (too small if its documents are longer than some 10,000 "
+    "± one standard error, from 4 blocks of the text (too small if its documents are longer than some 10,000 "
     "tokens); that of PPL is about the text and common to all rows: differences between rows are far more "
     "certain (--pairs)"
 )
@@ -40,7 +40,7 @@ def test_short_texts_are_said_to_be_short() -> None:
     short = run_of(with_sums(BASE, length=1000), reference=None)
     about = "with less than 20,000, errors (±) may be far too small"
     assert footnotes(short)[2:] == [f"the scored part spans 1,000 tokens: {about}; take a longer text"]
-    part = replace(short, data={"rows": 2, "text_tokens": 27_324})
+    part = replace(short, data={"windows": 2, "text_tokens": 27_324})
     assert footnotes(part)[2:] == [
         f"the scored part spans 1,000 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
     ]

@@ -74,7 +74,7 @@ def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> N
     """Large numbers in every column, non-finite positions too: only label and kernel wrap."""
     large = with_ppl(replace(
         QUANT, label="vLLM Llama-3.1-70B-Instruct W4A16 g128", storage=Storage(16.25, 16.0, 8 * 131.5 * 2**30),
-        rows=586, score_seconds=1234.5, cached=True,
+        windows=586, score_seconds=1234.5, cached=True,
     ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
     text = shown(run_of(REF, large, reference=reference))
     lines = text[: text.index("586 windows")].splitlines()

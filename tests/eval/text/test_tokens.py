@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
 from eval.specs.types import DataSpec
@@ -203,10 +203,10 @@ def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -
     text = Tokens(
         np.arange(3, dtype=np.int32), np.array([8], np.int32), 9, "words", lead, np.array([1, 3]), sizes, 6, 2
     )
-    store = Store(tmp_path)
-    tokens.save(store, "k", text)
-    loaded = tokens.load(store, "k")
+    cache = Cache(tmp_path)
+    tokens.save(cache, "k", text)
+    loaded = tokens.load(cache, "k")
     assert loaded is not None
     for name, value in vars(text).items():
         np.testing.assert_array_equal(getattr(loaded, name), value, strict=isinstance(value, np.ndarray))
-    assert tokens.load(store, "other") is None
+    assert tokens.load(cache, "other") is None

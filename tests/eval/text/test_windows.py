@@ -14,7 +14,7 @@ import torch
 from backends.base import LoadRequest, Task
 from backends.common.errors import InputError
 from backends.hf.backend import TransformersBackend
-from eval.common.cache import Store
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run import scoring
 from eval.specs.reading import parse_data_spec
@@ -48,7 +48,7 @@ def test_max_rows(max_rows: int | None, gold: list[int]) -> None:
 def test_every_position_but_the_first_is_scored() -> None:
     data = cut(TEN, spec(), None)
     assert [window.token_ids.tolist() for window in data.windows] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
-    assert [window.row for window in data.windows] == [0, 1, 2]
+    assert [window.index for window in data.windows] == [0, 1, 2]
     assert {window.score_from for window in data.windows} == {1}
     assert sum(window.n_scored for window in data.windows) == 9
 
@@ -89,7 +89,7 @@ def test_digest_follows_content() -> None:
 def test_build_tokenizes_once_and_follows_the_text(tmp_path: Path, toy_model: Path) -> None:
     text = tmp_path / "t.txt"
     text.write_text("abcdefgh")
-    store, progress = Store(tmp_path / "cache"), Progress(quiet=True)
+    store, progress = Cache(tmp_path / "cache"), Progress(quiet=True)
     local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
     first = windows.build(local, None, store, progress)
     assert first.n_tokens == 8
@@ -105,7 +105,7 @@ def test_chat_template_of_a_real_tokenizer(tmp_path: Path, toy_model: Path) -> N
     text = tmp_path / "t.txt"
     text.write_text("abcdefgh")
     local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text), chat_template=True)
-    (window, *_) = windows.build(local, None, Store(tmp_path / "cache"), Progress(quiet=True)).windows
+    (window, *_) = windows.build(local, None, Cache(tmp_path / "cache"), Progress(quiet=True)).windows
     prefix = "system:\nuser:Say something.\na:"
     assert len(window.token_ids) == len(prefix) + 4
     assert window.score_from == len(prefix) + 1
@@ -115,7 +115,7 @@ def test_special_tokens_do_not_count_as_vocabulary(tmp_path: Path, toy_model: Pa
     text = tmp_path / "t.txt"
     text.write_text("abcdefgh")
     local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
-    assert windows.build(local, None, Store(tmp_path / "cache"), Progress(quiet=True)).top_id == 255
+    assert windows.build(local, None, Cache(tmp_path / "cache"), Progress(quiet=True)).top_id == 255
 
 
 def test_subtitle() -> None:
@@ -267,13 +267,13 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
         LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()
-    found = {scores.row: scores.logprob for scores in scoring.token_scores(backend, data.windows, Task())}
+    found = {scores.window: scores.logprob for scores in scoring.token_scores(backend, data.windows, Task())}
     backend.close()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     for window in data.windows:
         with torch.inference_mode():
             logits = model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
-        np.testing.assert_allclose(found[window.row], brute_force(logits, window), atol=ATOL_LOGPROB)
+        np.testing.assert_allclose(found[window.index], brute_force(logits, window), atol=ATOL_LOGPROB)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -295,4 +295,4 @@ def test_rows_flag_replaces_max_rows(compare_q: object, write_specs: object, tmp
         words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
         ran: Ran = compare_q(*words)  # type: ignore[operator]
         assert ran.status == 0, ran.err
-        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["rows"] == rows
+        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == rows

@@ -1,0 +1,48 @@
+"""Results that an earlier compare_q wrote -> the keys of today's format (``eval/results/results_json.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+READABLE = (4,)
+"""Older formats that are read."""
+
+
+def upgraded(raw: dict[str, Any]) -> dict[str, Any]:
+    """A results.json of a readable older format, in today's; anything damaged is left for the reader to find.
+
+    Format 4 called windows "rows", and the blocks of text that errors come from "stretches".
+    """
+    models = raw.get("models")
+    if not isinstance(raw.get("data"), dict) or not isinstance(models, list):
+        return raw
+    return {
+        **raw,
+        "data": renamed(raw["data"], "rows", "windows"),
+        "models": [upgraded_model(model) if isinstance(model, dict) else model for model in models],
+    }
+
+
+def upgraded_model(model: dict[str, Any]) -> dict[str, Any]:
+    """One model of a results.json of format 4."""
+    estimates = model.get("estimates")
+    if isinstance(estimates, dict):
+        model = {**model, "estimates": renamed(estimates, "stretches", "blocks")}
+    return renamed(model, "rows", "windows")
+
+
+def upgraded_inspection(inspection: Any) -> Any:
+    """What a report.html of format 4 says of single tokens."""
+    if isinstance(inspection, dict):
+        return {renamed_key(key, "row", "window"): upgraded_inspection(value) for key, value in inspection.items()}
+    return [upgraded_inspection(value) for value in inspection] if isinstance(inspection, list) else inspection
+
+
+def renamed(found: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """The same object, in the same order, with one key called otherwise."""
+    return {renamed_key(key, old, new): value for key, value in found.items()}
+
+
+def renamed_key(key: str, old: str, new: str) -> str:
+    """``new`` in place of ``old``."""
+    return new if key == old else key
