@@ -55,19 +55,25 @@ def markdown_files() -> list[Path]:
     """Every page but the changelog, which is history."""
     folders = [ROOT / name for name in FOLDERS]
     files = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*.md"))]
-    return sorted(file for file in files if file.name != "CHANGELOG.md")
+    return sorted(file for file in files if file.name != "CHANGELOG.md" and not is_made(file))
 
 
 def python_files() -> list[Path]:
     """Every Python file."""
-    return sorted([*ROOT.glob("*.py"), *(file for name in PACKAGES for file in (ROOT / name).rglob("*.py"))])
+    files = [*ROOT.glob("*.py"), *(file for name in PACKAGES for file in (ROOT / name).rglob("*.py"))]
+    return sorted(file for file in files if not is_made(file))
+
+
+def is_made(file: Path) -> bool:
+    """Whether ``make demo`` made a file: a model's own page or code is not ours."""
+    return file.relative_to(ROOT).as_posix().startswith(MADE)
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of what a file says to its reader: all of a page; docstrings and comments of a Python file."""
+    """(line, text) of what a file says to its reader: each line of a page; docstrings and comments of a Python file."""
     source = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
-        yield 1, source
+        yield from enumerate(source.splitlines(), 1)
         return
     for node in ast.walk(ast.parse(source)):
         # A string that stands alone says what a module, class, function or constant is.
