@@ -13,8 +13,8 @@ import pytest
 
 from eval.cli.arguments import parser
 from eval.specs.types import DataSpec, ModelSpec
-from tests.support import doc_names
-from tests.support.doc_names import ROOT
+from tests.support import ROOT, doc_names
+from tests.test_imports import ORDER
 
 DOCS = ROOT / "docs"
 TREE = re.compile(r"^## The tree$.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -123,3 +123,11 @@ def test_tree_names_every_file() -> None:
     there = [file.relative_to(ROOT).as_posix() for file in files if file.name != "__init__.py"]
     assert sorted(path for path in listed if path.endswith(".py")) == sorted(there)
     assert [path for path in listed if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_order_of_imports_is_the_one_that_is_tested(package: str) -> None:
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    printed = re.search(rf"^{package} +(\w[^`]*?)(?=^\w|^```)", page, re.MULTILINE)
+    assert printed is not None
+    assert tuple(re.findall(r"\w+", printed[1])) == ORDER[package]

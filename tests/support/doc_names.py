@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support import ROOT
+
 PACKAGES = ("backends", "benchmarks", "demo", "eval", "tests")
 FOLDERS = (*PACKAGES, "docs", "requirements", "results")
 MADE = ("demo/models", "demo/results")
@@ -75,7 +76,7 @@ def prose(file: Path) -> Iterator[tuple[int, str]]:
     if file.suffix != ".py":
         yield from enumerate(source.splitlines(), 1)
         return
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(file):
         # A string that stands alone says what a module, class, function or constant is.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
@@ -119,7 +120,7 @@ def test_names() -> frozenset[str]:
     """Names of test files, without suffix, and of the functions in them."""
     files = [file for file in python_files() if file.name.startswith("test_")]
     return frozenset(file.stem for file in files) | {
-        node.name for file in files for node in ast.walk(syntax(file)) if isinstance(node, ast.FunctionDef)
+        node.name for file in files for node in nodes(file) if isinstance(node, ast.FunctionDef)
     }
 
 
@@ -129,6 +130,13 @@ def syntax(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the syntax tree of a file."""
+    return tuple(ast.walk(syntax(file)))
+
+
+@cache
 def name_exists(dotted: str) -> bool:
     """Whether a dotted name is a package, a module, or something that a module binds."""
     place, names = ROOT, dotted.split(".")
@@ -144,6 +152,7 @@ def name_exists(dotted: str) -> bool:
     return file.is_file() and binds(syntax(file).body, names)
 
 
+@cache
 def short_name_exists(dotted: str) -> bool:
     """Whether a module or class of this name binds the rest of it; names of other projects count as there."""
     head, *names = dotted.split(".")
@@ -158,7 +167,7 @@ def bodies() -> dict[str, list[list[ast.stmt]]]:
     found: dict[str, list[list[ast.stmt]]] = {}
     for file in python_files():
         found.setdefault(file.stem, []).append(syntax(file).body)
-        for node in ast.walk(syntax(file)):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node.body)
     return found
