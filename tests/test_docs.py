@@ -21,7 +21,7 @@ TREE = re.compile(r"^## The tree$.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
-    files = [*doc_names.markdown_files(), *doc_names.python_files()]
+    files = [*doc_names.markdown_files(), *doc_names.python_files(), *doc_names.other_files()]
     absent = {
         f"{file.relative_to(ROOT)}:{line}": names
         for file in files

@@ -65,13 +65,19 @@ def python_files() -> list[Path]:
     return sorted(file for file in files if not is_made(file))
 
 
+def other_files() -> list[Path]:
+    """What else has comments: the page's scripts, make, the package, what is locked and how llama.cpp is built."""
+    page = ROOT / "eval" / "html" / "page"
+    return sorted([ROOT / "Makefile", ROOT / "pyproject.toml", *page.iterdir(), *(ROOT / "requirements").iterdir()])
+
+
 def is_made(file: Path) -> bool:
     """Whether ``make demo`` made a file: a model's own page or code is not ours."""
     return file.relative_to(ROOT).as_posix().startswith(MADE)
 
 
 def prose(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of what a file says to its reader: each line of a page; docstrings and comments of a Python file."""
+    """(line, text) of what a file says to its reader: docstrings and comments of a Python file, else each line."""
     source = file.read_text(encoding="utf-8")
     if file.suffix != ".py":
         yield from enumerate(source.splitlines(), 1)
