@@ -29,7 +29,8 @@ from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import ModelResult, RunResult
-from eval.run.runner import Runner
+from eval.run import runner
+from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import footnotes
@@ -110,22 +111,17 @@ def compare(
     InputError (``backends.base``): bad input, one line a problem, before any engine starts.  A model that fails later
     is a row with its ``error``.
     """
-    progress = Progress(quiet=quiet)
-    cache = Cache(Path(cache_dir) if cache_dir is not None else default_root())
-    path = Path(logits_file) if logits_file is not None else None
-    runner = Runner(cache, progress, clear=clear_cache, verbose=verbose, logits_file=path)
-    chosen, said = spec_files.one_reference(model_specs(models))
-    for line in said:
-        if line != spec_files.NO_REFERENCE or path is None:
-            progress.say(line)
-    return Comparison(measure(runner, data_spec(data), chosen, rows))
-
-
-def measure(runner: Runner, data: DataSpec, models: Sequence[ModelSpec], rows: int | None) -> RunResult:
-    """Run checked specs: what the command line and ``compare`` share.  ``rows`` None: the data spec's ``max_rows``."""
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r} is no number of windows; 0 means all")
-    return runner.run(data, models, data.max_rows if rows is None else rows)
+    session = Session(
+        Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
+        verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
+    )  # fmt: skip
+    chosen, said = spec_files.one_reference(model_specs(models))
+    for line in said:
+        if line != spec_files.NO_REFERENCE or session.logits_file is None:
+            session.progress.say(line)
+    return Comparison(runner.run(session, data_spec(data), chosen, rows).results)
 
 
 def load(*files: str | Path) -> Comparison:

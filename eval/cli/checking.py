@@ -17,7 +17,7 @@ from eval.text.windows import EvalData
 
 
 def check(
-    data_spec: DataSpec, model_specs: Sequence[ModelSpec], max_rows: int | None, cache: Cache, progress: Progress
+    data_spec: DataSpec, model_specs: Sequence[ModelSpec], rows: int | None, cache: Cache, progress: Progress
 ) -> tuple[list[str], list[str]]:
     """(what would run, what is wrong), a line each.
 
@@ -29,7 +29,7 @@ def check(
     try:
         missing = downloads(data_spec, cache)
         if not missing:
-            data = windows.build(data_spec, max_rows, cache, progress)
+            data = windows.build(data_spec, rows, cache, progress)
             longest = data.length
         lines += [describe_data(data_spec, data), *missing]
     except InputError as error:
@@ -58,7 +58,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
         size = repositories.probe(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
     if not corpus.is_here(spec) and (found or not windows.are_stored(spec, cache)):
-        found.append(f"data: {corpus.probe(spec)}")
+        found.append(f"data: {corpus.would_fetch(spec)}")
     return found
 
 
@@ -68,8 +68,9 @@ def describe_data(spec: DataSpec, data: EvalData | None) -> str:
     cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
     if data is None:
         return f"{cut}; how many is known once text and tokenizer are downloaded"
-    scored = sum(window.n_scored for window in data.windows)
-    return f"{cut}: {len(data.windows):,} windows, {scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+    return (
+        f"{cut}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+    )
 
 
 def describe(job: Job) -> list[str]:

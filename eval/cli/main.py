@@ -19,14 +19,13 @@ from rich.table import Table
 import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
-from eval import api
 from eval.cli import arguments, cache_listing, checking
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import RunResult
-from eval.run import token_scores
-from eval.run.runner import Runner
+from eval.run import runner, token_scores
+from eval.run.session import Session
 from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import columns, llama_block, markdown, pairs, terminal
@@ -102,8 +101,7 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
-    max_rows = data_spec.max_rows if args.rows is None else args.rows
-    lines, problems = checking.check(data_spec, model_specs, max_rows, Cache(args.cache_dir), Progress())
+    lines, problems = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress())
     for line in lines:
         print(line)
     return complain("\n".join(problems)) if problems else 0
@@ -125,15 +123,16 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     """Measure, then show, write and plot."""
     arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
-    runner = Runner(cache, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
-    run = api.measure(runner, data_spec, model_specs, args.rows)
+    session = Session(cache, Progress(), args.clear_cache, args.verbose, args.logits_file)
+    finished = runner.run(session, data_spec, model_specs, args.rows)
+    run = finished.results
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
 
     def inspect() -> Any:
         from eval.html import inspector
 
-        return None if runner.data is None else inspector.inspect(run, runner.data, cache)
+        return inspector.inspect(run, finished.data, cache)
 
     if args.tokens_out:
         copy_scores(cache, run, args.tokens_out)

@@ -80,9 +80,9 @@ def text_file(spec: DataSpec) -> Path:
     return file
 
 
-def probe(spec: DataSpec) -> str:
+def would_fetch(spec: DataSpec) -> str:
     """What text a run would read, in a few words; InputError in one line if it is not there.  Downloads no data."""
-    return text_file(spec).name if spec.dataset == "text" else hub_datasets.probe(spec)
+    return text_file(spec).name if spec.dataset == "text" else hub_datasets.would_fetch(spec)
 
 
 def load_text(spec: DataSpec, progress: Progress) -> str:

@@ -266,7 +266,7 @@ def owner_of(bare: str) -> str:
     return f": this one is {found!r}" if "/" in found else ""
 
 
-def probe(spec: DataSpec) -> str:
+def would_fetch(spec: DataSpec) -> str:
     """What reading a data set of the hub would mean, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
 
     Downloads no data (the library reads the data set's card).  InputError with the reason in one line if the data set,

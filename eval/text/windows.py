@@ -73,6 +73,11 @@ class EvalData:
         """Tokens in the longest window, chat prefix included."""
         return max(len(window.token_ids) for window in self.windows)
 
+    @property
+    def n_scored(self) -> int:
+        """Scored tokens of all windows, those of overlaps counted each time."""
+        return sum(window.n_scored for window in self.windows)
+
 
 def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
     """All windows of a tokenized text by the spec's method, without the chat prefix."""
@@ -131,8 +136,11 @@ def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | 
     return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
-def build(spec: DataSpec, max_rows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
-    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed."""
+def build(spec: DataSpec, rows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
+    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
+
+    ``rows``: the number of windows that this run asks for, 0 for all; None: the spec's ``max_rows``.
+    """
     folder = tokenizer_folder(spec, progress)
     key = cache.key("tokens", tokens.identity(spec, folder))
     cache.use("tokens", key)
@@ -143,7 +151,7 @@ def build(spec: DataSpec, max_rows: int | None, cache: Cache, progress: Progress
         hub_datasets.fetch(spec, progress)
         found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
         tokens.save(cache, key, found)
-    return cut(found, spec, max_rows, folder)
+    return cut(found, spec, spec.max_rows if rows is None else rows, folder)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
@@ -179,7 +187,7 @@ def subtitle(spec: DataSpec, data: EvalData) -> str:
     return ", ".join(parts)
 
 
-def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
+def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
     """The data of a run for results.json."""
     return {
         "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
@@ -190,7 +198,7 @@ def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "method": data.method,
         "windows": len(data.windows),
         "window_length": data.length,
-        "scored_tokens": sum(window.n_scored for window in data.windows),
+        "scored_tokens": data.n_scored,
         "bytes": data.text_size and data.text_size.n_bytes,
         "words": data.text_size and data.text_size.n_words,
         **({"text_note": data.text_note} if data.text_note else {}),

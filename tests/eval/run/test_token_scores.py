@@ -63,7 +63,7 @@ def test_what_was_given_comes_back(cache: Cache, names: list[str]) -> None:
         np.testing.assert_array_equal(stored.columns[name], np.array(values))
         assert stored.columns[name].dtype == (np.bool_ if name in ("top1", "same_top") else np.float32)
     assert stored.logprob is stored.columns["logprob"]
-    assert (stored.windows, stored.facts) == (2, {**FACTS, "reference": None})
+    assert (stored.windows, stored.run_record) == (2, {**FACTS, "reference": None})
     for place, expected in ((stored.window, [0, 0, 3]), (stored.position, [1, 2, 2])):
         assert (place.tolist(), place.dtype) == (expected, np.int32)
 
@@ -83,7 +83,7 @@ def test_facts_keep_the_reference(cache: Cache) -> None:
     token_scores.save(cache, KEY, WINDOWS, given(FULL), {**FACTS, "reference": reference})
     stored = token_scores.load(cache, KEY)
     assert stored is not None
-    assert stored.facts["reference"] == reference
+    assert stored.run_record["reference"] == reference
 
 
 @pytest.mark.parametrize("name", list(FULL))

@@ -193,7 +193,7 @@ def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> Non
     """Tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes: 12 bytes, 4 words."""
     data = of(method)
     assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
-    found = windows.describe_json(spec(), data)
+    found = windows.data_json(spec(), data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
@@ -208,7 +208,7 @@ def test_unknown_bytes_have_a_reason() -> None:
     data = cut(TEN, spec(), None)
     assert data.text_size is None
     assert "no offsets" in data.text_note
-    found = windows.describe_json(spec(), data)
+    found = windows.data_json(spec(), data)
     assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
     data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
     assert data.text_size is None
