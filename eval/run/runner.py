@@ -32,14 +32,14 @@ class FinishedRun:
     data: EvalData
 
 
-def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], rows: int | None = None) -> FinishedRun:
-    """Score every model on ``rows`` windows: 0 means all, None the data spec's ``max_rows``.
+def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_windows: int | None = None) -> FinishedRun:
+    """Score every model on ``n_windows`` windows: 0 means all, None the data spec's ``max_rows``.
 
     InputError with all problems, one a line, before anything loads.
     """
     planned, problems = jobs.plan(specs, data_spec.longest)
     raise_all(problems)  # before the text is tokenized, which takes longer
-    data = windows.build(data_spec, rows, session.cache, session.progress, clear=session.clear)
+    data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
     fitted, problems = jobs.fit(planned, data)
     raise_all(problems)
     models, reference = score_all(session, fitted, data)

@@ -86,5 +86,5 @@ def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
 
 def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:
     before = finished.read_bytes()
-    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is that of --from as well")
+    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is the file of --from as well")
     assert finished.read_bytes() == before

@@ -124,7 +124,7 @@ def test_unwritable_cache(compare_q: Run, write_specs: Specs, tmp_path: Path) ->
 def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
-    assert_refused(ran, "--html: ", "r.x: is that of --output as well; name another")
+    assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
 
 
 def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

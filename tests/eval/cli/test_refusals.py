@@ -63,7 +63,7 @@ def test_missing_flags(compare_q: Run) -> None:
 def test_bad_rows(compare_q: Run, value: str) -> None:
     ran = compare_q("-d", "x", "-m", "y", f"--rows={value}")
     assert ran.status == 2
-    assert "is neither a number of rows nor 'all'" in ran.err
+    assert "is neither a number of windows nor 'all'" in ran.err
 
 
 def test_wrong_json(compare_q: Run, write_specs: Specs) -> None:
