@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 
 ENGINES: dict[str, dict[str, Any]] = {"float32": {"dtype": "float32"}, "own dtype": {}}
@@ -70,8 +71,9 @@ def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) ->
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
-    runner = Runner(Cache(folder / "cache"), Progress())
-    result = runner.run(reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)], args.windows)
+    session = Session(Cache(folder / "cache"), Progress())
+    specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
+    result = runner.run(session, *specs, args.windows).results
     (scored,) = result.models
     if scored.estimates is None or scored.estimates.ppl.value is None:
         sys.exit(f"compare_q: {scored.error or 'no perplexity'}")

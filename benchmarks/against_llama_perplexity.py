@@ -32,7 +32,8 @@ from benchmarks import llama_formulas as formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import Estimates  # noqa: E402
 from eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
@@ -76,11 +77,12 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    runner = Runner(Cache(folder), Progress())
-    result = runner.run(reading.parse_data_spec(data, here), parsed, args.chunks).models[1]
-    if runner.data is None or result.estimates is None:
+    session = Session(Cache(folder), Progress())
+    finished = runner.run(session, reading.parse_data_spec(data, here), parsed, args.chunks)
+    result = finished.results.models[1]
+    if result.estimates is None:
         sys.exit(f"compare_q: {result.error}")
-    return runner.data, result.estimates
+    return finished.data, result.estimates
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:

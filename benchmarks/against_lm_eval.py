@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
 from eval.specs import reading as spec_files  # noqa: E402
 from eval.stats.estimates import TextRates  # noqa: E402
 from eval.text.corpus import TABLES  # noqa: E402
@@ -88,10 +89,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
-    runner = Runner(Cache(folder / "cache"), Progress())
-    result = runner.run(
-        spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)], None
-    ).models[0]
+    session = Session(Cache(folder / "cache"), Progress())
+    specs = spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)]
+    result = runner.run(session, *specs).results.models[0]
     if result.estimates is None or result.estimates.rates is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result.estimates.rates
