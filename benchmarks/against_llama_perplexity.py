@@ -53,7 +53,7 @@ def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
     ]
     for _ in range(3):
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode == 0 and formulas.printed(done.stdout).keys() & {"PPL", "Same top p"}:
+        if done.returncode == 0 and formulas.printed_numbers(done.stdout).keys() & {"PPL", "Same top p"}:
             return done.stdout
     sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stdout[-2000:]}")
 
@@ -128,11 +128,11 @@ def by_logits(
         base, model = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
         store = formulas.store16(base)
         differing += 0 if rows is None else int((store != rows[window.row]).sum())
-        true.append(formulas.exact(model, base, targets))
+        true.append(formulas.exact_positions(model, base, targets))
         rounded.append(formulas.through_16_bits(model, store, targets))
     for engine in engines:
         engine.close()
-    return formulas.joined(true), formulas.joined(rounded), differing
+    return formulas.joined_positions(true), formulas.joined_positions(rounded), differing
 
 
 def same_tokens(ours: Sequence[Window], theirs: Array) -> None:
@@ -168,13 +168,13 @@ def main() -> None:
         store = Path(folder) / "base.kld"
         run_tool(args, args.base, "--kl-divergence-base", str(store))
         output = run_tool(args, args.model, "--kl-divergence", "--kl-divergence-base", str(store))
-        plain = formulas.printed(run_tool(args, args.model))["PPL"]
+        plain = formulas.printed_numbers(run_tool(args, args.model))["PPL"]
         data, estimates = compare_q(args, Path(folder))
         tokens, rows = read_store(store)
         same_tokens(data.windows, tokens)
         true, rounded, differing = by_logits(args, data.windows, rows)
-    tool = {"PPL": plain, **formulas.printed(output)}
-    columns = [ours(estimates), formulas.statistics(true), formulas.statistics(rounded)]
+    tool = {"PPL": plain, **formulas.printed_numbers(output)}
+    columns = [ours(estimates), formulas.tool_statistics(true), formulas.tool_statistics(rounded)]
     found = table(tool, [{"PPL": column["Mean PPL(Q)"], **column} for column in columns])
     for row in [["", "tool", "compare_q", "exact", "16-bit"], *found]:
         print(

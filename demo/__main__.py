@@ -11,7 +11,7 @@ import subprocess
 import sys
 from functools import partial
 
-from demo.recipes import BASE, HERE, MODELS, ROOT, make, make_gguf, make_models, quantized
+from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
 
 __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 
@@ -41,7 +41,7 @@ def main() -> int:
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
     make_models()
     for preset in arguments.presets:
-        make(MODELS / f"smollm2-135m-{preset.lower()}", partial(quantized, preset=preset))
+        make_once(MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset))
     if arguments.presets:
         return 0
     if arguments.all:

@@ -86,7 +86,7 @@ def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def copy_tokenizer(writer: GGUFWriter, reader: GGUFReader) -> None:
+def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
     """Every ``tokenizer.*`` field of another GGUF, value and type unchanged."""
     for key, field in reader.fields.items():
         if key.startswith("tokenizer."):
@@ -107,7 +107,7 @@ def write_gguf(source: Path, out: Path, kind: str, *, tokenizer: Path | None = N
     writer.add_name(source.name)
     writer.add_file_type(LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     add_shape(writer, config)
-    copy_tokenizer(writer, reader)
+    copy_tokenizer_fields(writer, reader)
     for name, weight in gguf_tensors(source, config):
         stored = GGMLQuantizationType["F32" if weight.ndim == 1 else kind]
         writer.add_tensor(name, quantize(weight, stored), raw_dtype=stored)

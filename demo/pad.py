@@ -22,7 +22,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from demo.quantize import copy_tokenizer
+from demo.tokenizer_files import copy_tokenizer
 
 
 def padded_config(config: LlamaConfig, hidden: int) -> LlamaConfig:

@@ -29,7 +29,7 @@ from eval.run import token_scores
 from eval.run.runner import Runner
 from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import columns, llama_block, markdown, pairs, terminal
+from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
 Inspect = Callable[[], Any]
 """Makes what the HTML report shows of single tokens; called only if there is one to write."""
@@ -133,7 +133,7 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     def inspect() -> Any:
         from eval.html import inspector
 
-        return None if runner.data is None else inspector.inspect(run, runner.data, cache)
+        return None if runner.data is None else inspector.inspect_tokens(run, runner.data, cache)
 
     if args.tokens_out:
         copy_scores(cache, run, args.tokens_out)
@@ -160,10 +160,10 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
     table = columns.ordered(run, args.sort)
     terminal.show(table, Console())
     if args.statistics:
-        print("", *llama_block.blocks(table), sep="\n")
-    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.named(table, args.pair)]
+        print("", *llama_statistics.statistics_lines(table), sep="\n")
+    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
     if chosen:
-        print("", *pairs.text(chosen, table.data.get("text_tokens")), sep="\n")
+        print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
         from eval.plots import figures
