@@ -28,8 +28,8 @@ MODELS = (
 SCRIPT = """
 const found = { differences: [], best: {} };
 for (const name of ["nll", "kld", "same_top"]) {
-  for (const a of MODELS) for (const b of MODELS) found.differences.push(difference(a, b, name));
-  found.best[name] = best(MODELS, name).map((m) => m.raw.label);
+  for (const a of MODELS) for (const b of MODELS) found.differences.push(pairedDifference(a, b, name));
+  found.best[name] = bestModels(MODELS, name).map((m) => m.raw.label);
 }
 console.log(JSON.stringify(found));
 """

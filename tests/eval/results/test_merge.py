@@ -177,7 +177,7 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
     assert "b.json: its tokenizer differs from the tokenizer of a.json" in against(data={"vocabulary_sha256": "x"})
     assert "b.json: does not say which windows" in against(data={"windows_sha256": None})
     other = against(reference={**ON_GPU, "label": "fp16", "model": "n"})
-    assert "b.json: its KL divergences are against 'fp16', and those of a.json against 'bf16'" in other
+    assert "b.json: its KL divergences are against 'fp16', and the KL divergences of a.json are against 'bf16'" in other
     assert "which is another reference (they differ in model, hardware); measure" in other
     assert "(they differ in compare_q's method of measuring)" in against(
         reference={**IDENTITY, "key": "c", "version": 2}
