@@ -2,7 +2,7 @@
 
     python benchmarks/against_gptq.py --model FOLDER --text rows.jsonl --seqlen 2048 --windows 4 --output table.json
 
-``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes those of
+``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes the rows of
 WikiText-2), or a plain text file.  Nothing of compare_q takes part in the first line: the rows are read and joined
 here, the tokenizer is called as GPTQ calls it, the model runs in float64 with eager attention, and the loss of each
 window is torch's cross-entropy, times ``seqlen``, summed and divided by ``windows * seqlen``, as GPTQ's ``llama.py``

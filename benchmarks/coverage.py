@@ -11,10 +11,10 @@ the token's score is drawn around the level:
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
 Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
-loss that short contexts add (measured).  ``GROWTH`` compares what the blocks' length does to the error of the
-simulated loss and to that of the real one (SmolLM2-135M on WikiText-2's test text, 2048/512).  The errors compared:
-``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
-``independent``, llama.cpp's; both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
+loss that short contexts add (measured).  ``error_growth`` shows how the errors of the simulated loss
+and of the real loss (SmolLM2-135M on WikiText-2's test text, 2048/512) grow with the length of the blocks.  The errors
+compared: ``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap, and
+``independent``, llama.cpp's, both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """llama-perplexity's statistics in numpy, for benchmarks and tests: its formulas, its 16-bit store, its output's text.
 
-``exact`` and ``through_16_bits`` give values per position, ``statistics`` makes llama-perplexity's block of either.
-The second computes as tools/perplexity/perplexity.cpp does, in float32 where it does: what it makes of a reference's
-logits is byte for byte what the tool writes to its --kl-divergence-base file.
+``exact_positions`` and ``through_16_bits`` give values per position; ``tool_statistics`` makes llama-perplexity's
+statistics of either.  ``through_16_bits`` computes like tools/perplexity/perplexity.cpp, and in float32
+where the tool does: the store that ``store16`` makes of a reference's logits is byte for byte the tool's
+--kl-divergence-base file.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ CLOSE = " = The Hustler ( film ) = "
 
 
 def original(file: Path) -> str:
-    """The text of wiki.test.raw as it was published; SystemExit if the file is not a copy of it."""
+    """The text of wiki.test.raw as published; SystemExit if the file is not a copy of it."""
     text = file.read_text(encoding="utf-8")  # every line end as a newline
     for candidate in (text, with_blank_lines(text.removesuffix("\n").split("\n"))):
         if hashlib.sha256(candidate.encode()).hexdigest() == SHA256:

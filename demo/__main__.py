@@ -1,6 +1,6 @@
 """``make demo``: make the models once, then run compare_q on them exactly as a user would.
 
-``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: make these checkpoints, no more.
+``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these checkpoints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
         return 0
     if arguments.all:
         make_gguf()
-    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row would not be what it says.
+    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label would be wrong.
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
     words = command(everything=arguments.all)

@@ -3,9 +3,9 @@
     python -m demo.h200 OUT wiki.test.raw
 
 The base is SmolLM2-135M padded to a hidden size of 768 (``demo/pad.py``), which every kernel takes.  Checkpoints, GGUF
-and EXL3 are made side by side; what is there already is kept, what fails is one line and no row.  Then compare_q
-measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV, plots and the HTML
-report in ``OUT/results``.  Nothing is downloaded.
+and EXL3 are made side by side; models that are there already are kept; a model that fails is one line and no row.
+Then compare_q measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV, plots
+and the HTML report in ``OUT/results``.  Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ EXL3_BITS = (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
 EXL3_AT_ONCE = 4
 CALIBRATION_ROWS = 64
 VLLM = {"enforce_eager": True, "gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 32 << 30}
-"""The other engines have room beside it; a fixed cache, as vLLM stops if they free memory while it measures its own."""
+"""vLLM leaves room for the other engines.  Its KV cache is fixed, since vLLM stops if another engine frees memory while
+vLLM measures its own."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def table_rows() -> list[Row]:
         Row("NVFP4 W4A4 as run", "vllm_score", "nvfp4", VLLM),
         Row("NVFP4 W4A4 emulated", "vllm_score", "nvfp4", {**VLLM, "emulate": True}),
         *(Row(f"EXL3 {bits} bpw", "exllamav3", f"exl3-{bits}") for bits in EXL3_BITS),
-        *(Row(f"GGUF {kind}", "llamacpp", f"{kind}.gguf") for kind in (*GGUF_QUANTIZED, "F16")),
+        *(Row(f"GGUF {name}", "llamacpp", f"{name}.gguf") for name in (*GGUF_QUANTIZED, "F16")),
     ]
 
 
@@ -113,21 +114,25 @@ def make_checkpoints(models: Path, wanted: Callable[[str], bool]) -> None:
 
 def make_ggufs(models: Path, wanted: Callable[[str], bool], source: Path | None) -> None:
     """The GGUF files: unquantized ones written here, the others made of BF16 by llama.cpp."""
-    for kind in GGUF_WRITTEN:
+    for weight_type in GGUF_WRITTEN:
         if wanted("gguf"):
             make_or_report(
-                models / f"{kind}.gguf", partial(make_gguf_file, kind=kind, source=models / "bf16", tokenizer=source)
+                models / f"{weight_type}.gguf",
+                partial(make_gguf_file, weight_type=weight_type, source=models / "bf16", tokenizer=source),
             )
-    for kind in GGUF_QUANTIZED:
+    for weight_type in GGUF_QUANTIZED:
         if wanted("gguf"):
-            make_or_report(models / f"{kind}.gguf", partial(llama_quantized, kind=kind, source=models / "BF16.gguf"))
+            make_or_report(
+                models / f"{weight_type}.gguf",
+                partial(llama_quantized, weight_type=weight_type, source=models / "BF16.gguf"),
+            )
 
 
-def llama_quantized(out: Path, kind: str, source: Path) -> None:
+def llama_quantized(out: Path, weight_type: str, source: Path) -> None:
     """One GGUF file of llama.cpp's making."""
     from demo.llama_quantize import llama_quantize
 
-    llama_quantize(source, out, kind)
+    llama_quantize(source, out, weight_type)
 
 
 def make_exl3(models: Path, wanted: Callable[[str], bool]) -> None:
@@ -148,7 +153,7 @@ def make_exl3(models: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
-    """One EXL3 folder, by exllamav3's own converter, which exits with 0 also where it refuses."""
+    """One EXL3 folder, by exllamav3's own converter, which exits with 0 even if it refuses."""
     work = out.with_name(f"work-{out.name}")
     words = [
         *("-m", "exllamav3.conversion.convert_model", "-i", source, "-o", out, "-w", work),
@@ -198,7 +203,7 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
 def usable_rows(out: Path) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here."""
     from eval.run import jobs
-    from eval.specs import reading as spec_files
+    from eval.specs import reading
 
     entries: list[dict[str, Any]] = []
     for row in table_rows():
@@ -207,7 +212,7 @@ def usable_rows(out: Path) -> list[dict[str, Any]]:
             "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
-        _, problems = jobs.plan([spec_files.parse_model_spec(entry, out / "models.json")], WINDOW)
+        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW)
         for problem in problems:
             print(f"left out: {problem}", flush=True)
         if not problems:
@@ -233,10 +238,10 @@ def run_compare_q(out: Path, entries: Sequence[dict[str, Any]], *words: object) 
 
 
 def measure_engines(out: Path, entries: Sequence[dict[str, Any]], limit: str) -> list[dict[str, Any]]:
-    """Score the rows into the cache; those whose engine got through, in order, the first as the reference.
+    """Score the rows into the cache; the rows whose engine got through, in order, the first as the reference.
 
-    Each engine runs in a process of its own, so that one that dies takes only its own rows along.  A reference that
-    fails is left out, and the next row takes its place.
+    Each engine runs in a process of its own, so that an engine that dies takes only its own rows along.  A reference
+    that fails is left out, and the next row takes its place.
     """
     if not entries:
         return []

@@ -1,6 +1,6 @@
-"""The demo's models: which there are, where they lie, and how each is made, once.
+"""The demo's models: their names and folders, and how each is made, once.
 
-What makes models is imported where it is needed, so that a run on models that are there does not wait for it.
+The modules that make models are imported where they are needed: a run on existing models does not wait for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
 COMMANDS = {"__main__.py", "h200.py"}
-"""Files that only run what the others make."""
+"""Files that only run the models that the other files make."""
 
 
 def code_hash() -> str:
@@ -28,7 +28,7 @@ def code_hash() -> str:
 
 
 def make_once(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make a model, a folder or a file, unless it is there, whole, and made by the present code."""
+    """Make a model, a folder or a file, unless it is there, complete, and made by the present code."""
     stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
     if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
         return
@@ -53,7 +53,7 @@ def make_models() -> None:
 def make_gguf() -> None:
     """The wheel's own Q4_1 file, as a link, and the base as Q8_0."""
     make_once(GGUF_Q4_1, link_wheel)
-    make_once(GGUF_Q8_0, partial(make_gguf_file, kind="Q8_0"))
+    make_once(GGUF_Q8_0, partial(make_gguf_file, weight_type="Q8_0"))
 
 
 def make_bf16_base(out: Path) -> None:
@@ -70,11 +70,11 @@ def make_checkpoint(out: Path, preset: str, group_size: int | None = None, sourc
     quantize(source, preset, out, group_size=group_size)
 
 
-def make_gguf_file(out: Path, kind: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
-    """``source`` as GGUF with matrices of type ``kind``."""
+def make_gguf_file(out: Path, weight_type: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
+    """``source`` as GGUF with matrices of type ``weight_type``."""
     from demo.gguf_writer import write_gguf
 
-    write_gguf(source, out, kind, tokenizer=tokenizer)
+    write_gguf(source, out, weight_type, tokenizer=tokenizer)
 
 
 def link_wheel(out: Path) -> None:

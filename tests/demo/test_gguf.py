@@ -117,7 +117,7 @@ def test_rounding_is_to_the_nearest_step(
 def test_another_vocabulary_is_refused(toy_model: Path, toy_tokenizer: Path, tmp_path: Path) -> None:
     config = json.loads((toy_model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 319}))
-    with pytest.raises(ValueError, match="its vocabulary of 319 is not that of the tokenizer's GGUF"):
+    with pytest.raises(ValueError, match="its vocabulary of 319 differs from the vocabulary of the tokenizer's GGUF"):
         gguf_writer.write_gguf(tmp_path, tmp_path / "x.gguf", "F32", tokenizer=toy_tokenizer)
 
 
