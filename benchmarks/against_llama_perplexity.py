@@ -127,7 +127,7 @@ def by_logits(
         targets, scored = window.token_ids[window.score_from :], slice(window.score_from - 1, -1)
         base, model = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
         store = llama_formulas.store16(base)
-        differing += 0 if rows is None else int((store != rows[window.row]).sum())
+        differing += 0 if rows is None else int((store != rows[window.index]).sum())
         true.append(llama_formulas.exact_positions(model, base, targets))
         rounded.append(llama_formulas.through_16_bits(model, store, targets))
     for engine in engines:

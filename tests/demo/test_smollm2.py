@@ -31,6 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [

@@ -22,8 +22,8 @@ from tests.support.toy import save_toy_tokenizer
 LENGTH, STRIDE, COUNT = 1025, 512, 4
 TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()[: STRIDE * (COUNT - 1) + LENGTH]
 POSITIONS = np.tile(np.arange(1, LENGTH, dtype=np.int32), COUNT)
-ROWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
-INDEX = ROWS * STRIDE + POSITIONS
+WINDOWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
+INDEX = WINDOWS * STRIDE + POSITIONS
 REFERENCE = {"label": "base"}
 
 
@@ -32,8 +32,8 @@ def data(tmp_path: Path) -> EvalData:
     save_toy_tokenizer(tmp_path)
     tokenizer = inspector.vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
     ids = np.asarray(tokenizer(TEXT.decode(errors="ignore"))["input_ids"], np.int32)
-    starts = tuple(row * STRIDE for row in range(COUNT))
-    windows = tuple(Window(row, ids[start : start + LENGTH], 1) for row, start in enumerate(starts))
+    starts = tuple(window * STRIDE for window in range(COUNT))
+    windows = tuple(Window(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
     return EvalData(windows, len(ids), 256, "", "", tmp_path, False, starts, "exllamav3", None)
 
 
@@ -46,7 +46,7 @@ def keep(cache: Cache, label: str, **columns: np.ndarray) -> ModelResult:
     """A model whose scores are in the cache: logprob -1 where nothing else is said."""
     n = len(INDEX)
     named = {"logprob": np.full(n, -1, np.float32), **columns}
-    table = {"window": ROWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
+    table = {"window": WINDOWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
     types = token_scores.INDEX | token_scores.SCORES
     with cache.write("scores", label, ".parquet") as file:
         parquet.write_table(pa.table({name: pa.array(c, type=types[name]) for name, c in table.items()}), file)
@@ -169,8 +169,8 @@ def test_passages_of_one_text_do_not_overlap() -> None:
 
 
 def test_windows_shorter_than_a_passage() -> None:
-    total, row = np.arange(30.0), np.repeat(np.arange(3), 10)
-    assert inspector.choose_passages(total, np.arange(30) * 300, row) == [0, 20, 10]
+    total, window = np.arange(30.0), np.repeat(np.arange(3), 10)
+    assert inspector.choose_passages(total, np.arange(30) * 300, window) == [0, 20, 10]
 
 
 def test_numbers_have_three_digits() -> None:

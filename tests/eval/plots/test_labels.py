@@ -1,4 +1,4 @@
-"""Places for labels: one column of them, and the names of lines; what a scatter's labels must keep is in test_plot."""
+"""Places for labels: in one column, and the names of lines; the labels of a scatter plot have test_scatter_labels.py."""
 
 import itertools
 

@@ -7,11 +7,13 @@ import pytest
 from eval.plots import labels, scatter
 from eval.plots.scatter import Point
 from tests.support.drawn import artists_of_kind, extents, pixels_apart
-from tests.support.scatter_cases import KLDS, draw, draw_kld, figure_of
+from tests.support.scatter_cases import CASES, KLDS, draw, draw_kld
+
+pytestmark = pytest.mark.usefixtures("unplaced")
 
 
 def test_huge_outliers_do_not_flatten_the_rest() -> None:
-    figure = figure_of("outlier")
+    figure = draw(CASES["outlier"])
     low, high = figure.axes[0].get_ylim()
     assert low < 7.324
     assert 9.01 < high < 10
@@ -23,7 +25,7 @@ def test_huge_outliers_do_not_flatten_the_rest() -> None:
 
 def test_what_is_merely_high_stays_to_scale() -> None:
     steep = [Point(f"EXL3 {b}", b, 7 + 200 / 4**b) for b in (1, 2, 3, 4, 5, 6)]
-    figures = figure_of("table"), draw(steep), draw([Point("a", 1, 7.0), Point("b", 2, 7.001), Point("c", 3, 7.5)])
+    figures = draw(CASES["table"]), draw(steep), draw([Point("a", 1, 7.0), Point("b", 2, 7.001), Point("c", 3, 7.5)])
     assert not any("scale" in text.get_text() for figure in figures for text in artists_of_kind(figure, "label"))
 
 

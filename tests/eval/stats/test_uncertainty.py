@@ -203,9 +203,11 @@ def test_errors_of_a_constant_are_zero() -> None:
 
 
 def test_mean_is_summed_in_float64() -> None:
-    """In float32, 2 ** 24 ones plus one more are still 2 ** 24."""
-    found = mean_with_errors(np.full(2**24 + 1, 1, np.float32), None, Places(np.zeros(2**24 + 1, np.int8), LONG))
-    assert (found.total, found.value) == (2**24 + 1, 1)
+    """In float32, 2 ** 24 and two ones are still 2 ** 24."""
+    values = np.array([2**24, 1, 1], np.float32)
+    assert values.sum() == 2**24
+    found = mean_with_errors(values, None, Places(np.zeros(3, np.int8), LONG))
+    assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)
 
 
 def test_perplexity_and_its_errors() -> None:
