@@ -65,7 +65,7 @@ def gptq(model_dir: Path, text: str, seqlen: int, windows: int) -> dict[str, Any
 
 
 def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """What compare_q scored, and its perplexity, by the way of its command line."""
+    """Tokens and windows that compare_q scored, and its perplexity, run as its command line would."""
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}

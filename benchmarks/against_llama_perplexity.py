@@ -3,7 +3,7 @@
     python benchmarks/against_llama_perplexity.py --binary llama-perplexity --base f16.gguf --model q4.gguf \\
         --text wiki.test.raw --tokenizer FOLDER --chunks 32 --output table.json
 
-Four columns.  *tool*: what llama-perplexity prints.  *compare_q*: the same statistics, by the way of the command line.
+Four columns.  *tool*: what llama-perplexity prints.  *compare_q*: the same statistics, run as the command line would.
 *exact*: float64, from the logits of both models.  *16-bit*: with the tool's own shortcuts put in: its store holds the
 reference's log-probabilities in 65,536 steps over the 16 nats below the largest logit, so that a less probable token
 counts as if it were there; its divergence leaves out tokens below exp(-16); and it computes in float32.  Where that

@@ -96,7 +96,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
-    """Of lm-eval's results file, the numbers and what they depend on; no paths, no machine."""
+    """The numbers of lm-eval's results file, and the settings that they depend on; no paths, no machine."""
     scores = results["results"][TASK["task"]]
     names = ("lm_eval_version", "transformers_version")
     return {**{name: scores[f"{name},none"] for name in METRICS}, **{name: results.get(name) for name in names}}

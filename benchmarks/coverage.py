@@ -129,7 +129,7 @@ def levels(
     for memory, deviation in score.drift.items():
         ratio = memory / CELL
         keep = math.exp(-1 / ratio)
-        # The mean over a cell of what forgets within it varies less.
+        # A level that forgets within a cell varies less in the cell's mean.
         deviation *= math.sqrt(2 * ratio * (1 - ratio * (1 - keep)))
         steps = rng.standard_normal((cells, texts), np.float32) * np.float32(deviation)
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
@@ -174,7 +174,7 @@ def errors_of_text(
     n = int(windows.entries.sum())
     mean = float(total.sum()) / n
     truth = score.mean + score.context * float(windows.excess.sum()) / n
-    # What the context's excess adds to the variance of an entry is small beside the token's own, and left out.
+    # The context's excess adds little to the variance of an entry beside the token's own, and is left out.
     variance = float(counted @ scores) / n - (float(counted.sum(dtype=np.float64)) / n) ** 2 + score.noise**2
     sums = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64)))
     length = windows.last - windows.first

@@ -192,9 +192,9 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
         markdown.write(table, args.markdown)
         print(f"Markdown: {args.markdown}")
     if args.html:
-        from eval.html import report as html_report
+        from eval.html import report
 
-        html_report.write(run, inspect(), args.html, command, run.title or html_report.TITLE)
+        report.write(run, inspect(), args.html, command, run.title or report.TITLE)
         print(f"report: {args.html}")
 
 

@@ -50,7 +50,7 @@ class Source:
 def load(files: Sequence[Path]) -> tuple[StoredRun, Any]:
     """(the run, its inspection as JSON types or None) of one file, or of several merged.
 
-    InputError in one line for what cannot stand in one table, with the file and what to do.
+    InputError in one line for runs that cannot stand in one table, with the file and the remedy.
     """
     resolved = [file.resolve() for file in files]
     for file, path in zip(files, resolved, strict=True):

@@ -1,4 +1,4 @@
-"""What a run yields: one ModelResult a model, in the order of the specs."""
+"""The results of a run: one ModelResult a model, in the order of the specs; and of runs read back or merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eval.stats.uncertainty import Mean, Perplexity
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
-"""What results.json says of the run that made it."""
+"""Keys of results.json that say when, how and where the run was made."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A whole run: its data (JSON types), its subtitle for plots, its models, and what KLD is measured against.
+    """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
 
     ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
     None without a reference.  ``title``: the user's title of report and plots; None: each has its own.

@@ -244,7 +244,7 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
 
 
 def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
-    """Sums of what can be compared between models, by block."""
+    """Sums, by block, of the scores that can be compared between models."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
     found: dict[str, tuple[float, ...]] = {}

@@ -46,7 +46,7 @@ def window_notes(run: RunResult) -> list[str]:
 
 
 def best_notes(run: RunResult) -> list[str]:
-    """What the mark of the best means, or why there is none."""
+    """The meaning of the mark of the best, or why no row has it."""
     if (length := too_short_for_best(run.models)) is not None:
         reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
         return [f"no {BEST}: {reason} (from {LEAST_TOKENS:,} on it mostly is)"]
@@ -141,7 +141,7 @@ def text_rates(run: RunResult) -> list[str]:
 
 
 def floor_kld(run: RunResult) -> str:
-    """What the noise floor's KLD means, if it has one."""
+    """The meaning of the noise floor's KLD, if it has one."""
     floor = run.noise_floor
     if floor is None or floor.kld is None:
         return ""
@@ -149,7 +149,7 @@ def floor_kld(run: RunResult) -> str:
 
 
 def model_notes(model: ModelResult, run: RunResult) -> list[str]:
-    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and what the run noted."""
+    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and the notes of the run."""
     notes = []
     if model.error:
         notes.append(f"failed: {model.error}")

@@ -1,4 +1,4 @@
-"""``--pairs`` and ``--pair``: what can be said of the difference between two models, in words and numbers."""
+"""``--pairs`` and ``--pair``: the difference between two models, in words and numbers."""
 
 from __future__ import annotations
 
