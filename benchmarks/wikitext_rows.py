@@ -6,8 +6,8 @@ writes ``OUT/rows.jsonl`` (key ``text``: the 4,358 rows of ``Salesforce/wikitext
 and ``OUT/pages.jsonl`` (key ``page``: the 62 of ``EleutherAI/wikitext_document_level``).  A row is a line with its
 newline, and a blank line (a space and a newline in the file) is an empty row; a page begins at a title, a line like
 `` = Title = ``.  So do the scripts that made the data sets.  Two lines of formulas look like titles, so that 60
-articles are 62 pages, on the hub and here: bytes over words, 1,290,527 over 241,335, are to the last digit what published
-word and byte perplexities of lm-eval's task imply (pytorch/ao pull request 3394).
+articles are 62 pages on the hub and here: bytes over words, 1,290,527 over 241,335, agree to the last digit with the
+published word and byte perplexities of lm-eval's task (pytorch/ao pull request 3394).
 
 Some copies of the file have lost their blank lines and have Windows line ends.  They are put back by the file's own
 rule, and the result is the original if its SHA-256 says so; any other file is refused.

@@ -45,7 +45,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Damaged:
-    """One token, its text between the texts ``before`` and ``after`` it, and its scores by model and reference (nats)."""
+    """One token, its text between the texts ``before`` and ``after`` it, and its scores (nats)."""
 
     window: int
     position: int

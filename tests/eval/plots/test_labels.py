@@ -1,4 +1,4 @@
-"""Places for labels: in one column, and the names of lines; the labels of a scatter plot have test_scatter_labels.py."""
+"""Places for labels: in one column, and the names of lines; labels of a scatter plot: test_scatter_labels.py."""
 
 import itertools
 
