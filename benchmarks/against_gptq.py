@@ -2,7 +2,7 @@
 
     python benchmarks/against_gptq.py --model FOLDER --text rows.jsonl --seqlen 2048 --windows 4 --output table.json
 
-``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes those of
+``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes the rows of
 WikiText-2), or a plain text file.  Nothing of compare_q takes part in the first line: the rows are read and joined
 here, the tokenizer is called as GPTQ calls it, the model runs in float64 with eager attention, and the loss of each
 window is torch's cross-entropy, times ``seqlen``, summed and divided by ``windows * seqlen``, as GPTQ's ``llama.py``
@@ -66,7 +66,7 @@ def gptq(model_dir: Path, text: str, seqlen: int, windows: int) -> dict[str, Any
 
 
 def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """What compare_q scored, and its perplexity, by the way of its command line."""
+    """Tokens and windows that compare_q scored, and its perplexity, run as its command line would."""
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}

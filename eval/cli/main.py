@@ -28,7 +28,7 @@ from eval.run import runner, token_scores
 from eval.run.session import Session
 from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import columns, llama_block, markdown, pairs, terminal
+from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
 Inspect = Callable[[], Any]
 """Makes what the HTML report shows of single tokens; called only if a report is written."""
@@ -132,7 +132,7 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     def inspect() -> Any:
         from eval.html import inspector
 
-        return inspector.inspect(run, finished.data, cache)
+        return inspector.inspect_tokens(run, finished.data, cache)
 
     if args.tokens_out:
         copy_scores(cache, run, args.tokens_out)
@@ -159,10 +159,10 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
     table = columns.ordered(run, args.sort)
     terminal.show(table, Console())
     if args.statistics:
-        print("", *llama_block.blocks(table), sep="\n")
-    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.named(table, args.pair)]
+        print("", *llama_statistics.statistics_lines(table), sep="\n")
+    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
     if chosen:
-        print("", *pairs.text(chosen, table.data.get("text_tokens")), sep="\n")
+        print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
         from eval.plots import figures
@@ -191,9 +191,9 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
         markdown.write(table, args.markdown)
         print(f"Markdown: {args.markdown}")
     if args.html:
-        from eval.html import report as html_report
+        from eval.html import report
 
-        html_report.write(run, inspect(), args.html, command, run.title or html_report.TITLE)
+        report.write(run, inspect(), args.html, command, run.title or report.TITLE)
         print(f"report: {args.html}")
 
 
