@@ -21,7 +21,7 @@ from eval.results.run_result import ModelResult, RunResult
 
 WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
 """What is said of windows that differ."""
-DESCRIPTIVE = ("label", "key", "kind", "kind_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
+DESCRIPTIVE = ("label", "key", "contents", "contents_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
 """What a reference's description holds beside what it depends on."""
 MEANING = {
     "content": "model",

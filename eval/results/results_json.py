@@ -27,7 +27,8 @@ from eval.stats.uncertainty import MOST_BLOCKS, Value
 
 FORMAT = 5
 """Version of the layout of results.json: 4 is the layout of compare_q 0.1 and 0.2; 5 calls windows
-"windows" (4: "rows") and the blocks of text that errors come from "blocks" (4: "stretches")."""
+"windows" (4: "rows"), the blocks of text that errors come from "blocks" (4: "stretches"), and what a reference's store
+holds "contents" (4: "kind")."""
 PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")

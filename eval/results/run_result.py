@@ -101,7 +101,7 @@ class ModelResult:
 class RunResult:
     """A whole run: its data (JSON types), its subtitle for plots, its models, and what KLD is measured against.
 
-    ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
+    ``reference`` (JSON types) has at least ``label``, and ``contents``, "states" or "logits", while its store is there;
     None without a reference.  ``title``: the user's, of report and plots; None: each says what it shows.
     """
 
