@@ -24,7 +24,7 @@ class UpstreamReader(ReferenceStore):
     or the older single file with ``tensor.0``, ...  It names neither text nor tokenizer nor model.
     """
 
-    kind = "logits"
+    contents = "logits"
     reason = "kept by upstream's compare_q"
 
     def __init__(self, path: Path) -> None:

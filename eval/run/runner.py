@@ -261,7 +261,7 @@ class Runner:
         identity = {**self.reference.identity, "label": self.reference.label}
         reference_store.seal(task.record, self.reference.path, identity, n_windows)
         store = open_reference(self.reference.path)
-        size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.kind}"
+        size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.contents}"
         self.progress.say(f"{self.reference.label}: kept as the reference, {size}, in {self.reference.path}")
         if store.reason:
             self.progress.say(f"{self.reference.label}: {store.head.dtype} logits are kept, not states: {store.reason}")

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from backends.fake import FakeBackend
 from backends.hf.backend import TransformersBackend
+from backends.reference import comparison
 from backends.reference.store import MANIFEST, Reader, window_file
-from eval.run import scoring
 from eval.text import vocabulary
 from tests.support.toy import TOY_VOCAB, Ran, save_toy_tokenizer
 
@@ -216,7 +216,7 @@ def test_a_model_against_itself_is_exactly_zero(measured: Compare, toy_model: Pa
     model = ran.models["same"]
     assert (model["kld"], model["kld_sum"], model["same_top"]) == (0.0, 0.0, 1.0)
     assert model["ppl"] == ran.models["ref"]["ppl"]
-    assert ran.results["reference"]["kind"] == "states"
+    assert ran.results["reference"]["contents"] == "states"
     assert ran.results["reference"]["head_dtype"] == dtype
 
 
@@ -267,7 +267,7 @@ def test_a_long_vocabulary_is_compared_in_pieces(
     measured: Compare, pair: Models, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(pair).tokens("noisy")
-    monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
+    monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
     pieces = measured(pair, "-cc").tokens("noisy")
     np.testing.assert_allclose(pieces["kld"], whole["kld"], rtol=1e-4, atol=1e-5)
     assert pieces["window"] == whole["window"]
@@ -330,7 +330,7 @@ def test_an_engine_without_a_head_leaves_its_logits(measured: Compare, own_cache
     ran = measured([fake("ref", boost=3.0, reference=True), fake("uniform")])
     assert ran.status == 0, ran.err
     assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
-    assert ran.results["reference"]["kind"] == "logits"
+    assert ran.results["reference"]["contents"] == "logits"
     assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
     assert ran.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
 
@@ -390,7 +390,7 @@ def test_heads_that_are_recomputed(
     ran = measured([toy(folder, "ref", dtype=dtype, reference=True), toy(other, "noisy", dtype=dtype)])
     assert ran.status == 0, ran.out
     store = Reader(store_of(own_cache))
-    assert (store.kind, store.head.soft_cap, store.head.scale) == ("states", soft_cap, pytest.approx(scale))
+    assert (store.contents, store.head.soft_cap, store.head.scale) == ("states", soft_cap, pytest.approx(scale))
     weight, bias = store.weight(0, TOY_VOCAB, "cpu")
     assert (weight.shape, bias is not None) == ((TOY_VOCAB, 64), name == "Phi")
     windows = text_windows(toy_text)
@@ -435,8 +435,8 @@ def test_a_head_that_cannot_be_recomputed(
     assert f"ref: float32 logits are kept, not states: {reason}" in ran.err
     assert "of logits, in " in ran.err
     reference = ran.results["reference"]
-    assert reference["kind"] == "logits"
-    assert reference["kind_reason"].startswith(reason)
+    assert reference["contents"] == "logits"
+    assert reference["contents_reason"].startswith(reason)
     windows = text_windows(toy_text)
     exact, model = (whole_logits(folder, windows) for folder in (toy_model, noisy_model))
     found = ran.tokens("noisy")
@@ -478,7 +478,7 @@ def test_a_second_run_does_not_open_the_store(
     assert without.status == 0, without.err
     assert without.models["uniform"]["kld"] == first.models["uniform"]["kld"]
     assert without.results["reference"]["label"] == "ref"
-    assert "kind" not in without.results["reference"]
+    assert "contents" not in without.results["reference"]
     assert not store.exists()
     more = measured([*models, fake("boosted", boost=1.0)])
     assert more.status == 0, more.err
