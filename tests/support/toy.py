@@ -65,12 +65,17 @@ def toy_windows(count: int = 4, length: int = 100, score_from: int = 1) -> list[
     return [Window(row, generator.integers(0, 256, length, dtype=np.int32), score_from) for row in range(count)]
 
 
+def log_softmax(row: list[float]) -> list[float]:
+    """log softmax in float64, in plain Python loops: nothing shared with the code under test."""
+    peak = max(row)
+    log_total = peak + math.log(math.fsum(math.exp(z - peak) for z in row))
+    return [z - log_total for z in row]
+
+
 def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
-    """log softmax in float64, one position at a time in plain Python loops: nothing shared with the code under test."""
-    scores = []
-    for position in range(window.score_from, len(window.token_ids)):
-        row = [float(z) for z in logits[position - 1].double()]
-        peak = max(row)
-        total = math.fsum(math.exp(z - peak) for z in row)
-        scores.append(row[int(window.token_ids[position])] - peak - math.log(total))
-    return scores
+    """Log-probabilities of the scored tokens from logits [L, V], one position at a time."""
+    positions = range(window.score_from, len(window.token_ids))
+    return [
+        log_softmax([float(z) for z in logits[position - 1].double()])[int(window.token_ids[position])]
+        for position in positions
+    ]

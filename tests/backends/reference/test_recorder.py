@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,6 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
 def test_the_reason_of_an_engine_without_a_head_is_kept(tmp_path: Path) -> None:
     recorder = Recorder.of_engine(tmp_path, "its head is a Strange", numbers(3, 50), NEVER)
     assert (recorder.writer.contents, recorder.writer.reason) == ("logits", "its head is a Strange")
-
-
-@pytest.mark.parametrize(("keeps", "parts"), [(True, 1), (False, 0)])
-def test_only_a_process_that_keeps_logits_describes_them(tmp_path: Path, keeps: bool, parts: int) -> None:
-    """vLLM's gather may give every rank all logits; one that keeps none would describe a store of 0 entries."""
-    recorder = Recorder(tmp_path, "logits", "its logits are not its head's alone")
-    if keeps:
-        recorder.write(0, recorder.chosen(numbers(3, 50).bfloat16(), NEVER))
-    recorder.close("its head is quantized")
-    found = [json.loads(file.read_text())["head"] for file in tmp_path.glob("part.*.json")]
-    assert [(head["vocab_size"], head["dtype"]) for head in found] == [(50, "bfloat16")] * parts
 
 
 def test_states_without_a_head_are_an_error(tmp_path: Path) -> None:
