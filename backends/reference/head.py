@@ -77,7 +77,8 @@ def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
     """Why logits have to be kept in the place of states; empty if the head can be recomputed from states, to rounding.
 
     ``difference`` as ``head_difference`` says it, ``largest`` the size of the largest logit there, ``dtype`` the name
-    of the logits' dtype.  Four spacings: each of the two sides rounds the product and, with a soft cap, the cap.
+    of the logits' dtype.  Four spacings are allowed: each of the two sides rounds the product and, with a soft cap, the
+    cap.  (compare_q 0.2 allowed two to engines that hand out logits, and in vLLM four plus 2e-4.)
     """
     if isinstance(difference, str):
         return difference

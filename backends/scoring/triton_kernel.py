@@ -1,8 +1,8 @@
-"""The partial statistics of ``logit_statistics`` in one Triton kernel: every logit is read once, nothing is stored.
+"""``statistics.partial`` as one Triton kernel: every logit is read once, and nothing is stored but the results.
 
 One program reduces one row.  Each of its BLOCK lanes walks down the row with its own running maximum and sums, so the
-loop has no reduction across lanes; the lanes are put together at the end, as shards are.  A lane needs one exponential
-a value, exp(-|x - m|): it scales the new term if x <= m, and the sums so far if x is the new maximum.
+loop has no reduction across lanes; at the end the lanes are put together in the way in which shards are.  A lane needs
+one exponential a value, exp(-|x - m|): it scales the new term if x <= m, and the sums so far if x is the new maximum.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import triton.language as tl
 BLOCK = 2048
 WARPS = 16
 """The best of eight pairs on an H200 (driver 580.159.04, Triton 3.6): 384 rows of 128,256 bf16 logits against a
-reference took 126 us, with 8 warps 164; without one 70 and 75.  The two head products before them take 1,130.  Rows
-that do not start at a multiple of 16 bytes are loaded value by value."""
+reference took 126 us, with 8 warps 164; without a reference 70 and 75.  The two head products before the kernel take
+1,130 us.  Rows that do not start at a multiple of 16 bytes are loaded value by value."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
@@ -32,7 +32,7 @@ FAR = tl.constexpr(1e30)
 def partial(
     logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
 ) -> None:
-    """``logit_statistics.partial`` for at least one column; rows may lie at any distance and alignment."""
+    """``statistics.partial`` for at least one column; rows may lie at any distance and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(logits if reference is None else reference)
     if rows == 0:
@@ -62,7 +62,7 @@ def _store(
     out: tl.tensor, stride: tl.tensor,
     peak: tl.tensor, total: tl.tensor, moment: tl.tensor, target: tl.tensor, top: tl.tensor,
 ) -> None:  # fmt: skip
-    """Half a row, in the order of ``logit_statistics.Column``."""
+    """Half a row, in the order of ``statistics.Column``."""
     tl.store(out, tl.where(total == 0, float("-inf"), peak))
     tl.store(out + stride, total)
     tl.store(out + 2 * stride, moment)
@@ -72,7 +72,7 @@ def _store(
 
 @_jit
 def _first_top(peaks: tl.tensor, peak: tl.tensor, tiles: tl.tensor, lane: tl.tensor) -> tl.tensor:
-    """The first column that holds the maximum; within a lane ``tiles`` is that of the first already."""
+    """The first column that holds the maximum; within a lane ``tiles`` is already the first tile that does."""
     return tl.min(tl.where(peaks == peak, tiles + lane, 2147483647), 0)
 
 
@@ -82,7 +82,7 @@ def _statistics(
     z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
     has_reference: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Partial statistics of row ``program_id``; names as in ``logit_statistics``."""
+    """Partial statistics of row ``program_id``; names as in ``backends/scoring/statistics.py``."""
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 16,744 rows of 128,256
     z += row * z_stride
     r += row * r_stride

@@ -62,7 +62,10 @@ class Plan:
 
 @dataclass
 class Buffer:
-    """One window on its way: partial statistics [T, F] and, for a reference, states [T, H] or logits [T, V]."""
+    """One window that is being scored: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
+
+    ``written`` marks the scored positions [T] that are there; ``done`` is the GPU's event after the last copy.
+    """
 
     statistics: torch.Tensor
     kept: torch.Tensor | None
@@ -135,7 +138,7 @@ class Scorer:
         return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Rows at a time, a multiple of 128 where that is possible."""
+        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number; a multiple of 128 where one fits."""
         columns = self.vocab_size if self.plan.gathered or self.plan.probe else -(-self.vocab_size // self.tp_size)
         compares = self.comparison is not None
         copies = 1 + compares
@@ -169,7 +172,7 @@ class Scorer:
                         self.try_score(window, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
 
     def try_score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """``score``, whose error is kept: raised here it would kill the engine."""
+        """Call ``score`` and keep its error: raised here it would kill the engine."""
         try:
             self.score(window, n_scored, at, logits, targets)
         except Exception as error:
@@ -190,7 +193,7 @@ class Scorer:
         kept = None
         if self.recorder is not None and self.keeps:
             kept = self.recorder.chosen(logits, lambda: self.source.states)
-        buffer = self.buffers.get(window) or self._new(window, n_scored, out, kept)
+        buffer = self.buffers.get(window) or self._new_buffer(window, n_scored, out, kept)
         self.recomputed += int(buffer.written[at : at + n].sum())
         buffer.statistics[at : at + n].copy_(out, non_blocking=True)
         if kept is not None and buffer.kept is not None:
@@ -200,7 +203,7 @@ class Scorer:
             buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffer.done.record()
 
-    def _new(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
+    def _new_buffer(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
         import torch
 
         pin = self.device.type == "cuda"
