@@ -122,8 +122,9 @@ class Comparison:
             end = min(begin + step, n_scored)
             reference = self.logits(window, n_scored, begin, end)
             statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
+        found = statistics.scores(window, targets, [out.cpu().numpy()])  # waits for a GPU's copies of the window
         self.drop(window)
-        return statistics.scores(window, targets, [out.cpu().numpy()])
+        return found
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
