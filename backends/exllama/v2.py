@@ -24,6 +24,7 @@ from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
@@ -138,7 +139,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
         logits: torch.Tensor = self.model.forward(token_ids)
-        self.dtype = str(logits.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.model.config.vocab_size]
 
     def storage(self) -> Storage:
@@ -182,5 +183,5 @@ def described(module: Any) -> Layer:
         return Layer(module.key, f"exl2 {bits:.1f} bpw", "float16", "gemm_half_q_half")
     if "qweight" in tensors:
         return Layer(module.key, f"gptq {GPTQ_BITS}-bit", "float16", "gemm_half_q_half")
-    dtype = str(module.linear.weight.dtype).removeprefix("torch.")
+    dtype = dtype_name(module.linear.weight.dtype)
     return Layer(module.key, dtype, "float16", "torch.matmul")

@@ -26,6 +26,7 @@ from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
@@ -133,7 +134,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
         logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
-        self.dtype = str(logits.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.vocab_size]
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
@@ -154,7 +155,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
             module.forward = enter
         weight, bias = module.inner.weight[: module.in_features_unpadded, : self.vocab_size].T, module.inner.bias
-        dtype = str(weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(weight.dtype)
         facts = Head(self.vocab_size, dtype, module.softcap or None, module.post_scale)
         return weight, None if bias is None else bias[: self.vocab_size], facts
 
@@ -199,7 +200,7 @@ def described(module: Any) -> Layer:
     inner = module.inner
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
-        dtype = str(inner.weight.dtype).removeprefix("torch.")
+        dtype = dtype_name(inner.weight.dtype)
         return Layer(module.key, dtype, "float16", kernel)
     if getattr(inner, "_fused_reconstruct", None) is not None:  # set by the first call of reconstruct_hgemm
         kernel += ".reconstruct_hgemm"

@@ -22,6 +22,7 @@ from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
@@ -182,7 +183,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         config = self.model.config.get_text_config()
         scale = number(config, "logit_scale", 1.0) / number(config, "logits_scaling", 1.0)
         facts = Head(
-            module.weight.shape[0], str(module.weight.dtype).removeprefix("torch."),
+            module.weight.shape[0], dtype_name(module.weight.dtype),
             number(config, "final_logit_softcapping", 0.0) or None, scale,
         )  # fmt: skip
         return module.weight.detach(), None if module.bias is None else module.bias.detach(), facts
@@ -211,7 +212,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         parameters = next(self.model.parameters())
         return {
             "model_class": type(self.model).__name__,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.model.dtype),
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",

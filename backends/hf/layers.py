@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from backends.checkpoint.files import read_headers, weight_files
+from backends.common.dtypes import dtype_name
 from backends.layers.groups import Layer, deviation
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, grouped
 
@@ -38,7 +39,7 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
         if NOT_TEXT.search(name):
             continue
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
-            yield linear(name, module, scheme, text(model.dtype), dequantized=inner(name) in stored)
+            yield linear(name, module, scheme, dtype_name(model.dtype), dequantized=inner(name) in stored)
         elif type(module).__name__.endswith("Experts"):
             dequantized = any(each.startswith(f"{inner(name)}.") for each in stored)
             yield experts(name, module, scheme, model.config, dequantized=dequantized)
@@ -54,11 +55,13 @@ def linear(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequant
         return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
     weight: Any = getattr(module, "weight", None)
     if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
-        return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear")
+        return plain(
+            name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear"
+        )
     if hasattr(weight, "qdata"):  # torchao, whose linear layers hold tensors of its own classes
         return Layer(name, *torchao(weight, dtype), type(weight).__name__)
     if kernel == "Linear4bit":
-        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", text(module.compute_dtype), kernel)
+        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", dtype_name(module.compute_dtype), kernel)
     if kernel == "Linear8bitLt":
         return Layer(name, "int8 channel", "int8 token", kernel)
     if kernel == "CompressedTensorsFP8Linear":  # rounds by token also where the checkpoint has a scale for them
@@ -80,7 +83,7 @@ def experts(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequa
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
         asked = scheme.activations if scheme else ""
         return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
-    return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel)
+    return plain(name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel)
 
 
 def plain(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -> Layer:
@@ -93,7 +96,7 @@ def plain(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -
 
 def torchao(weight: Any, dtype: str) -> tuple[str, str]:
     """Weights and activations of a torchao tensor; "unknown" for a packed one."""
-    name = QDATA.get(text(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
+    name = QDATA.get(dtype_name(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
     blocks = getattr(weight, "block_size", None)
     if name is None or blocks is None or blocks[0] != 1:
         return UNKNOWN, UNKNOWN
@@ -145,8 +148,3 @@ def stored_quantized(folder: Path) -> set[str]:
 def inner(name: str) -> str:
     """A module's name without what is before its list of layers, which differs between checkpoint and model."""
     return name[max(name.find("layers."), 0) :]
-
-
-def text(dtype: Any) -> str:
-    """A dtype's name."""
-    return str(dtype).removeprefix("torch.")

@@ -42,6 +42,7 @@ from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import files, nvfp4_scales, stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common.capture import captured, root_cause, warnings_in
+from backends.common.dtypes import dtype_name
 from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import check_names
@@ -49,7 +50,7 @@ from backends.common.packages import installed_versions
 from backends.hub import repositories
 from backends.layers import noise
 from backends.vllm import install
-from backends.vllm.driver import EngineRun
+from backends.vllm.driver import VllmDriver
 from backends.vllm.environment import one_more_than, set_environment
 
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
@@ -139,7 +140,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.llm: Any = None
-        self.run: EngineRun | None = None
+        self.driver: VllmDriver | None = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
         self.environment = dict(os.environ)
@@ -201,13 +202,13 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
-                self.run = self._run(self.llm.collective_rpc("compare_q_install"))
+                self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
 
-    def _run(self, runners: list[str]) -> EngineRun:
+    def _driver(self, runners: list[str]) -> VllmDriver:
         config = self.llm.llm_engine.vllm_config
-        return EngineRun(
+        return VllmDriver(
             self.llm,
             lambda: captured(self.request.log_file),
             config.model_config.get_vocab_size(),
@@ -218,9 +219,9 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """All windows are queued at once, so that the scheduler keeps the engine full; results as they finish."""
-        assert self.run is not None
+        assert self.driver is not None
         try:
-            yield from self.run.score(list(windows), task)
+            yield from self.driver.score(list(windows), task)
         except CompareQError:
             raise
         except Exception as error:  # a dead engine, or a prompt that vLLM does not take
@@ -233,13 +234,13 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return stored_bits.storage_of(folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
-        return self.run.layers() if self.run else ()
+        return self.driver.layers() if self.driver else ()
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         return {
             "model_class": ", ".join(config.model_config.architectures),
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "device": str(config.device_config.device_type),
@@ -248,7 +249,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
-            "scorer": self.run.described() if self.run else {},
+            "scorer": self.driver.provenance() if self.driver else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **noise.described(noise.seed_of(self.request.options)),
@@ -263,7 +264,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             if self.llm is not None:
                 with captured(self.request.log_file):
                     self.llm.llm_engine.engine_core.shutdown()
-                    self.llm = self.run = None
+                    self.llm = self.driver = None
                     gc.collect()
         finally:
             os.environ.clear()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from backends.common.dtypes import dtype_name
 from backends.layers.groups import Layer, deviation
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared
 
@@ -96,7 +97,7 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
 
 def code(taken: Any, dtype: str) -> str:
     """Name of an activation's type as vLLM holds it: None, a torch dtype, or a word."""
-    text = dtype if taken is None else str(taken).removeprefix("torch.")
+    text = dtype if taken is None else dtype_name(taken)
     return CODES.get(text, text)
 
 

@@ -113,7 +113,7 @@ class ModelResult:
 class RunResult:
     """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
 
-    ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
+    ``reference`` (JSON types) has at least ``label``, and ``contents``, "states" or "logits", while its store is there;
     None without a reference.  ``title``: the user's title of report and plots; None: each has its own.
     """
 

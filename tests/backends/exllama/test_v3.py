@@ -270,7 +270,7 @@ def kept(backend: ExLlamaV3Backend, folder: Path) -> tuple[str, str]:
     list(scoring.token_scores(backend, windows, Task(record=building)))
     seal(building, folder / "store", {}, 1)
     store = open_reference(folder / "store")
-    return store.kind, store.reason
+    return store.contents, store.reason
 
 
 @pytest.mark.parametrize("quantized", [True, False])

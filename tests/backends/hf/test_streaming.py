@@ -110,7 +110,7 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
         store.seal(tmp_path / f"{name}.part", tmp_path / name, {}, len(windows))
         stores.append(store.Reader(tmp_path / name))
         backend.close()
-    assert stores[1].kind == "states"
+    assert stores[1].contents == "states"
     for window, whole, streamed in zip(windows, *scores, strict=True):
         assert torch.equal(stores[0].window(window.index), stores[1].window(window.index))
         np.testing.assert_array_equal(whole.logprob, streamed.logprob)

@@ -180,7 +180,7 @@ def test_divergence_against_float64(
 ) -> None:
     store = reference.Reader(toy_store)
     store.verify()
-    assert (store.kind, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
+    assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
     found = scores_of(noisy_engine, WINDOWS, against(toy_store))
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     for window in WINDOWS[-2:]:
@@ -343,8 +343,8 @@ def test_two_ranks_equal_one_and_gather_nothing(
         assert_same(scores_of(backend, WINDOWS, against(toy_store)), gold, 10 * ATOL_BATCH)
         plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
-        assert backend.run is not None
-        list(backend.run.scored(WINDOWS, plan))
+        assert backend.driver is not None
+        list(backend.driver.scored(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
             assert spied["inside"] == 0
             assert 0 < spied["all"] <= len(WINDOWS)
@@ -418,7 +418,7 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
             logits[:, EDITED] += BY
             assert_exact(found[window.index], logits, window, ATOL_LOGPROB)
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
-        assert (store.kind, store.reason) == ("logits", "its logits are not its head's alone")
+        assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
     assert not any(scores.kld.any() for scores in itself.values())
 
@@ -437,7 +437,7 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
     Gemma2ForCausalLM(config).bfloat16().save_pretrained(tmp_path / "gemma")
     with engine(tmp_path / "gemma", logs / "gemma.log") as backend:
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
-        assert (store.kind, store.head.soft_cap) == ("states", 3.0)
+        assert (store.contents, store.head.soft_cap) == ("states", 3.0)
         found = scores_of(backend, WINDOWS, against(store.path))
         window = WINDOWS[-1]
         logits = own_logits(backend, window)
