@@ -20,7 +20,7 @@ from tests.support.toy import TOY_VOCAB, toy_windows
 
 @runs_llama_cpp
 def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two entries of 99 scored rows, -inf and -3.4e38; one of them is the target of one row, which is left out."""
+    """One entry is -inf at every position, and the target of one position is -3.4e38: that position is left out."""
     (window,) = toy_windows(1)
     backend = loaded(toy_gguf)
     plain = backend._decode
@@ -28,11 +28,11 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     rare = next(token for token in range(256, TOY_VOCAB) if token != target)
 
     def decode(*arguments: Any) -> Any:
-        rows = plain(*arguments)
-        logits = np.ctypeslib.as_array(rows, (100, TOY_VOCAB))
+        pointer = plain(*arguments)
+        logits = np.ctypeslib.as_array(pointer, (100, TOY_VOCAB))
         logits[:, rare] = -np.inf
         logits[40, target] = -3.4e38
-        return rows
+        return pointer
 
     monkeypatch.setattr(backend, "_decode", decode)
     logits = backend.logits(window)

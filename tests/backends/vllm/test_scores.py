@@ -67,7 +67,7 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(
     for backend in (toy_engine, noisy_engine):
         assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
         found = scores_of(backend, again)
-        assert [len(found[row].logprob) for row in range(3)] == [199, 199, 119]
+        assert [len(found[index].logprob) for index in range(3)] == [199, 199, 119]
         np.testing.assert_allclose(found[1].logprob, found[0].logprob, atol=ATOL_BATCH)
         np.testing.assert_allclose(found[2].logprob, found[0].logprob[:119], atol=ATOL_BATCH)
 
