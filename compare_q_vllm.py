@@ -1,11 +1,12 @@
-"""vLLM's own scores, for an exllamav3 checkout of before July 2026 and from the command line.
+"""Models scored in vLLM, for an exllamav3 checkout from before July 2026, and from the command line.
 
-As a drop-in: put this file (a link to it, or a copy where compare_q is installed with ``pip install -e``) beside
-exllamav3's ``eval/compare_q.py``, import ``load_vllm_score`` and ``fwd_vllm_score`` there and register both as
-``"vllm_score"``.  ``fwd_vllm_score`` hands out full logits [1, L, V] because that compare_q wants them; compare_q's own
-driver never does that.
+As a drop-in: put this file (a link to this file, or a copy where compare_q is installed with ``pip install -e``) beside
+exllamav3's ``eval/compare_q.py``, import ``load_vllm_score`` and ``fwd_vllm_score`` there, and register both as
+``"vllm_score"``.  ``fwd_vllm_score`` hands out full logits [1, L, V] because exllamav3's compare_q wants them; the
+driver of this repository never hands out logits of vLLM.
 
-As a script: perplexity of one model, every position of every window, without a limit on the number of windows:
+As a script, the file prints the perplexity of one model from every position of every window, without a limit on the
+number of windows:
 
     python compare_q_vllm.py --model DIR --dataset wiki2 --context-length 2048
 """
@@ -20,14 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.checkpoint import config as checkpoint_config
-
 ROOT = Path(__file__).resolve().parent
 if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 try:
     from backends.base import LoadRequest
+    from backends.checkpoint import config as checkpoint_config
     from backends.common.capture import captured
     from backends.common.errors import CompareQError, InputError, ModelError
     from backends.hub import repositories
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 
 def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple[VllmScoreBackend, Any, Any, Any]:
-    """(model, layer bpw, head bpw, vram_bits) for windows of at most ``size`` tokens: upstream's load_fn contract.
+    """Load a model for windows of at most ``size`` tokens, as upstream's compare_q calls a ``load_fn``.
 
-    ``model_dir`` is a folder, a hub id, or ``[dir, options of LLM()]``.  Raises CompareQError with the reason, also
-    if the stored size is unknown: upstream's table has no place for "unknown".
+    Returns (model, bits per weight of the layers, of the head, bits of both together).  ``model_dir`` is a folder, a
+    hub id, or ``[folder or hub id, options of LLM()]``.  Raises CompareQError with the reason, also if the stored size
+    is unknown: upstream's table has no place for "unknown".
     """
     name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
     if options.get("noise") is not None:
@@ -69,30 +70,30 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
 
 
 def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:
-    """Logits [1, L, V] of ``input_ids`` [1, L], in the model's dtype, on the CPU: upstream's fwd_fn contract.
+    """Logits [1, L, V] of ``input_ids`` [1, L], as upstream's compare_q calls a ``fwd_fn``; ModelError.
 
-    The head's product runs over ``chunk_rows`` rows at a time.
+    They are on the CPU, in the model's dtype.  The head's product runs over ``chunk_rows`` positions at a time.
     """
     from safetensors.torch import load_file
     from vllm import SamplingParams
 
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:
         raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
-    # Each row has to be computed, also where a window shares its beginning with an earlier one.
+    # Each position has to be computed, also where a window shares its beginning with an earlier window.
     params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True})
     with tempfile.TemporaryDirectory() as folder, captured(model.request.log_file):
         file = str(Path(folder) / "logits.safetensors")
         model.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
         model.llm.generate({"prompt_token_ids": input_ids[0].tolist()}, params, use_tqdm=False)
-        rows = model.llm.collective_rpc("compare_q_save_logits", args=(file,))
-        if max(rows) != input_ids.shape[1]:
-            raise ModelError(f"vLLM computed {max(rows)} rows of logits for a window of {input_ids.shape[1]} tokens")
+        computed = max(model.llm.collective_rpc("compare_q_save_logits", args=(file,)))
+        if computed != input_ids.shape[1]:
+            raise ModelError(f"vLLM computed {computed} rows of logits for a window of {input_ids.shape[1]} tokens")
         logits: torch.Tensor = load_file(file)["logits"]
     return logits.unsqueeze(0)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of vLLM's score-mode script."""
+def argument_parser() -> argparse.ArgumentParser:
+    """The flags, which are named as vLLM's score-mode script names its own."""
     p = argparse.ArgumentParser(description="Perplexity of one model inside an unmodified vLLM, every position scored.")
     p.add_argument("--model", required=True, help="model folder or hub id; its tokenizer is used")
     p.add_argument("--quantization", help="vLLM quantization method, if the checkpoint does not name it")
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from eval.run import runner
     from eval.run.session import Session
 
-    args = parser().parse_args(arguments)
+    args = argument_parser().parse_args(arguments)
     try:
         data_spec, model_spec = specs_of(args)
         session = Session(Cache(default_root()), Progress(), verbose=args.verbose)

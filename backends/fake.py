@@ -2,8 +2,8 @@
 
 ``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``fail`` (raise after this many
 windows), ``nan_windows`` (windows whose first scored position is NaN).  The logits are ``boost`` for the target and 0
-elsewhere, so
-log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0, uniform, PPL = V exactly.
+elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and
+PPL = V exactly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FakeBackend(LogitsBackend):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.options = parse_options(FakeOptions, request.options)
-        self.done = 0
+        self.windows_done = 0
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -64,9 +64,9 @@ class FakeBackend(LogitsBackend):
     def logits(self, window: Window) -> torch.Tensor:
         import torch
 
-        if self.options.fail is not None and self.done >= self.options.fail:
+        if self.options.fail is not None and self.windows_done >= self.options.fail:
             raise ModelError(f"told to fail after {self.options.fail} windows")
-        self.done += 1
+        self.windows_done += 1
         logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = self.options.boost

@@ -1,7 +1,7 @@
 """Keep an engine's own chatter off the terminal: file descriptors 1 and 2 go to a log file for a while.
 
-Descriptors and not ``sys.stdout``, because vLLM's worker processes and its C++ code write past Python.  A worker that
-is started while the capture is on keeps writing to the log for its whole life.
+The descriptors are redirected, and not ``sys.stdout``, because vLLM's worker processes and C++ code write past Python.
+A worker that is started while the capture is on keeps writing to the log for its whole life.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def captured(log_file: Path | None) -> Iterator[None]:
 
 
 def root_cause(log: str) -> str | None:
-    """The first exception in a log that is not a mere report of another one; ``Type: message``.
+    """``Type: message`` of the first exception in a log that does not merely report another exception.
 
-    Lines of level WARNING are passed over: vLLM logs tracebacks of things that it survives.
+    Lines of level WARNING are passed over: vLLM logs tracebacks of errors that it survives.
     """
     for line in log.splitlines():
         match = EXCEPTION.search(line)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class CompareQError(Exception):
-    """Anything a user can cause or must know; its text is one line a problem: what, where, what to do."""
+    """An error that a user can cause or must know; the text has a line a problem: what, where, what to do."""
 
 
 class InputError(CompareQError):
@@ -14,7 +14,7 @@ class InputError(CompareQError):
 
 
 class NoSafetensorsError(InputError):
-    """A repository of the hub without safetensors; ``files`` are the names of its files, ``name`` is its own."""
+    """A repository of the hub, called ``name``, has no safetensors; ``files`` are the names of its files."""
 
     def __init__(self, name: str, files: Sequence[str]) -> None:
         super().__init__(f"{name}: no .safetensors files; compare_q loads no pickled weights")

@@ -1,4 +1,4 @@
-"""Giving a closed model's memory back."""
+"""Give the memory of a closed model back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers for the ``engine`` object of a model spec: checked once, by the engine that it is for."""
+"""Checks of the ``engine`` object of a model spec, which the engine named in the spec makes once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
-    """The options as ``model``; InputError with one line for the first thing wrong."""
+    """The options as an object of ``model``; InputError with one line for the first option that is wrong."""
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:

@@ -1,20 +1,32 @@
-"""Which packages are installed."""
+"""Which packages are installed, found out without importing them."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    pass
+from backends.common.errors import InputError
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Distribution name -> version, of those that are installed; imports none of them."""
+    """Distribution name -> version, of the packages that are installed."""
     found = {}
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
+
+
+def package_folder(module: str) -> Path | None:
+    """The folder that ``import module`` would take the top-level package ``module`` from; None if there is none."""
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def check_installed(module: str, install: str) -> None:
+    """InputError with the line ``install``, which mends it, unless ``module`` can be imported."""
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"{module} is not installed: {install}")

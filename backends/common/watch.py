@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Watch(Protocol):
-    """Told of one download; may be called from several threads, one at a time."""
+    """An object that is told of one download; calls may come from several threads, one call at a time."""
 
     def expect(self, total: int) -> None:
         """``total`` bytes will come."""

@@ -1,82 +1,51 @@
 """llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, an empty KV cache for each.
 
 Everything that the spec's ``engine`` object does not set is llama.cpp's own default (flash attention where it can, KV
-cache in f16), but for these:
+cache in f16), but for these settings:
 
 - all layers on the GPU where the build has one;
-- the context is as long as the longest window, the logical batch as long as the physical one (512 tokens): it decides
-  how many rows of logits llama.cpp holds at once, and no score;
+- the context is as long as the longest window, and the logical batch as long as the physical one (512 tokens): the
+  logical batch decides how many rows of logits llama.cpp holds at once, and changes no score;
 - as many threads as torch takes, where llama.cpp takes 4;
 - no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which GCC 12.2 of
-  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds without that code;
+  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code;
   ``"use_extra_bufts": true`` runs it.
-
-Logits that are -inf.  A model may exclude tokens for good (Chameleon's images: -3.4e38; draft vocabularies: -inf).
-Such a token has the probability 0 for the model and a KL divergence of +inf wherever a reference gives it any, which
-would leave a model without a single finite position.  Logits below ``FLOOR``, the lowest float16, are therefore set to
-it: the probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the divergence
-becomes p_ref * (65504 + ...).  A *target* below it is set to -inf, so that its position is left out and counted, as is
-a position without any logit above it.  How many were set is in the results.  NaN stays NaN.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import gguf
 from backends.common.capture import captured
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
-from backends.common.packages import installed_versions
+from backends.common.packages import check_installed, installed_versions
 from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
 from backends.layers.groups import Layer, group
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
+from backends.llamacpp.excluded_tokens import FLOOR, raise_to_floor
+from backends.llamacpp.options import LlamacppOptions, context_parameters, model_parameters
 
 if TYPE_CHECKING:
     import torch
 
-FLOOR = -65504.0
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
-BATCH = 512
 NO_TILES = (
     "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
-
-Positive = Annotated[int, Field(gt=0)]
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-
-
-class LlamacppOptions(BaseModel):
-    """The ``engine`` object: llama.cpp's parameters that change what runs; absent ones are its defaults."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
-    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
-    main_gpu: Annotated[int, Field(ge=0)] = 0
-    tensor_split: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=16)] | None = None
-    n_batch: Positive = BATCH
-    n_ubatch: Positive = BATCH
-    n_threads: Positive | None = None
-    flash_attn: bool | None = None
-    use_extra_bufts: bool | None = None
-    type_k: CacheType = "f16"
-    type_v: CacheType = "f16"
 
 
 def hub_files(model_dir: str) -> tuple[str, list[str]]:
@@ -115,8 +84,7 @@ class LlamacppBackend(LogitsBackend):
     @classmethod
     def check(cls, request: LoadRequest) -> None:
         parse_options(LlamacppOptions, request.options)
-        if importlib.util.find_spec("gguf") is None:
-            raise InputError(f"gguf is not installed: {cls.capabilities.install}")
+        check_installed("gguf", cls.capabilities.install)
         if not (cls.is_remote(request) or Path(request.model_dir).exists()):
             hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
             raise InputError(f"model_dir: {request.model_dir}: no such path; {hub_model}")
@@ -180,9 +148,7 @@ class LlamacppBackend(LogitsBackend):
             self.library = llama_cpp
             self.said = ggml.listening()
             llama_cpp.llama_backend_init()
-            self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), self._model_parameters())
-            if self.model and not llama_cpp.llama_model_has_encoder(self.model):
-                self.context = llama_cpp.llama_init_from_model(self.model, self._context_parameters())
+            self._open(str(file))
         if not self.context:
             reason = "it has an encoder" if self.model and not self.said.errors else self.said.reason()
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
@@ -190,36 +156,27 @@ class LlamacppBackend(LogitsBackend):
         for i in range(self.options.n_batch):
             self.batch.n_seq_id[i], self.batch.seq_id[i][0], self.batch.logits[i] = 1, 0, 1
 
-    def _model_parameters(self) -> Any:
-        parameters = self.library.llama_model_default_params()
-        parameters.n_gpu_layers, parameters.main_gpu = self.options.n_gpu_layers, self.options.main_gpu
-        parameters.split_mode = getattr(self.library, f"LLAMA_SPLIT_MODE_{self.options.split_mode.upper()}")
-        if split := self.options.tensor_split:
-            parameters.tensor_split = (ctypes.c_float * max(self.library.llama_max_devices(), 16))(*split)
+    def _open(self, file: str) -> None:
+        """Load the file, and make a context for it unless it has an encoder; what fails stays None."""
+        import torch
+
+        library, options = self.library, self.options
+        self.repacks = self._may_repack()
+        self.threads = options.n_threads or torch.get_num_threads()
+        model = model_parameters(library, options, repacks=self.repacks)
+        self.model = library.llama_model_load_from_file(file.encode(), model)
+        if self.model and not library.llama_model_has_encoder(self.model):
+            context = context_parameters(library, options, max_tokens=self.request.max_tokens, threads=self.threads)
+            self.context = library.llama_init_from_model(self.model, context)
+
+    def _may_repack(self) -> bool:
+        """Whether ggml may repack the weights: what the option says, else where the build has no AMX tile code."""
         chosen = self.options.use_extra_bufts
-        self.repacks = not ggml.has_tile_code(self._system_info()) if chosen is None else chosen
-        parameters.use_extra_bufts = self.repacks
-        return parameters
+        return not ggml.has_tile_code(self._system_info()) if chosen is None else chosen
 
     def _system_info(self) -> str:
         """What the loaded build can do: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
         return str(self.library.llama_print_system_info().decode().strip(" |"))
-
-    def _context_parameters(self) -> Any:
-        import torch
-        from gguf import GGMLQuantizationType as Types  # llama-cpp-python 0.3.36 has no name for bf16
-
-        self.threads = self.options.n_threads or torch.get_num_threads()
-        parameters = self.library.llama_context_default_params()
-        parameters.n_ctx = self.request.max_tokens
-        parameters.n_batch, parameters.n_ubatch = self.options.n_batch, self.options.n_ubatch
-        parameters.n_threads = parameters.n_threads_batch = self.threads
-        parameters.type_k, parameters.type_v = (
-            Types[name.upper()].value for name in (self.options.type_k, self.options.type_v)
-        )
-        if self.options.flash_attn is not None:
-            parameters.flash_attn_type = int(self.options.flash_attn)
-        return parameters
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch
@@ -236,13 +193,13 @@ class LlamacppBackend(LogitsBackend):
                 rows = self._decode(window, begin, begin + len(part))
                 part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
         targets = torch.from_numpy(window.token_ids[window.score_from :]).long().to(logits.device)
-        floored, excluded = floor(logits[window.score_from - 1 : -1], targets)
+        floored, excluded = raise_to_floor(logits[window.score_from - 1 : -1], targets)
         self.floored += floored
         self.excluded += excluded
         return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
-        """Pointer to the logits [end - begin, V] of some of a window's positions, those before being in the cache."""
+        """Pointer to the logits [end - begin, V] of positions begin to end; the ones before are in the KV cache."""
         self.batch.n_tokens = end - begin
         for i in range(end - begin):
             self.batch.token[i], self.batch.pos[i] = int(window.token_ids[begin + i]), begin + i
@@ -312,20 +269,3 @@ class LlamacppBackend(LogitsBackend):
             if self.model:
                 self.library.llama_model_free(self.model)
         self.model = self.context = self.batch = None
-
-
-def floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
-    """Set logits [T, V] below ``FLOOR`` to it, targets int64 [T] to -inf; (entries, targets) that were below.
-
-    A position that has no other logits gets -inf in all of them.
-    """
-    import torch
-
-    if bool(logits.amin() >= FLOOR):
-        return 0, 0
-    low = logits < FLOOR
-    excluded = low.gather(1, targets[:, None])
-    logits.masked_fill_(low, FLOOR)
-    logits.scatter_(1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None])))
-    logits[low.all(-1)] = -torch.inf
-    return int(low.sum()), int(excluded.sum())

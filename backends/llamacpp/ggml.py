@@ -1,4 +1,4 @@
-"""The ggml that is installed with llama-cpp-python: its builds, its log, and in which type it multiplies.
+"""The ggml that is installed with llama-cpp-python: its builds, its log, and the types in which ggml multiplies.
 
 What this file does not know: models and logits (``backends/llamacpp/backend.py``).
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backends.common.packages import package_folder
 from backends.layers.schemes import UNKNOWN
 
 DEBUG, WARNING, ERROR = 1, 3, 4
@@ -23,7 +23,7 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 class Log:
-    """What llama.cpp has said since a model's load began; all but debugging goes to the standard error as well."""
+    """What llama.cpp has said since a model's load began; all but debugging is also written to the standard error."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -70,22 +70,22 @@ def listening() -> Log:
 
 
 def libraries() -> dict[str, str]:
-    """Name -> size and time of the libraries that llama-cpp-python loads, in its own folder or in another one.
+    """Name -> size and time of the libraries that llama-cpp-python loads, from its own folder or from another one.
 
-    The files and not the hashes of its installation, which stay when another build is copied over it.
+    The files are looked at, since the hashes that pip noted stay when another build is copied over the installed one.
     """
-    package = importlib.util.find_spec("llama_cpp")
-    if package is None or package.origin is None:
+    package = package_folder("llama_cpp")
+    if package is None:
         return {}
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(package.origin).parent / "lib"))
-    # In glibc-hwcaps/x86-64-v4 lies the CPU's library for CPUs with AVX-512, if `make` built it.
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
+    # glibc-hwcaps/x86-64-v4 holds the library for CPUs with AVX-512, if `make` built llama.cpp.
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     found = {str(file.relative_to(folder)): file.stat() for file in files}
     return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
 
 
 def build() -> str:
-    """What tells builds of one version apart: "cpu cuda 1f0c...", which change scores."""
+    """What tells builds of one version apart, whose scores differ: "cpu cuda 1f0c..."."""
     found = libraries()
     digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
     return " ".join([*sorted(installed_backends()), digest[:12]])
@@ -114,11 +114,12 @@ def environment() -> dict[str, str]:
 
 
 def activations(weights: str, backend: str) -> str:
-    """In which type ggml multiplies float32 activations with weights of a type, by the sources of ggml 0.25.
+    """The type in which ggml multiplies float32 activations with weights of a type, by the sources of ggml 0.25.
 
-    A CPU converts them to the type that its dot product takes.  With a second backend at hand it may hand over the
-    products of 32 tokens and more, and nothing says so.  CUDA (compute capability 8.0 and more) quantizes to q8_1,
-    except for formats that it dequantizes to float16, and for FP4 formats on Blackwell, depending on the build.
+    The CPU backend converts the activations to the type that its dot product takes.  With a second backend at hand it
+    may hand over the products of 32 tokens and more, and nothing says so.  CUDA (compute capability 8.0 and more)
+    quantizes activations to q8_1, except for formats that it dequantizes to float16, and for FP4 formats on Blackwell,
+    depending on the build.
     """
     if weights.startswith("ggml"):
         return UNKNOWN

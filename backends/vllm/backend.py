@@ -1,20 +1,19 @@
 """vLLM, unmodified, as it serves the checkpoint: its kernels, its activation quantization, its KV cache.
 
 Every position is scored inside vLLM's workers, next to the lm_head (``backends/vllm/worker.py``), from the logits that
-vLLM computes; the driver's side of it is ``backends/vllm/driver.py``.
+vLLM computes; the part in this process is ``backends/vllm/driver.py``.
 
-Everything that the spec's ``engine`` object does not set is vLLM's default, but for these:
+Everything that the spec's ``engine`` object does not set is vLLM's default, but for these arguments:
 
-- ``max_model_len`` follows the windows (one more, for the token that vLLM insists on generating);
+- ``max_model_len`` follows the windows (one token more, since vLLM insists on generating one);
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
-- on CPU, ``kv_cache_memory_bytes`` for a few windows, where vLLM would claim 92 % of the RAM.
+- on a CPU, ``kv_cache_memory_bytes`` has room for a few windows, where vLLM would claim 92 % of the RAM.
 
-``"emulate": true`` is ours: NVFP4 activations by vLLM's emulation where the GPU has no kernel for them and vLLM would
-leave them unquantized.  Weight-only layers run as their scheme says anywhere.  On CPU the emulation is all there is.
-
-``"noise": "bf16"`` makes the model the noise floor (``backends/layers/noise.py``), eagerly: compiled graphs run no
-hooks.
+Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 activations by vLLM's emulation where the GPU has no
+kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere, and on a
+CPU vLLM has nothing but the emulation.  ``"noise": "bf16"`` makes the model the noise floor
+(``backends/layers/noise.py``), and runs it eagerly, since compiled graphs run no hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,91 +38,30 @@ from backends.base import (
     Window,
 )
 from backends.checkpoint import config as checkpoint_config
-from backends.checkpoint import files, nvfp4_scales, stored_bits
+from backends.checkpoint import nvfp4_scales, stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common.capture import captured, root_cause, warnings_in
 from backends.common.dtypes import dtype_name
-from backends.common.errors import CompareQError, InputError, ModelError
+from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
-from backends.common.options import check_names
 from backends.common.packages import installed_versions
 from backends.hub import repositories
 from backends.layers import noise
 from backends.vllm import install
 from backends.vllm.driver import VllmDriver
-from backends.vllm.environment import one_more_than, set_environment
+from backends.vllm.environment import kernel_environment, one_more_than, set_environment
+from backends.vllm.options import (
+    EMULATE,
+    check_checkpoint,
+    check_options,
+    emulation_arguments,
+    engine_arguments,
+    quantized_on_load,
+)
 
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
-OURS = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
 EXTENSION = "backends.vllm.plugin.ScoringExtension"
-EMULATE = "emulate"
-OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
-BATCHED_TOKENS = 8192
-"""At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
-
-
-def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
-    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
-    text = checkpoint_config.text_config(config)
-    layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if not (layers and hidden and heads):
-        return 4 << 30
-    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    return max(int(2 * layers * kv_heads * head_dim * 2 * tokens), 256 << 20)
-
-
-def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Arguments of ``LLM(...)`` but for the model: our defaults under the spec's options."""
-    defaults: dict[str, Any] = {
-        "max_model_len": request.max_tokens + 1,
-        "load_format": "safetensors",
-        "trust_remote_code": False,
-    }
-    arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
-    if noise.seed_of(request.options) is not None:
-        arguments["enforce_eager"] = True
-    if cpu:
-        batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
-        tokens = max(2 * batched, 4 * (request.max_tokens + 1))
-        arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
-    return arguments
-
-
-def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, Any]:
-    """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
-    rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
-    experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}
-    return {"linear_backend": "emulation", **experts} if rounded else {}
-
-
-def check_checkpoint(request: LoadRequest, folder: Path) -> None:
-    """InputError if vLLM would misread the scales of a local model, or has nothing to emulate in it."""
-    stray = files.strays(folder)
-    if stray and not (folder / "model.safetensors.index.json").is_file():
-        raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
-    if request.options.get("quantization_config") and not request.options.get("quantization"):
-        raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
-    layers = nvfp4_scales.layers_of(folder)
-    nvfp4_scales.check_scales(folder, layers)
-    if not request.options.get(EMULATE):
-        return
-    if not layers:
-        raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} is stored in NVFP4; leave it out")
-    chosen = emulation_arguments(layers)
-    check_names(chosen, install.arguments(), "the installed vLLM")
-    for name in chosen:
-        if name in request.options:
-            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
-
-
-def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
-    """Which option makes vLLM quantize while it loads a checkpoint, ``quantized`` already or not; empty if none."""
-    overrides = options.get("hf_overrides")
-    if options.get("quantization_config") or (isinstance(overrides, dict) and "quantization_config" in overrides):
-        return "quantization_config"
-    if options.get("load_format") == "bitsandbytes":
-        return "load_format"
-    return "quantization" if options.get("quantization") and not quantized else ""
+"""The class whose methods vLLM adds to its workers, by its name: the workers import it."""
 
 
 class VllmScoreBackend(FolderModel, ScoringBackend):
@@ -148,36 +86,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     @classmethod
     def check(cls, request: LoadRequest) -> None:
         install.check_version()
-        for name in OURS:
-            if name in request.options:
-                raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
-        mode = request.options.get("logprobs_mode", "raw_logprobs")
-        if mode not in ("raw_logprobs", "processed_logprobs"):
-            raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
-        check_names(request.options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
-        if noise.seed_of(request.options) is not None and not request.options.get("enforce_eager", True):
-            raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
-        emulate = request.options.get(EMULATE, False)
-        if not isinstance(emulate, bool):
-            raise InputError(f"engine.{EMULATE}: must be true or false (got {emulate!r})")
-        for name in ("max_model_len", "max_num_batched_tokens"):
-            value = request.options.get(name, 1)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"engine.{name}: must be a positive number of tokens (got {value!r})")
-        longest = request.options.get("max_model_len")
-        if longest is not None and longest <= request.max_tokens:
-            raise InputError(
-                f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1"
-            )
+        check_options(request)
         folder = Path(request.model_dir)
-        if not folder.is_dir():
-            return
-        check_checkpoint(request, folder)
-        if longest is None and checkpoint_config.rope_type(checkpoint_config.config_of(folder)) == "longrope":
-            raise InputError(
-                "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
-                "you serve with"
-            )
+        if folder.is_dir():
+            check_checkpoint(request, folder)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
@@ -186,7 +98,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | install.kernel_environment()
+        return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
 
     def load(self) -> None:
         folder = repositories.resolve(self.request.model_dir, self.request.revision)
@@ -218,7 +130,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         )
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """All windows are queued at once, so that the scheduler keeps the engine full; results as they finish."""
+        """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
         assert self.driver is not None
         try:
             yield from self.driver.score(list(windows), task)
@@ -258,7 +170,8 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def close(self) -> None:
         """Stop the engine's processes, and undo what vLLM has set in this process for the model that was loaded.
 
-        It leaves variables such as VLLM_SSM_CONV_STATE_LAYOUT behind, which would reach the next model and its key.
+        vLLM leaves variables such as VLLM_SSM_CONV_STATE_LAYOUT behind, which would reach the next model and the key of
+        its scores.
         """
         try:
             if self.llm is not None:
@@ -275,7 +188,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return file.stat().st_size if file is not None and file.exists() else 0
 
     def _log(self) -> str:
-        """What vLLM has written since this model's load began; empty if it writes to the terminal."""
+        """What vLLM has written since this model's load began; empty if vLLM writes to the terminal."""
         if not self._log_size() or self.request.log_file is None:
             return ""
         with self.request.log_file.open("rb") as log:
@@ -283,7 +196,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             return log.read().decode(errors="replace")
 
     def _reason(self, error: BaseException) -> str:
-        """One line: what the worker's log says went wrong, else the exception's own most telling line."""
+        """One line: the error that the workers' log names, else the most telling line of the exception."""
         if cause := root_cause(self._log()):
             return f"{cause} (log: {self.request.log_file})"
         telling = [line for line in str(error).splitlines() if line.strip().startswith("Value error, ")]

@@ -1,4 +1,4 @@
-"""What vLLM only takes from the environment."""
+"""vLLM's environment variables: those that can change a score, and what vLLM takes from nowhere else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,26 @@ from contextlib import contextmanager
 from backends.base import LoadRequest
 from backends.vllm import install
 
+HARMLESS = (
+    "VLLM_LOGGING", "VLLM_CONFIGURE_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_DO_NOT_TRACK", "VLLM_USAGE",
+    "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_NUM_OF_RESERVED_CPU",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
+)  # fmt: skip
+"""What the names of variables begin with that change no score."""
+LONGER_THAN_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+
+
+def kernel_environment() -> dict[str, str]:
+    """The VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("VLLM_") and not name.startswith(HARMLESS)
+    }
+
 
 def set_environment(request: LoadRequest) -> None:
-    """What vLLM only takes from the environment; a variable that the user has set stays."""
+    """Set what vLLM only takes from the environment; a variable that the user has set stays."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if request.log_file else "INFO")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
@@ -41,12 +58,11 @@ def one_more_than(context: int | None, request: LoadRequest) -> Iterator[None]:
     The one token that vLLM must generate is sampled from the window's last position and never fed back, so no position
     beyond the context is computed.
     """
-    name = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-    if request.max_tokens != context or name in os.environ:
+    if request.max_tokens != context or LONGER_THAN_CONTEXT in os.environ:
         yield
         return
-    os.environ[name] = "1"
+    os.environ[LONGER_THAN_CONTEXT] = "1"
     try:
         yield
     finally:
-        del os.environ[name]
+        del os.environ[LONGER_THAN_CONTEXT]

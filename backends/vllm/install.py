@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import os
 from functools import cache
 from pathlib import Path
 
 from packaging.version import Version
 
 from backends.common.errors import InputError
-from backends.common.packages import installed_versions
+from backends.common.packages import installed_versions, package_folder
 
 PACKAGES = ("vllm", "vllm-cpu")
-HARMLESS = (
-    "VLLM_LOGGING", "VLLM_CONFIGURE_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_DO_NOT_TRACK", "VLLM_USAGE",
-    "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_NUM_OF_RESERVED_CPU",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
-)  # fmt: skip
 OLDEST, NEWEST = "0.26", "0.33"
-INSTALL = "pip install 'vllm>=0.26,<0.34' (CPU: the three lines of docs/install.md)"
+"""The first and the last minor version whose workers ``backends/vllm/hooks.py`` knows."""
+SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
+INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
 
 def installed() -> tuple[str, Version] | None:
     """(distribution, version) of the vLLM that ``import vllm`` would find, or None."""
     found = next(iter(installed_versions(PACKAGES).items()), None)
     return (found[0], Version(found[1])) if found else None
-
-
-def kernel_environment() -> dict[str, str]:
-    """The VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith("VLLM_") and not name.startswith(HARMLESS)
-    }
 
 
 def check_version() -> None:
@@ -45,8 +31,8 @@ def check_version() -> None:
         raise InputError(f"vLLM is not installed: {INSTALL}")
     package, version = found
     if not Version(OLDEST).release <= version.release[:2] <= Version(NEWEST).release:
-        wanted = f"pip install '{package}>={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}'"
-        raise InputError(f"{package} {version} is outside the supported range {OLDEST} to {NEWEST}: {wanted}")
+        cure = f"pip install '{package}{SUPPORTED}'"
+        raise InputError(f"{package} {version} is outside the supported range {OLDEST} to {NEWEST}: {cure}")
 
 
 def is_cpu_build() -> bool:
@@ -55,27 +41,27 @@ def is_cpu_build() -> bool:
     return found is not None and (found[0] == "vllm-cpu" or found[1].local == "cpu")
 
 
-def _definitions(file: Path, name: str) -> ast.ClassDef:
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    raise InputError(f"{file}: class {name} not found; this vLLM is laid out differently from {OLDEST} to {NEWEST}")
-
-
 @cache
 def arguments() -> frozenset[str]:
     """Names that the installed ``vllm.LLM(...)`` takes: its own parameters and the fields of EngineArgs."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
+    root = package_folder("vllm")
+    if root is None:
         raise InputError(f"vLLM is not installed: {INSTALL}")
-    root = Path(spec.origin).parent
     fields = {
         node.target.id
-        for node in _definitions(root / "engine" / "arg_utils.py", "EngineArgs").body
+        for node in class_body(root / "engine" / "arg_utils.py", "EngineArgs")
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     parameters: set[str] = set()
-    for node in _definitions(root / "entrypoints" / "llm.py", "LLM").body:
+    for node in class_body(root / "entrypoints" / "llm.py", "LLM"):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             parameters = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
     return frozenset(fields | parameters) - {"self"}
+
+
+def class_body(file: Path, name: str) -> list[ast.stmt]:
+    """The statements of class ``name`` in a Python file; InputError if the file has no such class."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node.body
+    raise InputError(f"{file}: class {name} not found; this vLLM is laid out differently from {OLDEST} to {NEWEST}")

@@ -1,10 +1,10 @@
 """Which kernel vLLM chose for each layer of a loaded model, and the precision in which it takes the activations.
 
-It runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in one of a few attributes of a
-layer's ``scheme`` or ``quant_method``; what a kernel does with activations is read from its own config where it has
-one, else known from its class, by the sources of 0.26 to 0.33.  A kernel that is not known here is "unknown", never
-guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only and nothing that vLLM returns says
-so (PPL 28.18 in place of 34.87, ``results/h200/table``).
+This code runs in vLLM's workers, after the weights are processed.  vLLM keeps the kernel in one of a few attributes of
+a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations is read from the kernel's own config
+where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
+known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
+and nothing that vLLM returns says so (on an H200, PPL 28.18 in place of the 34.87 that the emulated checkpoint has).
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from backends.common.dtypes import dtype_name
 from backends.layers.groups import Layer, deviation
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared
 
-KERNELS = ("kernel", "fp8_linear", "linear_kernel")
+KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
+"""Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
 QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
+"""Classes without a config that says so, whose kernels quantize activations as the checkpoint asks."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
-"""What a QuantKey's type is with groups of a size; vLLM's type of FP4 is the byte that holds two."""
-CODES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
+"""(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
+SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
 def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str) -> Iterator[Layer]:
@@ -53,7 +55,7 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
 
 
 def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str, Any]) -> Scheme | None:
-    """What the checkpoint asks of a layer, by vLLM's own matching of layers to config groups where it has one."""
+    """What the checkpoint asks of a layer; vLLM's own matching of layers to config groups decides where it has one."""
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
@@ -68,7 +70,7 @@ def kernel_of(module: Any, method: Any) -> Any:
     if experts is not None:
         return experts
     for owner in (getattr(module, "scheme", None), method):
-        for name in KERNELS:
+        for name in KERNEL_ATTRIBUTES:
             if (kernel := getattr(owner, name, None)) is not None:
                 return kernel
     return getattr(module, "scheme", None) or method
@@ -80,14 +82,14 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
     if hasattr(kernel, "quant_config"):  # experts
-        return code(kernel.quant_config.quant_dtype, dtype)
+        return type_name(kernel.quant_config.quant_dtype, dtype)
     # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
     taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
-    if (given := code(taken, dtype)) != dtype:
+    if (given := type_name(taken, dtype)) != dtype:
         return given
     if not asked or WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
         return dtype
-    if "Humming" in name:  # decides by the platform
+    if "Humming" in name:  # Humming kernels decide by the platform
         return UNKNOWN
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
@@ -95,20 +97,20 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     return asked if QUANTIZES.search(name) else UNKNOWN
 
 
-def code(taken: Any, dtype: str) -> str:
-    """Name of an activation's type as vLLM holds it: None, a torch dtype, or a word."""
-    text = dtype if taken is None else dtype_name(taken)
-    return CODES.get(text, text)
+def type_name(taken: Any, dtype: str) -> str:
+    """Our name of a type that vLLM holds as a torch dtype, as a word, or as None, which means ``dtype``."""
+    name = dtype if taken is None else dtype_name(taken)
+    return SHORT_NAMES.get(name, name)
 
 
 def key_text(key: Any, line: str) -> str:
-    """A vLLM QuantKey in the words of ``backends/layers/schemes.py``; ``line``: what one scale for a row or column is
-    called.
+    """A vLLM QuantKey in the words of ``backends/layers/schemes.py``.
 
-    Group shapes: (-1, -1) tensor; (1, -1) and (-1, 1) a line; (1, n) groups; (n, m) blocks.
+    ``line`` is the word for one scale a row or column.  Group shapes: (-1, -1) is one scale for the tensor; (1, -1) and
+    (-1, 1) one a line; (1, n) one for n values of a row; (n, m) one for a tile of the matrix.
     """
     rows, columns = key.scale.group_shape
-    name = code(key.dtype, UNKNOWN)
+    name = type_name(key.dtype, UNKNOWN)
     if rows < 0 or columns < 0:
         return f"{name} {'tensor' if rows == columns else line}"
     return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"

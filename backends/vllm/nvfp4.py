@@ -1,7 +1,8 @@
-"""NVFP4 weights with unquantized activations for a vLLM without Marlin; imported in its workers only.
+"""A kernel for NVFP4 weights and unquantized activations, for a vLLM without Marlin; imported in vLLM's workers only.
 
-W4A4 layers need none of ours: vLLM's own emulation runs there.  It dequantizes every weight in every step, which is
-bearable: a window of 2,048 tokens of SmolLM2-135M took 12.9 s, weight-only 10.9 s, on two cores with other work.
+W4A4 layers need no kernel of ours: vLLM's own emulation runs there.  The emulation dequantizes every weight in every
+step, which is bearable: a window of 2,048 tokens of SmolLM2-135M took 12.9 s, and 10.9 s weight-only with the kernel of
+this file, on two cores with other work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""NVFP4 for vLLM on CPUs, where it registers no kernel for it, and the scoring extension behind it.
+"""What vLLM imports of compare_q: NVFP4 kernels on CPUs, where vLLM registers none, and the scoring extension.
 
-vLLM's workers import this file before they build a model: as compare_q's ``worker_extension_cls``, for which a
-repository on ``PYTHONPATH`` is enough and which ``VLLM_PLUGINS`` cannot leave out; and, where compare_q is installed,
-as a ``vllm.general_plugins`` entry point, so that ``vllm serve`` on a CPU serves what ``vllm_score`` scores.
+vLLM's workers import this file before they build a model, in two ways.  ``vllm_score`` names ``ScoringExtension`` of
+this file as its ``worker_extension_cls``: a checkout on ``PYTHONPATH`` is enough for that, and ``VLLM_PLUGINS`` cannot
+leave it out.  Where compare_q is installed, ``register`` is also a ``vllm.general_plugins`` entry point, so that ``vllm
+serve`` on a CPU serves what ``vllm_score`` scores.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ __all__ = ["ScoringExtension", "register"]
 
 MARLIN = "MarlinNvFp4LinearKernel"
 WHERE = ("vllm.model_executor.kernels.linear", "vllm.model_executor.layers.quantization.modelopt")
-"""Modules that name Marlin as the only kernel of weight-only NVFP4 (the second up to 0.26)."""
+"""Modules that name Marlin as the only kernel of weight-only NVFP4 (the second one up to vLLM 0.26)."""
 
 
 def register() -> None:
-    """On the CPU platform, give vLLM the NVFP4 kernels that it lacks there; nothing anywhere else.
+    """On the CPU platform, give vLLM the NVFP4 kernels that it lacks there; on any other, do nothing.
 
-    W4A4 is vLLM's own emulation.  Weight-only is ours: vLLM forces Marlin, by its name, without looking at the list.
+    For W4A4 the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place: vLLM takes
+    Marlin by its name there, without looking at its list of kernels.
     """
     from vllm.platforms import PlatformEnum, current_platform
 

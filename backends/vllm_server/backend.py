@@ -1,19 +1,20 @@
 """A running ``vllm serve``, wherever it runs: what its completions endpoint says of each token.
 
-``model_dir`` is the server's base URL.  A window goes as token ids, with ``prompt_logprobs=0``: vLLM then answers with
-the log-probability of each real token, of which nothing is rounded on the way (JSON keeps all digits of a float32), and
-computes the whole window, whatever its prefix cache holds.  Entropy, top-1 and KL divergence need more than that and
-are not there; the rank that comes along counts ties and so does not tell whether the real token is the top one.
+``model_dir`` is the server's base URL.  A window is sent as token ids, with ``prompt_logprobs=0``.  vLLM then answers
+with the log-probability of each real token, of which nothing is rounded on the way (JSON keeps all digits of a
+float32), and computes the whole window, whatever its prefix cache holds.  Entropy, top-1 and KL divergence need more
+than such an answer holds; its ranks count ties, and so do not tell whether the real token is the most probable one.
 
-Before anything is scored, a probe of 32 token ids asks for ``TOP`` entries a position, which shows whether
-log-probabilities or logits come back.  Its values are part of the scores' key (``stamp``), since a server can be
-started again with other weights under the same name.  Rounded to 0.01 nats they survive float32 noise; where other
-traffic moves bf16 roundings (0.03) they change, and the model is measured again, which costs time and nothing else.
-Other weights would have to agree in all 31 of them.  The probe is repeated when the model is loaded and after its last
-window: scores of a model that was swapped in between are not kept.  One swapped and swapped back meanwhile is not seen.
+Before anything is scored, a sample is taken: 32 token ids are scored with ``TOP`` entries a position, which shows
+whether the server answers log-probabilities or logits.  The sample's values are part of the scores' key (``stamp``),
+since a server can be started again with other weights under the same name.  Values rounded to 0.01 nats survive float32
+noise.  Where other traffic on the server moves bf16 roundings (by 0.03 nats), they change, and the model is measured
+again, which costs time and nothing else.  Other weights would have to agree in all 31 values.  The sample is taken
+again when the model is loaded and after its last window: scores of a model that was swapped in between are not kept.  A
+model that was swapped and swapped back in between is not noticed.
 
-The server's tokenizer must split ``WORDS`` into tokens that mean the same to the data's; tokens that do not occur
-there are not compared.
+The server's tokenizer must split ``WORDS`` into tokens that mean the same to the tokenizer of the data; tokens that do
+not occur in ``WORDS`` are not compared.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from backends.checkpoint import gguf, stored_bits
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
 from backends.hub import repositories
-from backends.vllm_server.client import Card, Probe, ServedModel, Server, ServerError, base_url, real_logprobs
+from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
 
-STAMPED: dict[tuple[str, str | None], tuple[Card, Probe]] = {}
+STAMPED: dict[tuple[str, str | None], tuple[Card, Sample]] = {}
 """(URL, ``engine.model``) -> what its last ``stamp`` saw, part of the scores' key: ``load`` must see the same."""
 
 
 class ServerOptions(BaseModel):
-    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, for its stored size alone."""
+    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, to know its stored size."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -78,7 +79,7 @@ class VllmServerBackend(ScoringBackend):
         self.options = parse_options(ServerOptions, request.options)
         self.served = served_model(request)
         self.card: Card | None = None
-        self.probe: Probe | None = None
+        self.sample: Sample | None = None
         self.tokenizer = ""
 
     @classmethod
@@ -91,10 +92,10 @@ class VllmServerBackend(ScoringBackend):
                     f"takes {longest} tokens, windows of {request.max_tokens} and one more to generate need a server "
                     f"started with --max-model-len {request.max_tokens + 1}"
                 )
-            await served.probe(client, card.model)
+            await served.sample(client, card.model)
 
-        stored(parse_options(ServerOptions, request.options))
-        asked(request, look)
+        stored_size(parse_options(ServerOptions, request.options))
+        before_load(request, look)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
@@ -104,40 +105,40 @@ class VllmServerBackend(ScoringBackend):
             context = None if card.max_model_len is None else card.max_model_len - 1
             return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
 
-        return asked(request, look)
+        return before_load(request, look)
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> str:
             card = await served.card(client)
-            probe = await served.probe(client, card.model)
-            STAMPED[served.server.url, served.name] = card, probe
-            identity = [served.server.url, asdict(card), probe.fingerprint, probe.rounded]
+            sample = await served.sample(client, card.model)
+            STAMPED[served.server.url, served.name] = card, sample
+            identity = [served.server.url, asdict(card), sample.fingerprint, sample.rounded]
             return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
-        return asked(request, look)
+        return before_load(request, look)
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return {}  # the server's is in the stamp; nothing here can change a score
+        return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
 
     def load(self) -> None:
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
             self.card = card = await served.card(client)
-            self.probe = probe = await served.probe(client, card.model)
-            key_card, key_probe = STAMPED.get((served.server.url, served.name), (card, probe))
-            if card != key_card or not probe.agrees(key_probe):
+            self.sample = sample = await served.sample(client, card.model)
+            key_card, key_sample = STAMPED.get((served.server.url, served.name), (card, sample))
+            if card != key_card or not sample.agrees(key_sample):
                 raise ServerError("the server's model changed before it was scored; run again")
             tokens = await served.vocabulary(client, card.model)
             self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
 
         try:
-            talk(self.served, look)
+            over_a_connection(self.served, look)
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """As they finish; the first that fails cancels those in flight.  ModelError too if the model was swapped."""
+        """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
         if task.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
         queue, most = iter(windows), self.options.concurrency
@@ -160,9 +161,9 @@ class VllmServerBackend(ScoringBackend):
     async def check_same(self, client: httpx2.AsyncClient) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
         assert self.card is not None
-        assert self.probe is not None
+        assert self.sample is not None
         try:
-            if not self.probe.agrees(await self.served.probe(client, self.card.model)):
+            if not self.sample.agrees(await self.served.sample(client, self.card.model)):
                 raise ServerError("the server's model changed while it was scored; run again")
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
@@ -170,31 +171,31 @@ class VllmServerBackend(ScoringBackend):
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         assert self.card is not None
-        assert self.probe is not None
+        assert self.sample is not None
         ids = window.token_ids.tolist()
         try:
             answer = await self.served.completion(client, self.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
             fingerprint = answer.get("system_fingerprint")
-            if fingerprint != self.probe.fingerprint:
+            if fingerprint != self.sample.fingerprint:
                 raise ServerError(
-                    f"{fingerprint} answers in place of {self.probe.fingerprint}; let one server stay at this URL"
+                    f"{fingerprint} answers in place of {self.sample.fingerprint}; let one server stay at this URL"
                 )
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
         return TokenScores(window.index, logprob[window.score_from - 1 :])
 
     def storage(self) -> Storage:
-        return stored(self.options)
+        return stored_size(self.options)
 
     def provenance(self) -> dict[str, Any]:
         assert self.card is not None
-        assert self.probe is not None
+        assert self.sample is not None
         return {
             "url": self.served.server.url,
             "server": asdict(self.card),
-            "system_fingerprint": self.probe.fingerprint,
-            "probe": self.probe.rounded,
+            "system_fingerprint": self.sample.fingerprint,
+            "probe": self.sample.rounded,  # what results.json has called the sample from the beginning
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.served.server.retried,
             "tokenizer": self.tokenizer,
@@ -209,12 +210,12 @@ class VllmServerBackend(ScoringBackend):
 def served_model(request: LoadRequest) -> ServedModel:
     """The model that a request is about; InputError for what is wrong with its options."""
     options = parse_options(ServerOptions, request.options)
-    server = Server(base_url(request.model_dir), key_of(options), options.timeout_s, options.retries)
+    server = Server(base_url(request.model_dir), api_key(options), options.timeout_s, options.retries)
     return ServedModel(server, options.model)
 
 
-def key_of(options: ServerOptions) -> str | None:
-    """The key, from the environment.  No error quotes the option: it may hold the key itself by mistake."""
+def api_key(options: ServerOptions) -> str | None:
+    """The server's key, from the environment.  No error quotes the option, which may hold the key by mistake."""
     if options.api_key_env is None:
         return None
     key = os.environ.get(options.api_key_env, "").strip()
@@ -223,8 +224,8 @@ def key_of(options: ServerOptions) -> str | None:
     return key
 
 
-def stored(options: ServerOptions) -> Storage:
-    """Size of ``weights``, if they are given; InputError if they are not there or damaged."""
+def stored_size(options: ServerOptions) -> Storage:
+    """Stored size of the model that ``weights`` names; InputError if its files are not there, or damaged."""
     if options.weights is None:
         return Storage(note="a server does not say what it stores; give engine.weights or override_*")
     try:
@@ -238,7 +239,7 @@ def stored(options: ServerOptions) -> Storage:
 Look = Callable[[ServedModel, "httpx2.AsyncClient"], Coroutine[Any, Any, T]]
 
 
-def talk(served: ServedModel, look: Look[T]) -> T:
+def over_a_connection(served: ServedModel, look: Look[T]) -> T:
     """What ``look`` finds over a connection of its own; ServerError."""
 
     async def connected() -> T:
@@ -248,22 +249,22 @@ def talk(served: ServedModel, look: Look[T]) -> T:
     return asyncio.run(connected())
 
 
-def asked(request: LoadRequest, look: Look[T]) -> T:
-    """The same before anything is loaded; InputError."""
+def before_load(request: LoadRequest, look: Look[T]) -> T:
+    """What ``look`` finds before anything is loaded; InputError."""
     served = served_model(request)
     try:
-        return talk(served, look)
+        return over_a_connection(served, look)
     except ServerError as error:
         raise InputError(f"model_dir: {served.server.url}: {error}") from None
 
 
 async def first_of(tasks: set[asyncio.Task[T]]) -> set[asyncio.Task[T]]:
-    """Those that have ended, as soon as one has."""
+    """The tasks that have ended, as soon as one has."""
     return (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
 async def abandon(tasks: set[asyncio.Task[T]], client: httpx2.AsyncClient) -> None:
-    """Cancel what is in flight, which makes vLLM drop the requests, and close the connections."""
+    """Cancel the tasks, which makes vLLM drop their requests, and close the connections."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,8 @@
 """A vLLM server over HTTP: URL, key, timeouts and retries, what one of its models is asked, what an answer must hold.
 
-What failed on the way (no connection, 429, 500, 502 to 504) is asked again, after a wait that doubles and is never the
-same twice, so that many windows do not come back at once; what the server refused or did not answer in time is not.
+A request that failed on the way (no connection, 429, 500, 502 to 504) is sent again, after a wait that doubles and is
+drawn at random, so that many windows do not come back at once.  A request that the server refused, or did not answer in
+time, is not.
 
 What this file does not know: specs, windows, scores.
 """
@@ -29,7 +30,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 RETRIED = (429, 500, 502, 503, 504)
 MESSAGE = 300
 """Characters of a server's own words that an error quotes."""
-PROBE = tuple(range(33, 65))
+SAMPLE_IDS = tuple(range(33, 65))
 """Ordinary tokens in every vocabulary: single bytes or letters."""
 TOP = 20
 """vLLM's own default of --max-logprobs."""
@@ -38,8 +39,9 @@ MOST_LOGITS = 1 << 20
 CLAMPED = -9999.0
 """What vLLM's server writes for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
+"""How far above 1 a sum of probabilities, and above 0 a log-probability, may be."""
 MOVED = 0.05
-"""Nats: above what other traffic does to a probe in bfloat16 (0.03).  Other weights would have to pass in all 31."""
+"""Nats: above what other traffic does to a sample in bfloat16 (0.03).  Other weights would have to pass 31 times."""
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
@@ -73,7 +75,10 @@ def base_url(name: str) -> str:
 
 
 class Server:
-    """``retried`` counts what had to be asked again.  ``key`` goes into a header and nowhere else."""
+    """Where a server is and how patiently it is asked.  ``key`` goes into a header and nowhere else.
+
+    ``retried`` counts the requests that had to be sent again.
+    """
 
     def __init__(self, url: str, key: str | None, timeout_s: float, retries: int) -> None:
         self.url = url
@@ -110,8 +115,8 @@ class Server:
                     raise refused from None
             else:
                 if response.status_code == 200:
-                    return parsed(response)
-                refused = ServerError(self.said(response, path), response.status_code)
+                    return json_object(response)
+                refused = ServerError(self.refusal_text(response, path), response.status_code)
                 if response.status_code not in RETRIED:
                     raise refused
                 wait = max(wait, retry_after(response))
@@ -125,7 +130,7 @@ class Server:
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"cannot be reached ({reason}); start the server, or correct the URL"
 
-    def said(self, response: httpx2.Response, path: str) -> str:
+    def refusal_text(self, response: httpx2.Response, path: str) -> str:
         """The server's own reason, without the key that some servers quote."""
         try:
             answer = response.json()
@@ -140,7 +145,7 @@ class Server:
         return f"HTTP {response.status_code} from {path}: {text[:MESSAGE]}{hint}"
 
 
-def parsed(response: httpx2.Response) -> dict[str, Any]:
+def json_object(response: httpx2.Response) -> dict[str, Any]:
     """The JSON object of an answer; ServerError."""
     try:
         answer = json.loads(response.content)
@@ -169,8 +174,11 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """``logprob`` float32 [len(PROBE) - 1]; ``fingerprint``: vLLM's own of its version and configuration."""
+class Sample:
+    """A model's scores of ``SAMPLE_IDS``, by which it is told from another model.
+
+    ``logprob``: float32 [len(SAMPLE_IDS) - 1]; ``fingerprint``: what vLLM makes of its own version and configuration.
+    """
 
     logprob: NDArray[np.float32]
     fingerprint: str | None
@@ -180,21 +188,21 @@ class Probe:
         """To 0.01 nats; text, as JSON has no infinity."""
         return [f"{value:.2f}" for value in self.logprob]
 
-    def agrees(self, other: Probe) -> bool:
+    def agrees(self, other: Sample) -> bool:
         """Whether the same model can have answered both."""
         close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)  # equal infinities are close
         return close and self.fingerprint == other.fingerprint
 
 
 class ServedModel:
-    """One model of a server: what is asked of it, and what its answers must hold.  ServerError where they do not."""
+    """One model of a server: what it is asked, and what its answers must hold; ServerError where they do not."""
 
     def __init__(self, server: Server, name: str | None) -> None:
         self.server = server
         self.name = name
 
     async def card(self, client: httpx2.AsyncClient) -> Card:
-        """The model of that name, or the only one."""
+        """What the server says of the model ``name``, or of its only one."""
         listed = (await self.server.ask(client, "/v1/models", quick=True)).get("data")
         cards = {entry.get("id"): entry for entry in listed or () if isinstance(entry, dict)}
         wanted = self.name
@@ -216,17 +224,17 @@ class ServedModel:
         answer: dict[str, Any] = await self.server.ask(client, "/v1/completions", body)
         return answer
 
-    async def probe(self, client: httpx2.AsyncClient, model: str) -> Probe:
-        """Scores of ``PROBE``, after it was seen that they are log-probabilities."""
+    async def sample(self, client: httpx2.AsyncClient, model: str) -> Sample:
+        """Scores of ``SAMPLE_IDS``, after it was seen that they are log-probabilities."""
         try:
-            answer = await self.completion(client, model, PROBE, TOP)
+            answer = await self.completion(client, model, SAMPLE_IDS, TOP)
         except ServerError as error:
             if error.status == 400 and "logprobs" in str(error):
                 raise ServerError(f"{error}; start the server with --max-logprobs {TOP} or more") from None
             raise
-        logprob = real_logprobs(PROBE, answer)
+        logprob = real_logprobs(SAMPLE_IDS, answer)
         check_normalized(answer["choices"][0]["prompt_logprobs"][1:])
-        return Probe(logprob, answer.get("system_fingerprint"))
+        return Sample(logprob, answer.get("system_fingerprint"))
 
     async def vocabulary(self, client: httpx2.AsyncClient, model: str) -> dict[int, str] | str:
         """Id -> token of ``WORDS``, or why the server does not say."""
@@ -245,7 +253,7 @@ class ServedModel:
 def real_logprobs(ids: Sequence[int], answer: Mapping[str, Any]) -> NDArray[np.float32]:
     """Log-probabilities float32 [L - 1] of a prompt's tokens but the first, from ``prompt_logprobs``; ServerError.
 
-    Entry i of it scores token i, among its keys must be that of the real token; the first entry is empty.
+    Entry i scores token i: one of its keys must be the id of the real token.  The first entry is empty.
     """
     try:
         entries = answer["choices"][0].get("prompt_logprobs")
@@ -267,7 +275,11 @@ def real_logprobs(ids: Sequence[int], answer: Mapping[str, Any]) -> NDArray[np.f
 
 
 def check_normalized(entries: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-    """ServerError if ``TOP`` entries a position and as much for all other tokens as for the last cannot make 1."""
+    """ServerError unless the entries can be log-probabilities.
+
+    The ``TOP`` entries of a position must sum to 1 at most, and reach 1 if every other token were as probable as the
+    last of them.
+    """
     for entry in entries:
         if len(entry) < TOP:
             raise ServerError(

@@ -30,7 +30,7 @@ def upgraded_reference(reference: Any) -> Any:
     """What a results.json of format 4 says of a reference; None without one."""
     if not isinstance(reference, dict):
         return reference
-    return renamed(renamed(reference, "kind", "contents"), "kind_reason", "contents_reason")
+    return with_renamed_key(with_renamed_key(reference, "kind", "contents"), "kind_reason", "contents_reason")
 
 
 def upgraded_parts(parts: Any) -> Any:

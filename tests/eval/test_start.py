@@ -20,18 +20,41 @@ def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subproces
     """A Python of its own."""
     environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     environment.pop("COMPARE_Q_COMMIT", None)
+    if path is None:
+        environment.pop("PYTHONPATH", None)
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def copy_checkout(folder: Path) -> Path:
     """A copy of what a checkout runs, without an environment."""
     for name in ("eval", "backends"):
-        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
-        shutil.copy(ROOT / name, tmp_path / "copy")
-    return tmp_path / "copy"
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    return copy_checkout(tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders that stand for the site-packages of ``pip install .`` ("wheel") and ``pip install -e .`` ("editable")."""
+    folder = tmp_path_factory.mktemp("installed")
+    checkout = copy_checkout(folder / "copy")
+    found = {}
+    for kind in ("wheel", "editable"):
+        (folder / kind).mkdir()
+        build = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder / kind)!r})"
+        built = run("-c", build, cwd=checkout)
+        assert built.returncode == 0, built.stderr
+        with zipfile.ZipFile(next((folder / kind).glob(f"compare_q-{__version__}-*.whl"))) as wheel:
+            wheel.extractall(folder / f"{kind}-site")
+        found[kind] = folder / f"{kind}-site"
+    return found
 
 
 def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
@@ -68,26 +91,61 @@ def test_help_waits_for_no_engine_and_no_picture() -> None:
     assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr
 
 
-def test_an_installation_is_whole(checkout: Path, tmp_path: Path) -> None:
-    """The wheel that pip installs: the page of the report, the examples, and a script that runs outside a checkout."""
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('../wheels'))"
-    (tmp_path / "wheels").mkdir()
-    built = run("-c", build, cwd=checkout)
-    assert built.returncode == 0, built.stderr
-    with zipfile.ZipFile(next((tmp_path / "wheels").glob(f"compare_q-{__version__}-*.whl"))) as wheel:
-        names = set(wheel.namelist())
-        wheel.extractall(tmp_path / "installed")
+def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> None:
+    """Every folder of eval and backends, the page of the report, the examples and their schemas; and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
-    assert {str(file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts} <= names
+    names = {str(file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
+    assert {"eval/html/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py"} < names
+    found = [file.relative_to(installed["wheel"]) for file in installed["wheel"].rglob("*") if file.is_file()]
+    assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {*names, "compare_q_vllm.py"}
+
+
+def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp_path: Path) -> None:
+    """Its script starts, and the commit of what lies around the environment is not taken for compare_q's."""
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["compare-q"]
     module, _, name = script.partition(":")
     start = f"import sys; sys.argv[0] = 'compare-q'; from {module} import {name}; sys.exit({name}())"
-    ran = run("-c", start, "--help", cwd=tmp_path, path=tmp_path / "installed")
+    site = tmp_path / "site"
+    shutil.copytree(installed["wheel"], site)
+    ran = run("-c", start, "--help", cwd=tmp_path, path=site)
     assert (ran.returncode, ran.stdout.partition(" [")[0]) == (0, "usage: compare-q"), ran.stderr
-    # An environment in the checkout of something else: that one's commit is not compare_q's.
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
         subprocess.run([*git, *words], check=True)
     asked = f"import {module}; from eval.common import machine; print({module}.__file__, machine.commit())"
-    ran = run("-c", asked, cwd=tmp_path, path=tmp_path / "installed")
-    assert ran.stdout == f"{tmp_path / 'installed' / 'eval' / 'compare_q.py'} None\n"
+    ran = run("-c", asked, cwd=tmp_path, path=site)
+    assert ran.stdout == f"{site / 'eval' / 'compare_q.py'} None\n"
+
+
+WHAT_VLLM_IMPORTS = """
+import importlib.metadata, site, sys, types
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+for name in [name for name in sys.modules if "editable" in name]:
+    del sys.modules[name]
+sys.path[:] = [sys.argv[1], *(entry for entry in sys.path if entry)]
+site.addsitedir(sys.argv[1])
+sys.modules["vllm"] = types.ModuleType("vllm")
+sys.modules["vllm.platforms"] = platforms = types.ModuleType("vllm.platforms")
+platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cpu=lambda: False), None
+
+(distribution,) = importlib.metadata.distributions(name="compare-q", path=[sys.argv[1]])
+(plugin,) = distribution.entry_points.select(group="vllm.general_plugins")
+print(plugin.load().__qualname__, sys.modules[plugin.module].__file__)
+
+from backends.vllm.backend import EXTENSION
+
+module, _, name = EXTENSION.rpartition(".")
+extension = getattr(importlib.import_module(module), name)
+print(extension.__name__, callable(extension.compare_q_install))
+"""
+"""In a Python where nothing but the given folder has compare_q, and whose vLLM runs on a GPU."""
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_vllm_finds_the_plugin_and_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    """The entry point of `vllm serve`, and the name that vllm_score gives vLLM's workers, outside the checkout."""
+    ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
+    source = installed["wheel"] if kind == "wheel" else installed["wheel"].parent / "copy"
+    plugin = source / "backends" / "vllm" / "plugin.py"
+    assert ran.stdout.splitlines() == [f"register {plugin}", "ScoringExtension True"], ran.stderr

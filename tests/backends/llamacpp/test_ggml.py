@@ -14,10 +14,7 @@ import torch
 
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
-
-needs_llama_cpp = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
-)
+from tests.support.llama_cpp import needs_llama_cpp
 
 
 class CpuTraits(ctypes.Structure):

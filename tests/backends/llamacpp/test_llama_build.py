@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -13,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from backends.base import LoadRequest
+from backends.common.packages import package_folder
 from backends.llamacpp import ggml
 from backends.llamacpp.backend import NO_TILES, LlamacppBackend
+from tests.support.llama_cpp import needs_llama_cpp
 
-needs_llama_cpp = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
-)
 TILES = re.compile(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)\b")
 V4 = Path("glibc-hwcaps", "x86-64-v4", "libggml-cpu.so.0")
 SUPPORTED = "x86-64-v4 (supported, searched)"
@@ -29,18 +27,17 @@ print(*(line for line in open("/proc/self/maps") if "libggml-cpu" in line))
 """
 
 
-def folder() -> Path:
-    spec = importlib.util.find_spec("llama_cpp")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "lib"
+def library_folder() -> Path:
+    package = package_folder("llama_cpp")
+    assert package is not None
+    return package / "lib"
 
 
 @needs_llama_cpp
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
 def test_no_library_holds_amx_tile_code() -> None:
     """GCC 12.2 miscompiles ggml's; a build for sapphirerapids with it had 373 such instructions."""
-    libraries = {file.resolve() for file in folder().rglob("*.so*")}
+    libraries = {file.resolve() for file in library_folder().rglob("*.so*")}
     assert len(libraries) >= 4
     for library in libraries:
         command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
@@ -63,7 +60,7 @@ def ask(**environment: str) -> str:
 @needs_llama_cpp
 def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
     """glibc takes the one with AVX-512 where the CPU has that; told that it has not, the other."""
-    if not (folder() / V4).is_file():
+    if not (library_folder() / V4).is_file():
         pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
     loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
     if SUPPORTED not in loader.stdout:
@@ -88,7 +85,6 @@ def test_whether_a_build_has_tile_code(info: str, expected: bool) -> None:
     assert ggml.has_tile_code(info) is expected
 
 
-@needs_llama_cpp
 @pytest.mark.parametrize(
     ("tiles", "option", "repacks", "notes"),
     [(True, None, False, [NO_TILES]), (True, True, True, []), (True, False, False, []), (False, None, True, [])],
@@ -97,11 +93,9 @@ def test_tile_code_runs_only_on_demand(
     monkeypatch: pytest.MonkeyPatch, tiles: bool, option: bool | None, repacks: bool, notes: list[str]
 ) -> None:
     """It may crash the process, and with it the results of every model."""
-    import llama_cpp
-
     options = {} if option is None else {"use_extra_bufts": option}
     backend = LlamacppBackend(LoadRequest("m", "llamacpp", "m.gguf", 100, options))
-    backend.library = llama_cpp
     monkeypatch.setattr(backend, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
-    assert backend._model_parameters().use_extra_bufts is repacks
+    backend.repacks = backend._may_repack()
+    assert backend.repacks is repacks
     assert backend._notes() == notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,17 @@ from backends.base import Task
 from backends.common.errors import ModelError
 from tests.support import ROOT
 from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
+from tests.support.vllm_engine import EAGER
 
-EAGER = {"enforce_eager": True, "dtype": "float32"}
+LINKED = """
+import runpy, sys
+from pathlib import Path
+sys.path[:] = [entry for entry in sys.path if not (Path(entry) / "backends").is_dir()]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+names = runpy.run_path(sys.argv[1])
+print(names["load_vllm_score"].__module__, sys.modules["backends"].__file__)
+"""
+"""A Python in which compare_q is not installed runs a file as exllamav3's compare_q would import it."""
 
 
 @pytest.mark.engine
@@ -66,7 +76,7 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
     (tmp_path / "d.json").write_text(json.dumps(data))
     (tmp_path / "m.json").write_text(json.dumps(model))
     out = run("eval/compare_q.py", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", tmp_path / "r.json")
-    assert "1 of 1 rows come from the cache" in out  # same windows, same model, same options: the same entry
+    assert "1 of 1 rows come from the cache" in out  # one entry: same windows, model and options
     (result,) = json.loads((tmp_path / "r.json").read_text())["models"]
     assert float(printed["Perplexity"]) == pytest.approx(result["ppl"], abs=1e-3)
 
@@ -78,6 +88,17 @@ def run(script: str, *words: object) -> str:
     return done.stdout
 
 
+def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> None:
+    (tmp_path / "eval").mkdir()
+    link = tmp_path / "eval" / "compare_q_vllm.py"
+    link.symlink_to(ROOT / "compare_q_vllm.py")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", LINKED, str(link)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == f"<run_path> {ROOT / 'backends' / '__init__.py'}\n", done.stderr
+
+
+@pytest.mark.usefixtures("stand_in_vllm")
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], toy_text: Path) -> None:
     assert compare_q_vllm.main(["--model", "/nowhere", "--text", str(toy_text)]) == 2
     assert capsys.readouterr().err == "error: /nowhere: /nowhere: no such folder\n"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +14,9 @@ from safetensors import safe_open
 
 from backends.base import LoadRequest, Task
 from backends.hf.backend import TransformersBackend
-from backends.vllm import backend as vllm_score
-from backends.vllm import install
-from backends.vllm.backend import VllmScoreBackend
 from eval.run import scoring
-from tests.backends.vllm.test_backend import engine, request_for, scores_of
-from tests.support import ROOT
-from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, refusal, toy_windows
+from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
+from tests.support.vllm_engine import engine, scores_of
 
 CPU_ONLY = pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own")
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -84,7 +77,7 @@ def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
                 layer.register_forward_pre_hook(lambda _, given, scale=scale: (rounded(given[0], scale),))
     with torch.inference_mode():
         logits = [model(torch.from_numpy(window.token_ids).long()[None]).logits[0] for window in WINDOWS]
-    return [brute_force(rows, window) for rows, window in zip(logits, WINDOWS, strict=True)]
+    return [brute_force(own, window) for own, window in zip(logits, WINDOWS, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +93,15 @@ def weight_only(checkpoints: Any, tmp_path_factory: pytest.TempPathFactory) -> I
 @CPU_ONLY
 def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_model: Path, checkpoints: Any) -> None:
     gold = reference(toy_model, checkpoints("NVFP4A16"))
-    for row, logprobs in enumerate(gold):
-        np.testing.assert_allclose(weight_only["scores"][row].logprob, logprobs, atol=ATOL_LOGPROB)
+    for index, logprobs in enumerate(gold):
+        np.testing.assert_allclose(weight_only["scores"][index].logprob, logprobs, atol=ATOL_LOGPROB)
     assert {group.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
 
 
 def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
-    """Log-probabilities of WINDOWS, [rows, 99], by Transformers."""
+    """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
     backend = TransformersBackend(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
     backend.load()
     scores = [scores.logprob for scores in scoring.token_scores(backend, WINDOWS, Task())]
@@ -136,8 +129,8 @@ def test_w4a4_against_the_definition(
     with engine(checkpoints("NVFP4"), tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
         kernels = {group.kernel for group in backend.layers()}
-    logprobs = np.array([found[row].logprob for row in range(len(WINDOWS))])
-    without = np.array([weight_only["scores"][row].logprob for row in range(len(WINDOWS))])
+    logprobs = np.array([found[window.index].logprob for window in WINDOWS])
+    without = np.array([weight_only["scores"][window.index].logprob for window in WINDOWS])
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)
     assert np.abs(logprobs - without).mean() > 0.1
     assert kernels == {"EmulationNvFp4LinearKernel", "UnquantizedEmbeddingMethod"}
@@ -213,112 +206,3 @@ def test_other_platforms_keep_their_kernels(kernels: Any, monkeypatch: pytest.Mo
     kernels.plugin.register()
     assert shipped == kernels.linear._POSSIBLE_NVFP4_KERNELS
     assert kernels.linear.MarlinNvFp4LinearKernel is kernels.marlin
-
-
-def test_unequal_scales_end_the_run_before_it_starts(
-    checkpoints: Any, write_specs: Any, compare_q: Any, monkeypatch: pytest.MonkeyPatch, toy_model: Path, tmp_path: Path
-) -> None:
-    from demo import quantize
-
-    monkeypatch.setattr(quantize, "FUSED", ())
-    quantize.quantize(toy_model, "NVFP4A16", tmp_path / "unequal")
-    data, models = write_specs([{"load_fn": "vllm_score", "label": "x", "model_dir": str(tmp_path / "unequal")}])
-    ran = compare_q("-d", data, "-m", models, "--check")
-    assert ran.status == 2
-    assert (
-        "x: model_dir: model.layers.0.mlp: gate_proj and up_proj have unequal weight_global_scale ("
-        in ran.err + ran.out
-    )
-
-
-def with_scales(folder: Path, *names: str) -> Path:
-    """A checkpoint of one-byte NVFP4 layers, each with the scales that are named."""
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "compressed-tensors"}}))
-    tensors = {f"{name.rpartition('.')[0]}.weight_packed": torch.zeros(1, dtype=torch.uint8) for name in names}
-    save_file(tensors | {name: torch.ones(1) for name in names}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "arguments"),
-    [
-        (("o_proj.weight_global_scale",), {}),
-        (("o_proj.weight_global_scale", "o_proj.input_global_scale"), {"linear_backend": "emulation"}),
-        (
-            ("mlp.experts.0.w2.weight_global_scale", "mlp.experts.0.w2.input_global_scale"),
-            {"linear_backend": "emulation", "moe_backend": "emulation"},
-        ),
-        (
-            ("o_proj.weight_global_scale", "o_proj.input_global_scale", "mlp.experts.0.w2.weight_global_scale"),
-            {"linear_backend": "emulation"},
-        ),
-    ],
-)
-def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp_path: Path) -> None:
-    """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
-    folder = with_scales(tmp_path / "x", *names)
-    VllmScoreBackend.check(request_for(folder, emulate=True))
-    assert vllm_score.emulation_arguments(vllm_score.nvfp4_scales.layers_of(folder)) == arguments
-    for name in arguments:
-        said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True, **{name: "marlin"}))
-        assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
-
-
-def test_emulate_is_not_an_argument_of_vllm(toy_model: Path) -> None:
-    assert "emulate" not in install.arguments()
-    assert "emulate" not in vllm_score.engine_arguments(request_for(toy_model, emulate=True), {}, cpu=False)
-
-
-def test_nothing_to_emulate(toy_model: Path, tmp_path: Path) -> None:
-    VllmScoreBackend.check(request_for(toy_model, emulate=False))
-    assert "engine.emulate: nothing to emulate: no layer of" in refusal(
-        VllmScoreBackend.check, request_for(toy_model, emulate=True)
-    )
-    assert "engine.emulate: must be true or false (got 'yes')" in refusal(
-        VllmScoreBackend.check, request_for(toy_model, emulate="yes")
-    )
-
-
-def test_a_vllm_without_emulation_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = with_scales(tmp_path / "x", "o_proj.weight_global_scale", "o_proj.input_global_scale")
-    monkeypatch.setattr(install, "arguments", lambda: frozenset({"enforce_eager", "dtype"}))
-    said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True))
-    assert "engine.linear_backend: the installed vLLM has no such argument" in said
-
-
-def test_installed_it_is_a_plugin_of_vllm() -> None:
-    """What `vllm serve` loads where compare_q is installed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (entry,) = project["entry-points"]["vllm.general_plugins"].values()
-    module, _, name = entry.partition(":")
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    assert f"def {name}() -> None:" in source
-
-
-@pytest.mark.parametrize(
-    ("options", "quantized", "how"),
-    [
-        ({}, False, ""),
-        ({"quantization": "fp8"}, False, "quantization"),
-        ({"quantization": "compressed-tensors"}, True, ""),
-        ({"quantization": "x", "quantization_config": {"a": 1}}, True, "quantization_config"),
-        ({"hf_overrides": {"quantization_config": {}}}, False, "quantization_config"),
-        ({"hf_overrides": {"rope_theta": 1}}, False, ""),
-        ({"load_format": "bitsandbytes"}, False, "load_format"),
-    ],
-)
-def test_what_quantizes_while_loading(options: dict[str, Any], quantized: bool, how: str) -> None:
-    """Then the checkpoint's headers do not say what is stored, and the size is n/a."""
-    assert vllm_score.quantized_on_load(options, quantized=quantized) == how
-
-
-def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "toy"
-    shutil.copytree(toy_model, folder)
-    said = refusal(VllmScoreBackend.check, request_for(folder, quantization_config={"linear": {"weight": "fp8"}}))
-    assert said == "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
-    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    assert "other.safetensors: vLLM would load it as well" in refusal(VllmScoreBackend.check, request_for(folder))

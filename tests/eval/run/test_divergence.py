@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from backends.reference.store import Reader
-from eval.run import scoring
 from tests.support.comparisons import (
     KLD,
     LENGTH,

@@ -1,0 +1,124 @@
+"""The ``engine`` object of a ``vllm_score`` spec: what is refused in it, and the arguments of ``LLM(...)`` it becomes.
+
+vLLM itself is not imported here: the names of its arguments come from ``backends/vllm/install.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from backends.base import LoadRequest
+from backends.checkpoint import config as checkpoint_config
+from backends.checkpoint import files, nvfp4_scales
+from backends.common.errors import InputError
+from backends.common.options import check_names
+from backends.layers import noise
+from backends.vllm import install
+
+SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
+EMULATE = "emulate"
+OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
+"""Options of the ``engine`` object that vLLM does not have."""
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+BATCHED_TOKENS = 8192
+"""At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
+
+
+def check_options(request: LoadRequest) -> None:
+    """InputError for the first option that vLLM does not have, or that the scoring cannot go with."""
+    options = request.options
+    for name in SET_BY_COMPARE_Q:
+        if name in options:
+            raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
+    mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
+    if mode not in LOGPROBS_MODES:
+        raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
+    check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
+    if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
+        raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
+    emulate = options.get(EMULATE, False)
+    if not isinstance(emulate, bool):
+        raise InputError(f"engine.{EMULATE}: must be true or false (got {emulate!r})")
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        value = options.get(name, 1)
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"engine.{name}: must be a positive number of tokens (got {value!r})")
+    longest = options.get("max_model_len")
+    if longest is not None and longest <= request.max_tokens:
+        raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
+
+
+def check_checkpoint(request: LoadRequest, folder: Path) -> None:
+    """InputError if vLLM would misread a local model, or has nothing to emulate in it."""
+    stray = files.strays(folder)
+    if stray and not (folder / "model.safetensors.index.json").is_file():
+        raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
+    if request.options.get("quantization_config") and not request.options.get("quantization"):
+        raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
+    layers = nvfp4_scales.layers_of(folder)
+    nvfp4_scales.check_scales(folder, layers)
+    if request.options.get(EMULATE):
+        check_emulation(request, folder, layers)
+    rope_type = checkpoint_config.rope_type(checkpoint_config.config_of(folder))
+    if rope_type == "longrope" and request.options.get("max_model_len") is None:
+        raise InputError(
+            "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
+            "you serve with"
+        )
+
+
+def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Layer]) -> None:
+    """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
+    if not layers:
+        raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} is stored in NVFP4; leave it out")
+    chosen = emulation_arguments(layers)
+    check_names(chosen, install.arguments(), "the installed vLLM")
+    for name in chosen:
+        if name in request.options:
+            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
+
+
+def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """Arguments of ``LLM(...)`` but for the model: our defaults under the spec's options."""
+    defaults: dict[str, Any] = {
+        "max_model_len": request.max_tokens + 1,
+        "load_format": "safetensors",
+        "trust_remote_code": False,
+    }
+    arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
+    if noise.seed_of(request.options) is not None:
+        arguments["enforce_eager"] = True
+    if cpu:
+        batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
+        tokens = max(2 * batched, 4 * (request.max_tokens + 1))
+        arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
+    return arguments
+
+
+def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
+    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
+    text = checkpoint_config.text_config(config)
+    layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if not (layers and hidden and heads):
+        return 4 << 30
+    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
+    return max(int(2 * layers * kv_heads * head_dim * 2 * tokens), 256 << 20)
+
+
+def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, Any]:
+    """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
+    rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
+    experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}
+    return {"linear_backend": "emulation", **experts} if rounded else {}
+
+
+def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
+    """Which option makes vLLM quantize while it loads a checkpoint, ``quantized`` already or not; empty if none."""
+    overrides = options.get("hf_overrides")
+    if options.get("quantization_config") or (isinstance(overrides, dict) and "quantization_config" in overrides):
+        return "quantization_config"
+    if options.get("load_format") == "bitsandbytes":
+        return "load_format"
+    return "quantization" if options.get("quantization") and not quantized else ""

@@ -1,0 +1,23 @@
+"""Real vLLMs that the tests of several files share: each is started once, at the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backends.vllm.backend import VllmScoreBackend
+from tests.support.vllm_engine import engine
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def toy_engine(toy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+    """Batches of 64 tokens, so that every window is prefilled in chunks."""
+    with engine(toy_model, logs / "toy.log", max_num_batched_tokens=64, max_num_seqs=4) as backend:
+        yield backend

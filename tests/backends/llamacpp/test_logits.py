@@ -1,0 +1,125 @@
+"""Logits of llama.cpp against Transformers on the same weights; its batches and its KV cache."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from backends.base import LoadRequest, LogitsBackend, Task, Window
+from backends.checkpoint import gguf as gguf_file
+from backends.common.errors import ModelError
+from backends.hf.backend import TransformersBackend
+from backends.llamacpp.backend import LlamacppBackend
+from backends.reference import store as reference
+from demo.__main__ import BASE, ROOT, make_models
+from demo.smollm2 import find_gguf
+from eval.run import scoring
+from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
+from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
+
+
+@runs_llama_cpp
+def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
+    """Same weights, no quantization anywhere: what differs is the order of float32 operations."""
+    ours = loaded(toy_gguf, **EXACT)
+    theirs = TransformersBackend(LoadRequest("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
+    theirs.load()
+    for window in toy_windows(2, 100, 3):
+        logits = ours.logits(window).cpu()
+        torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
+        (scores,) = scoring.token_scores(ours, [window], Task())
+        np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
+    assert (ours.facts(ours.request).vocab_size, ours.facts(ours.request).context) == (TOY_VOCAB, TOY_CONTEXT)
+    ours.close()
+    theirs.close()
+
+
+@runs_llama_cpp
+def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
+    """Batches of 7 leave a last one of 2.  Flash attention takes another kernel for few tokens: rounding remains."""
+    (window,) = toy_windows(1)
+
+    def run(n_batch: int, n_ubatch: int, **options: Any) -> torch.Tensor:
+        backend = loaded(toy_gguf, n_batch=n_batch, n_ubatch=n_ubatch, **options)
+        logits = backend.logits(window)
+        assert backend.provenance()["n_ubatch"] == min(n_ubatch, 100)
+        backend.close()
+        return logits
+
+    torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
+    torch.testing.assert_close(run(7, 7), run(100, 7), atol=1e-5, rtol=0)
+    assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
+
+
+@runs_llama_cpp
+def test_every_window_begins_with_an_empty_cache(toy_gguf: Path) -> None:
+    first, second = toy_windows(2)
+    backend, alone = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **EXACT)
+    backend.logits(first)
+    assert torch.equal(backend.logits(second), alone.logits(second))
+    short = Window(2, second.token_ids[:9])
+    torch.testing.assert_close(backend.logits(short), alone.logits(second)[:9], atol=1e-3, rtol=0)
+
+
+@runs_llama_cpp
+def test_window_longer_than_asked_for_is_one_line(toy_gguf: Path) -> None:
+    """The context is padded to 256 tokens."""
+    with pytest.raises(ModelError, match=r"window 0: .* gives no logits"):
+        loaded(toy_gguf).logits(toy_windows(1, 300)[0])
+
+
+@runs_llama_cpp
+def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
+    """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
+    windows, building, store = toy_windows(2), tmp_path / "building", tmp_path / "store"
+    ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
+    building.mkdir()
+    list(scoring.token_scores(ours, windows, Task(record=building)))
+    reference.seal(building, store, {}, len(windows))
+    assert reference.Reader(store).window(0).dtype == torch.float32
+    task = Task(reference=store, vocab_size=TOY_VOCAB)
+    assert not any(np.any(scores.kld) for scores in scoring.token_scores(ours, windows, task))
+    for window, scores in zip(windows, scoring.token_scores(other, windows, task), strict=True):
+        p, q = (backend.logits(window)[:-1].double().log_softmax(-1).cpu() for backend in (ours, other))
+        exact = (p.exp() * (p - q)).sum(-1).numpy()
+        assert 0 < exact.mean() < 1e-2
+        assert scores.kld is not None
+        np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def opticks() -> list[Window]:
+    """The first two windows of 1,024 tokens of the demo's text."""
+    make_models()
+    text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
+    ids = np.array(AutoTokenizer.from_pretrained(BASE)(text)["input_ids"], np.int32)
+    return [Window(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
+
+
+def perplexity(backend: LogitsBackend, windows: list[Window]) -> float:
+    backend.load()
+    scores = list(scoring.token_scores(backend, windows, Task()))
+    backend.close()
+    return math.exp(-float(np.concatenate([each.logprob for each in scores]).mean(dtype=np.float64)))
+
+
+@runs_llama_cpp
+def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Window]) -> None:
+    """SmolLM2's Q4_1 in llama.cpp, and the same weights unpacked: what is left are activations rounded to 8 bits."""
+    ours = LlamacppBackend(request_for(find_gguf(), tokens=1024))
+    theirs = TransformersBackend(LoadRequest("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
+    quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
+    assert quantized == pytest.approx(plain, rel=0.005)
+    assert quantized != plain
+    assert [(each.layers, each.count, each.weights) for each in ours.layers()] == [
+        ("token_embd.weight", 1, "q8_0"),
+        *((f"blk.*.{name}.weight", 30, "q4_1") for name in
+          ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),
+    ]  # fmt: skip
+    assert gguf_file.read_model(find_gguf()).storage() == ours.storage()

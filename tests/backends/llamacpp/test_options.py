@@ -1,0 +1,67 @@
+"""The ``engine`` object and the ``model_dir`` of a llamacpp spec: what is refused, and what is on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.llamacpp.backend import LlamacppBackend
+from backends.llamacpp.options import LlamacppOptions, context_parameters, model_parameters
+from tests.support.llama_cpp import request_for
+from tests.support.toy import refusal
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_gpu_layer": 1}, "did you mean 'n_gpu_layers'"), ({"type_k": "q4_K"}, "engine.type_k: "),
+        ({"n_batch": 0}, "engine.n_batch: "), ({"tensor_split": [0.5] * 17}, "engine.tensor_split: "),
+    ],
+)  # fmt: skip
+def test_bad_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(LlamacppBackend.check, request_for(tmp_path, **options))
+
+
+def test_path_that_is_nowhere() -> None:
+    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request_for("/models/nowhere.gguf"))
+    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request_for("owner/repo"))
+
+
+def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = request_for("demo/models/x.gguf")
+    assert LlamacppBackend.is_remote(wanted)
+    (tmp_path / "demo").mkdir()
+    assert not LlamacppBackend.is_remote(wanted)
+    assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppBackend.check, wanted)
+
+
+def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = request_for("owner/repo-GGUF/Q8/m-00002-of-00002.gguf")
+    LlamacppBackend.check(wanted)
+    assert LlamacppBackend.is_remote(wanted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "repo").mkdir(parents=True)
+    (tmp_path / "owner" / "repo" / "m.gguf").touch()
+    local = request_for("owner/repo/m.gguf")
+    assert not LlamacppBackend.is_remote(local)
+    assert LlamacppBackend.fetch(local) is local
+
+
+def test_what_llama_cpp_is_told() -> None:
+    """Every option reaches its parameter; the others stay llama.cpp's defaults."""
+    library = SimpleNamespace(
+        llama_model_default_params=SimpleNamespace, llama_context_default_params=SimpleNamespace,
+        llama_max_devices=lambda: 2, LLAMA_SPLIT_MODE_ROW=2,
+    )  # fmt: skip
+    options = LlamacppOptions(n_gpu_layers=3, split_mode="row", tensor_split=[1, 3], n_batch=64, type_k="bf16")
+    model = model_parameters(library, options, repacks=False)
+    assert (model.n_gpu_layers, model.main_gpu, model.split_mode, model.use_extra_bufts) == (3, 0, 2, False)
+    assert list(model.tensor_split) == [1, 3, *[0] * 14]
+    context = context_parameters(library, options, max_tokens=100, threads=5)
+    assert vars(context) == {
+        "n_ctx": 100, "n_batch": 64, "n_ubatch": 512, "n_threads": 5, "n_threads_batch": 5, "type_k": 30, "type_v": 1,
+    }  # fmt: skip

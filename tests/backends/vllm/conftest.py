@@ -1,0 +1,78 @@
+"""What the tests of vLLM share: a second model, an engine for it, the noise floor, and Transformers as the judge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+
+from backends.base import Window
+from backends.vllm import install
+from backends.vllm.backend import VllmScoreBackend
+from tests.support.vllm_engine import ARGUMENTS, WINDOWS, engine, recorded
+
+
+@pytest.fixture(scope="session")
+def noisy_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with noise in every matrix: what a quantization would leave."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("noisy") / "noisy"
+    shutil.copytree(toy_model, folder)
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.add_(torch.randn_like(weight) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def noisy_engine(noisy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+    with engine(noisy_model, logs / "noisy.log") as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+    """The toy in float32 with noise, which is far above what the order of additions does."""
+    with engine(toy_model, logs / "floor.log", noise="bf16", noise_seed=3) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="session")
+def toy_logits(toy_model: Path) -> Any:
+    """Window -> the toy model's logits [L, V] in float32 by Transformers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
+
+    def logits(window: Window) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def toy_store(toy_engine: VllmScoreBackend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy as the reference of WINDOWS, recorded by vLLM."""
+    folder = tmp_path_factory.mktemp("reference")
+    return recorded(toy_engine, WINDOWS, folder)
+
+
+@pytest.fixture
+def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM for tests that start none, where none need be installed: its version and a few of its arguments."""
+    unchecked = replace(VllmScoreBackend.capabilities, packages=())
+    monkeypatch.setattr(VllmScoreBackend, "capabilities", unchecked)
+    monkeypatch.setattr(install, "installed", lambda: ("vllm", Version("0.32.0")))
+    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS)

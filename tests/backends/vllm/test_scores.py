@@ -1,0 +1,102 @@
+"""vllm_score against brute force, in a real vLLM: chunks, batches, prefixes, long windows, preemption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import Window
+from backends.common.errors import ModelError
+from backends.vllm.backend import VllmScoreBackend
+from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
+from tests.support.vllm_engine import (
+    EXACT,
+    WINDOWS,
+    against,
+    assert_exact,
+    assert_same,
+    engine,
+    own_logits,
+    recorded,
+    scores_of,
+)
+
+
+@pytest.mark.engine
+def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -> None:
+    found = scores_of(toy_engine, WINDOWS)
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
+    for window in WINDOWS:
+        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
+
+
+@pytest.mark.engine
+def test_scores_against_float64_on_the_engines_own_logits(toy_engine: VllmScoreBackend) -> None:
+    found = scores_of(toy_engine, WINDOWS)
+    for window in WINDOWS[-2:]:
+        assert_exact(found[window.index], own_logits(toy_engine, window), window, EXACT)
+
+
+@pytest.mark.engine
+def test_one_at_a_time_equals_all_at_once(toy_engine: VllmScoreBackend) -> None:
+    windows = toy_windows(6, 100)
+    together = scores_of(toy_engine, windows)
+    for window in windows:
+        alone = scores_of(toy_engine, [window])
+        np.testing.assert_allclose(alone[window.index].logprob, together[window.index].logprob, atol=ATOL_BATCH)
+
+
+@pytest.mark.engine
+def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmScoreBackend) -> None:
+    """The scheduler is paused while windows are queued, so that batches do not depend on who was faster."""
+    first, second = scores_of(noisy_engine, WINDOWS), scores_of(noisy_engine, WINDOWS)
+    assert_same(second, first, atol=0.0)
+
+
+@pytest.mark.engine
+def test_repeated_and_shared_beginnings_are_scored_in_full(
+    toy_engine: VllmScoreBackend, noisy_engine: VllmScoreBackend
+) -> None:
+    """vLLM caches prefixes by default; one that is read would leave positions unscored."""
+    (window,) = toy_windows(1, 200)
+    again = [window, replace(window, index=1), Window(2, window.token_ids[:120])]
+    for backend in (toy_engine, noisy_engine):
+        assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
+        found = scores_of(backend, again)
+        assert [len(found[index].logprob) for index in range(3)] == [199, 199, 119]
+        np.testing.assert_allclose(found[1].logprob, found[0].logprob, atol=ATOL_BATCH)
+        np.testing.assert_allclose(found[2].logprob, found[0].logprob[:119], atol=ATOL_BATCH)
+
+
+@pytest.mark.engine
+def test_a_window_as_long_as_the_context(toy_engine: VllmScoreBackend, toy_logits: Any) -> None:
+    """The engine was loaded for TOY_CONTEXT tokens: max_model_len is one more than the config's maximum."""
+    (window,) = toy_windows(1, TOY_CONTEXT)
+    found = scores_of(toy_engine, [window])[0]
+    np.testing.assert_allclose(found.logprob, brute_force(toy_logits(window), window), atol=ATOL_LOGPROB)
+
+
+@pytest.mark.engine
+def test_a_prompt_that_is_too_long_is_a_model_error(toy_engine: VllmScoreBackend) -> None:
+    with pytest.raises(ModelError, match="stopped while scoring"):
+        scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
+
+
+@pytest.mark.engine
+def test_preempted_windows_are_scored_all_the_same(
+    toy_engine: VllmScoreBackend, noisy_model: Path, noisy_engine: VllmScoreBackend, logs: Path, tmp_path: Path
+) -> None:
+    """A KV cache of four blocks of 128 tokens for windows of 200, each growing by 40 tokens a step: four start, and
+    from the second block on they push each other out."""
+    windows = toy_windows(6, 200)
+    store = recorded(toy_engine, windows, tmp_path)
+    gold = scores_of(noisy_engine, windows, against(store))
+    options = {"num_gpu_blocks_override": 5, "block_size": 128, "long_prefill_token_threshold": 40}
+    with engine(noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options) as backend:
+        found = scores_of(backend, windows, against(store))
+        assert backend.provenance()["scorer"]["recomputed_positions"] > 0
+    assert_same(found, gold)

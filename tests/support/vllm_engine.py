@@ -1,0 +1,114 @@
+"""A real vLLM in float32 for tests: how it is started, what is scored in it, and what its scores must be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import compare_q_vllm
+from backends.base import LoadRequest, Task, TokenScores, Window
+from backends.reference import store as reference
+from backends.vllm.backend import VllmScoreBackend
+from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
+
+EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
+EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
+TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
+FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
+WINDOWS = [*toy_windows(5, 100), *(replace(window, index=5) for window in toy_windows(1, 150, 20))]
+
+ARGUMENTS = frozenset({
+    "dtype", "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "linear_backend", "load_format",
+    "logprobs_mode", "max_model_len", "max_num_batched_tokens", "model", "moe_backend", "quantization",
+    "quantization_config", "revision", "tensor_parallel_size", "trust_remote_code",
+})  # fmt: skip
+"""Some of the arguments of ``vllm.LLM(...)``, for tests where no vLLM need be installed."""
+
+
+def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
+    return LoadRequest("toy", "vllm_score", str(folder), tokens, {**EAGER, **options})
+
+
+@contextmanager
+def engine(folder: Path, log: Path, tokens: int = TOY_CONTEXT, **options: Any) -> Iterator[VllmScoreBackend]:
+    """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test."""
+    backend = VllmScoreBackend(replace(request_for(folder, tokens, **options), log_file=log))
+    try:
+        with as_before():
+            backend.load()
+        yield backend
+    finally:
+        with as_before():
+            backend.close()
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """The environment of this process is afterwards what it was."""
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def scores_of(backend: VllmScoreBackend, windows: list[Window], task: Task | None = None) -> dict[int, TokenScores]:
+    return {scores.window: scores for scores in backend.score(windows, task or Task())}
+
+
+def recorded(backend: VllmScoreBackend, windows: list[Window], folder: Path) -> Path:
+    """The reference store of a backend's states or logits."""
+    (folder / "building").mkdir()
+    scores_of(backend, windows, Task(record=folder / "building"))
+    reference.seal(folder / "building", folder / "store", {}, len(windows))
+    return folder / "store"
+
+
+def against(store: Path, vocab_size: int = TOY_VOCAB) -> Task:
+    return Task(reference=store, vocab_size=vocab_size)
+
+
+def own_logits(backend: VllmScoreBackend, window: Window) -> torch.Tensor:
+    """The engine's logits [L, V]."""
+    return compare_q_vllm.fwd_vllm_score(backend, torch.from_numpy(window.token_ids).long()[None])[0]
+
+
+def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
+    """Every score of every window."""
+    assert found.keys() == gold.keys()
+    for index in gold:
+        for field in FIELDS:
+            a, b = getattr(found[index], field), getattr(gold[index], field)
+            assert (a is None) is (b is None)
+            if a is not None:
+                np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None) -> None:
+    """Every score against float64 on whole logits [L, V]."""
+    scored = slice(window.score_from - 1, len(window.token_ids) - 1)
+    targets = torch.from_numpy(window.token_ids[window.score_from :]).long()
+    q = logits[scored].double().log_softmax(-1)
+    gold = {
+        "logprob": np.array(brute_force(logits, window)), "entropy": -(q.exp() * q).sum(-1).numpy(),
+        "top1_logprob": q.max(-1).values.numpy(),
+    }  # fmt: skip
+    if ref is not None:
+        p = ref[scored].double().log_softmax(-1)
+        gold |= {
+            "kld": (p.exp() * (p - q)).sum(-1).numpy(), "ref_logprob": np.array(brute_force(ref, window)),
+            "ref_top1_logprob": p.max(-1).values.numpy(),
+        }  # fmt: skip
+        np.testing.assert_array_equal(found.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
+    np.testing.assert_array_equal(found.top1, (q.argmax(-1) == targets).numpy())
+    for field, value in gold.items():
+        np.testing.assert_allclose(getattr(found, field), value, atol=atol, rtol=0)

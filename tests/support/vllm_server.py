@@ -1,0 +1,202 @@
+"""A stand-in for ``vllm serve`` whose scores have a closed form, and what is asked of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import LoadRequest, Task, TokenScores, Window
+from backends.common.errors import ModelError
+from backends.vllm_server.backend import VllmServerBackend
+from tests.support.toy import toy_windows
+
+VOCAB = 320
+
+
+KEY = "sk-very-secret"
+
+
+def weight(token: int, before: int, model: int) -> int:
+    return 1 + (token * 31 + before * 17 + model) % 97
+
+
+@cache
+def total(before: int, model: int) -> int:
+    return sum(weight(token, before, model) for token in range(VOCAB))
+
+
+def gold(token: int, before: int, model: int = 0) -> float:
+    """The stub's log-probability of a token after another one."""
+    return math.log(weight(token, before, model) / total(before, model))
+
+
+class Stub(ThreadingHTTPServer):
+    """A vLLM server with closed-form scores; ``faults`` are what the next windows get, ``edit`` changes answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.cards = [{"id": "toy", "root": "/models/toy", "parent": None, "max_model_len": 256}]
+        self.model = 0
+        self.faults: list[tuple[int, dict[str, str], str]] = []
+        self.edit: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda body, answer: None
+        self.hold: Callable[[list[int]], None] = lambda prompt: None
+        self.key: str | None = None
+        self.tokens: dict[str, Any] | None = None
+        self.windows: list[list[int]] = []
+        self.answered = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is what some tests are about."""
+
+    def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt, top = body["prompt"], body["prompt_logprobs"]
+        entries: list[Any] = [None]
+        for before, token in pairwise(prompt):
+            scores = {other: gold(other, before, self.model) for other in (range(VOCAB) if top else [token])}
+            chosen = {token, *sorted(scores, key=lambda other: -scores[other])[:top]}
+            entries.append({str(other): {"logprob": scores[other], "rank": 1} for other in chosen})
+        choice = {"index": 0, "text": "", "prompt_logprobs": entries}
+        return {"model": body["model"], "choices": [choice], "system_fingerprint": "vllm-0.0-abc"}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Stub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words: Any) -> None:
+        """Quiet."""
+
+    def reply(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            self.reply(401, {"error": f"Unauthorized: {self.headers.get('Authorization')}"})
+        elif self.path == "/v1/models" and self.server.cards:
+            self.reply(200, {"data": self.server.cards})
+        elif self.path == "/version":
+            self.reply(200, {"version": "0.0"})
+        else:
+            self.reply(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize" and self.server.tokens:
+            self.reply(200, self.server.tokens)
+        elif self.path == "/v1/completions":
+            self.complete(body)
+        else:
+            self.reply(404, {"detail": "Not Found"})
+
+    def complete(self, body: dict[str, Any]) -> None:
+        is_window = body["prompt_logprobs"] == 0
+        if is_window:
+            self.server.windows.append(body["prompt"])
+            self.server.hold(body["prompt"])
+        if is_window and self.server.faults:
+            status, headers, text = self.server.faults.pop(0)
+            if not status:
+                self.close_connection = True
+                return
+            self.reply(status, {"error": {"message": text}}, headers)
+            return
+        answer = self.server.completion(body)
+        replaced = self.server.edit(body, answer)
+        self.server.answered += is_window
+        if replaced == 400:
+            message = "Requested prompt logprobs of 20, which is greater than max allowed: 5"
+            self.reply(400, {"error": {"message": message}})
+        else:
+            self.reply(200, answer if replaced is None else replaced)
+
+
+def request_for(url: str, tokens: int = 100, **options: Any) -> LoadRequest:
+    return LoadRequest("served", "vllm_server", url, tokens, {"timeout_s": 30, **options})
+
+
+def loaded(stub: Stub, **options: Any) -> VllmServerBackend:
+    backend = VllmServerBackend(request_for(stub.url, **options))
+    backend.load()
+    return backend
+
+
+def scores_of(backend: VllmServerBackend, windows: list[Window]) -> dict[int, TokenScores]:
+    return {scores.window: scores for scores in backend.score(windows, Task())}
+
+
+def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
+    assert found.keys() == {window.index for window in windows}
+    for window in windows:
+        ids = window.token_ids.tolist()
+        expected = [gold(ids[at], ids[at - 1]) for at in range(window.score_from, len(ids))]
+        assert found[window.index].logprob.dtype == np.float32
+        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
+
+
+def failure(backend: VllmServerBackend, windows: list[Window] | None = None) -> str:
+    with pytest.raises(ModelError) as caught:
+        scores_of(backend, toy_windows(1) if windows is None else windows)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def choice(answer: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = answer["choices"][0]
+    return found
+
+
+def suppress_result(_: object) -> None:
+    """For a lambda that must return nothing."""
+
+
+def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
+    answer["system_fingerprint"] = "vllm-0.1-def"
+
+
+def without(body: dict[str, Any], answer: dict[str, Any]) -> None:
+    del choice(answer)["prompt_logprobs"]
+
+
+def locked(stub: Stub) -> None:
+    stub.key = KEY
+
+
+def two(stub: Stub) -> None:
+    stub.cards.append({**stub.cards[0], "id": "lora", "parent": "toy"})
+
+
+def moved(by: float) -> Callable[[Stub], None]:
+    """Logits: log-probabilities and a constant."""
+
+    def change(stub: Stub) -> None:
+        def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
+            for entry in choice(answer)["prompt_logprobs"][1:]:
+                for found in entry.values():
+                    found["logprob"] += by
+
+        stub.edit = edit
+
+    return change
+
+
+def new_weights(stub: Stub) -> None:
+    stub.model = 1
