@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import gguf
 from backends.common.capture import captured
 from backends.common.errors import InputError, ModelError
@@ -40,7 +40,7 @@ from backends.common.options import parse_options
 from backends.common.packages import installed_versions
 from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
 
@@ -150,7 +150,7 @@ class LlamacppBackend(LogitsBackend):
     @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
         repo, files = hub_files(request.model_dir)
-        return repositories.probe(repo, request.revision, files)
+        return repositories.would_fetch(repo, request.revision, files)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
@@ -260,7 +260,7 @@ class LlamacppBackend(LogitsBackend):
     def layers(self) -> tuple[LayerGroup, ...]:
         model = gguf.read_model(Path(self.request.model_dir))
         matrices = [each for each in model.tensors if each.role in ("layer", model.head) and len(each.shape) > 1]
-        return group(self._layer(each) for each in matrices)
+        return group_layers(self._layer(each) for each in matrices)
 
     def _layer(self, tensor: gguf.GgufTensor) -> Layer:
         number = re.search(r"blk\.(\d+)\.", tensor.name)

@@ -38,15 +38,14 @@ from backends.base import (
     TokenScores,
     Window,
 )
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import files, nvfp4_scales, stored_bits
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common.capture import captured, root_cause, warnings_in
 from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import check_names
 from backends.common.packages import installed_versions
-from backends.hub import repositories
 from backends.layers import noise
 from backends.vllm import install
 from backends.vllm.driver import EngineRun
@@ -63,12 +62,10 @@ BATCHED_TOKENS = 8192
 
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
     """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
-    text = checkpoint_config.text_config(config)
-    layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if not (layers and hidden and heads):
+    shape = CheckpointConfig(config).kv_shape
+    if shape is None:
         return 4 << 30
-    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    return max(int(2 * layers * kv_heads * head_dim * 2 * tokens), 256 << 20)
+    return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)
 
 
 def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
     return arguments
 
 
-def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, Any]:
+def emulation_arguments(layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> dict[str, Any]:
     """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
     rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
     experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}
@@ -102,7 +99,7 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
     if request.options.get("quantization_config") and not request.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
-    layers = nvfp4_scales.layers_of(folder)
+    layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
     if not request.options.get(EMULATE):
         return
@@ -172,7 +169,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         if not folder.is_dir():
             return
         check_checkpoint(request, folder)
-        if longest is None and checkpoint_config.rope_type(checkpoint_config.config_of(folder)) == "longrope":
+        if longest is None and CheckpointConfig.read(folder).rope_type == "longrope":
             raise InputError(
                 "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
                 "you serve with"
@@ -188,16 +185,15 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | install.kernel_environment()
 
     def load(self) -> None:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        config = checkpoint_config.config_of(folder)
+        folder, config = self.folder, CheckpointConfig.read(self.folder)
         cpu = install.is_cpu_build()
-        self.arguments = engine_arguments(self.request, config, cpu=cpu)
+        self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(nvfp4_scales.layers_of(folder))
+            self.arguments |= emulation_arguments(nvfp4_scales.nvfp4_layers(folder))
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
-            with captured(self.request.log_file), one_more_than(checkpoint_config.stated_context(config), self.request):
+            with captured(self.request.log_file), one_more_than(config.stated_context, self.request):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
@@ -227,10 +223,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
 
     def storage(self) -> Storage:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        if how := quantized_on_load(self.request.options, quantized=bool(checkpoint_config.quantization(folder))):
+        quantized = bool(CheckpointConfig.read(self.folder).quantization)
+        if how := quantized_on_load(self.request.options, quantized=quantized):
             return Storage(note=f"quantized while loading ({how}); the checkpoint does not say what that stores")
-        return stored_bits.storage_of(folder)
+        return stored_bits.storage_of(self.folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
         return self.run.layers() if self.run else ()
@@ -251,7 +247,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "scorer": self.run.described() if self.run else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
-            **noise.described(noise.seed_of(self.request.options)),
+            **noise.provenance_of(noise.seed_of(self.request.options)),
         }
 
     def close(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import LayerGroup, Task, TokenScores, Window
+from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 from backends.reference.head import Kind
 from backends.scoring import statistics as statistics
 from backends.vllm.hooks import TAG
@@ -183,7 +183,7 @@ class EngineRun:
         named = {
             entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
         }
-        return group(named.values())
+        return group_layers(named.values())
 
     def described(self) -> dict[str, Any]:
         """What the last run was like, for the results."""

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import backends
-from backends.base import LayerGroup, LoadRequest, Task
-from backends.checkpoint import config as checkpoint_config
+from backends.base import Layer, LayerGroup, LoadRequest, Task
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import ModelError
 from backends.common.packages import installed_versions
 from backends.exllama.v2 import ExLlamaV2Backend
@@ -127,7 +127,7 @@ def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Backend:
 
 
 def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
-    config = {**checkpoint_config.config_of(toy_model), "rope_theta": 10_000.0, **changes}
+    config = {**CheckpointConfig.read(toy_model).raw, "rope_theta": 10_000.0, **changes}
     (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
     return folder
 
@@ -243,9 +243,9 @@ def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
     backend = loaded(toy_model)
     backend.logits(toy_windows(1, 10)[0])
     assert backend.layers() == (
-        LayerGroup("model.layers.*.mlp.up_proj", 2, "exl2 4.0 bpw", "float16", "gemm_half_q_half"),
-        LayerGroup("model.layers.*.mlp.gate_proj", 1, "gptq 4-bit", "float16", "gemm_half_q_half"),
-        LayerGroup("lm_head", 1, "float16", "float16", "torch.matmul"),
+        LayerGroup(Layer("model.layers.*.mlp.up_proj", "exl2 4.0 bpw", "float16", "gemm_half_q_half"), 2),
+        LayerGroup(Layer("model.layers.*.mlp.gate_proj", "gptq 4-bit", "float16", "gemm_half_q_half"), 1),
+        LayerGroup(Layer("lm_head", "float16", "float16", "torch.matmul"), 1),
     )
     assert backend.provenance() == {
         "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],

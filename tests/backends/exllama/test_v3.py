@@ -20,8 +20,8 @@ import torch
 from safetensors.torch import save_file
 
 import backends
-from backends.base import LayerGroup, LoadRequest, Task, Window
-from backends.checkpoint import config as checkpoint_config
+from backends.base import Layer, LayerGroup, LoadRequest, Task, Window
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import ModelError
 from backends.common.packages import installed_versions
 from backends.exllama.v3 import ExLlamaV3Backend
@@ -157,7 +157,7 @@ def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **
 
 
 def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
-    (folder / "config.json").write_text(json.dumps({**checkpoint_config.config_of(toy_model), **changes}))
+    (folder / "config.json").write_text(json.dumps({**CheckpointConfig.read(toy_model).raw, **changes}))
     return folder
 
 
@@ -301,9 +301,9 @@ def test_layers_and_provenance(engine: Any, toy_model: Path) -> None:
     backend.logits(toy_windows(1, 10)[0])
     up = "model.layers.*.mlp.up_proj"
     assert backend.layers() == (
-        LayerGroup(up, 2, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm"),
-        LayerGroup(up, 1, "exl3 3.5 bpw", "float16", "LinearEXL3"),
-        LayerGroup("lm_head", 1, "float16", "float16", "LinearFP16"),
+        LayerGroup(Layer(up, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm"), 2),
+        LayerGroup(Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3"), 1),
+        LayerGroup(Layer("lm_head", "float16", "float16", "LinearFP16"), 1),
     )
     assert backend.provenance() == {
         "model_class": "Model", "dtype": "float16", "devices": ["cpu"], "attention": ["fn_triton_attn_nocache"],
@@ -463,7 +463,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
         logits, expected = backend.logits(window), peer.logits(window)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
         torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
-    assert {(each.weights, each.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
+    assert {(each.layer.weights, each.layer.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
     assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
     assert backend.provenance()["attention"]
     peer.close()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LayerGroup, LoadRequest, Task
+from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.common.errors import InputError, ModelError
 from backends.hf import layers
 from backends.hf.backend import TransformersBackend
 from backends.hf.quantization import PACKAGES, check_resident
-from backends.layers.groups import group
+from backends.layers.groups import group_layers
 from eval.run import scoring
 from tests.backends.hf.test_backend import loaded
 from tests.support.toy import ATOL_LOGPROB, brute_force, refusal, toy_windows
@@ -114,10 +114,9 @@ def test_layers_of_quantized_checkpoints(
     backend = loaded(quantized(preset), dtype="bfloat16")
     backend.logits(toy_windows(1, 20)[0])
     groups = backend.layers()
-    assert groups[0] == LayerGroup(
-        "model.layers.*.self_attn.q_proj", 2, weights, activations, "torch linear (dequantized)"
-    )
-    assert groups[-1] == LayerGroup("lm_head", 1, "bfloat16", "bfloat16", "torch linear")
+    q_proj = Layer("model.layers.*.self_attn.q_proj", weights, activations, "torch linear (dequantized)")
+    assert groups[0] == LayerGroup(q_proj, 2)
+    assert groups[-1] == LayerGroup(Layer("lm_head", "bfloat16", "bfloat16", "torch linear"), 1)
     assert len(groups) == 8
 
 
@@ -128,7 +127,7 @@ def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], P
     backend.logits(toy_windows(1, 20)[0])
     for layer in backend.model.model.layers:
         layer.mlp.up_proj.quantization_enabled = False
-    told = {group.layers: (group.activations, group.asked) for group in backend.layers()}
+    told = {group.layer.name: (group.layer.activations, group.layer.asked) for group in backend.layers()}
     assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
@@ -140,7 +139,7 @@ def test_offloaded_layers_are_not_run_for_a_description() -> None:
     module: Any = torch.nn.Linear(4, 4, device="meta")
     for preset, activations, asked in (("W8A8", "unknown", "int8 token"), ("W4A16", "bfloat16", "")):
         module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
-        layer = layers.linear("x", module, None, "bfloat16", dequantized=False)
+        layer = layers.linear_layer("x", module, None, "bfloat16", dequantized=False)
         assert (layer.activations, layer.asked) == (activations, asked)
 
 
@@ -169,10 +168,10 @@ def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Pa
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     folder = changed(toy_model, tmp_path / "fp8", fp8, **{f"language_{UP}.weight_scale_inv": torch.ones(1, 1)})
     model = loaded(toy_model, dtype="bfloat16").model
-    told = {group.layers: group for group in group(layers.layers(model, fp8, folder)) if group.asked}
+    told = {group.layer.name: group for group in group_layers(layers.layers(model, fp8, folder)) if group.layer.asked}
     name = "model.layers.*.mlp.up_proj"
     kernel = "torch linear (dequantized)"
-    assert told == {name: LayerGroup(name, 1, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
+    assert told == {name: LayerGroup(Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128"), 1)}
 
 
 def test_layers_of_experts(tmp_path: Path) -> None:
@@ -184,10 +183,10 @@ def test_layers_of_experts(tmp_path: Path) -> None:
     )  # fmt: skip
     MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path)
     told = {
-        group.layers: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
+        group.layer.name: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
     }
     experts = told["model.layers.*.mlp.experts"]
-    assert (experts.count, experts.weights, experts.kernel) == (2, "bfloat16", "MixtralExperts eager")
+    assert (experts.count, experts.layer.weights, experts.layer.kernel) == (2, "bfloat16", "MixtralExperts eager")
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
@@ -240,7 +239,7 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     backend = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
     backend.logits(toy_windows(1, 20)[0])
-    first = backend.layers()[0]
+    first = backend.layers()[0].layer
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
     assert backend.storage().bpw_layer is None
     assert "bitsandbytes" in backend.storage().note

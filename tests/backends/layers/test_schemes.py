@@ -35,12 +35,14 @@ def test_presets_of_compressed_tensors(preset: str) -> None:
     gold = Scheme(*PRESETS[preset])
     assert schemes.compressed_tensors(group.weights, group.input_activations) == gold
     written = group.model_dump(mode="json")
-    assert schemes.declared({"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}) == gold
+    assert (
+        schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}) == gold
+    )
 
 
 def test_several_config_groups_are_no_one_scheme() -> None:
     groups = {name: preset_name_to_scheme(name, ["Linear"]).model_dump(mode="json") for name in ("W8A8", "W4A16")}
-    assert schemes.declared({"quant_method": "compressed-tensors", "config_groups": groups}) is None
+    assert schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": groups}) is None
 
 
 @pytest.mark.parametrize(
@@ -73,4 +75,4 @@ def test_several_config_groups_are_no_one_scheme() -> None:
     ],
 )
 def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
-    assert schemes.declared(config) == scheme
+    assert schemes.declared_scheme(config) == scheme

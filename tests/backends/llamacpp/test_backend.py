@@ -141,7 +141,7 @@ def test_what_ran(toy_gguf: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert sum(said["devices"].values()) == 3  # two layers and the head
     assert said["logits_set_to_floor"]["entries"] == 0
     assert said["notes"] == []
-    layers = {(each.layers, each.count, each.weights) for each in backend.layers()}
+    layers = {(each.layer.name, each.count, each.layer.weights) for each in backend.layers()}
     assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
     assert len(layers) == 8
     assert isinstance(backend.head(), str)
@@ -316,7 +316,7 @@ def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Win
     quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
     assert quantized == pytest.approx(plain, rel=0.005)
     assert quantized != plain
-    assert [(each.layers, each.count, each.weights) for each in ours.layers()] == [
+    assert [(each.layer.name, each.count, each.layer.weights) for each in ours.layers()] == [
         ("token_embd.weight", 1, "q8_0"),
         *((f"blk.*.{name}.weight", 30, "q4_1") for name in
           ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),

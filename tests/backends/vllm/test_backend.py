@@ -17,7 +17,7 @@ from packaging.version import Version
 
 import compare_q_vllm
 from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.checkpoint import config as checkpoint_config
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError, ModelError
 from backends.reference import store as reference
 from backends.vllm import backend as vllm_score
@@ -513,7 +513,7 @@ def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
 
 
 def test_defaults_and_options(toy_model: Path) -> None:
-    config = checkpoint_config.config_of(toy_model)
+    config = CheckpointConfig.read(toy_model).raw
     request = LoadRequest("x", "vllm_score", str(toy_model), 100, {"kv_cache_dtype": "fp8", "load_format": "dummy"})
     gpu = vllm_score.engine_arguments(request, config, cpu=False)
     assert gpu == {

@@ -102,7 +102,7 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     gold = reference(toy_model, checkpoints("NVFP4A16"))
     for row, logprobs in enumerate(gold):
         np.testing.assert_allclose(weight_only["scores"][row].logprob, logprobs, atol=ATOL_LOGPROB)
-    assert {group.kernel for group in weight_only["layers"]} == {
+    assert {group.layer.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_w4a4_against_the_definition(
     gold = np.array(reference(toy_model, checkpoints("NVFP4")))
     with engine(checkpoints("NVFP4"), tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
-        kernels = {group.kernel for group in backend.layers()}
+        kernels = {group.layer.kernel for group in backend.layers()}
     logprobs = np.array([found[row].logprob for row in range(len(WINDOWS))])
     without = np.array([weight_only["scores"][row].logprob for row in range(len(WINDOWS))])
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)
@@ -261,7 +261,7 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
     """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
     folder = with_scales(tmp_path / "x", *names)
     VllmScoreBackend.check(request_for(folder, emulate=True))
-    assert vllm_score.emulation_arguments(vllm_score.nvfp4_scales.layers_of(folder)) == arguments
+    assert vllm_score.emulation_arguments(vllm_score.nvfp4_scales.nvfp4_layers(folder)) == arguments
     for name in arguments:
         said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
