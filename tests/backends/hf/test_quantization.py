@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LayerGroup, LoadRequest, Task
+from backends.base import Layer, LayerGroup, Task
 from backends.common.errors import InputError, ModelError
 from backends.hf import layers
-from backends.hf.backend import TransformersBackend
-from backends.hf.quantization import PACKAGES, check_resident
 from backends.layers.groups import group_layers
 from eval.run import scoring
-from tests.backends.hf.test_backend import loaded
-from tests.support.toy import ATOL_LOGPROB, brute_force, refusal, toy_windows
+from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
+from tests.support.transformers_models import changed, loaded
+
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,6 @@ def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
     return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(("preset", "dtype"), [("W4A16", "float32"), ("W8A8", "float32"), ("NVFP4A16", "bfloat16")])
 def test_quantized_checkpoints_score_as_what_they_store(
     quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str
@@ -94,16 +90,6 @@ def test_quantized_checkpoints_score_as_what_they_store(
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
 
 
-def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path) -> None:
-    nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
-    folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
-    request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersBackend.check, request)
-    TransformersBackend.check(replace(request, options={"dtype": "bfloat16"}))
-    TransformersBackend.check(replace(request, load_fn="transformers_auto_bf16"))
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize(
     ("preset", "weights", "activations"),
     [("W8A8", "int8 channel", "int8 token"), ("W4A16", "int4 g32", "bfloat16"), ("NVFP4A16", "nvfp4 g16", "bfloat16")],
@@ -120,7 +106,6 @@ def test_layers_of_quantized_checkpoints(
     assert len(groups) == 8
 
 
-@pytest.mark.engine
 def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], Path]) -> None:
     """The switch by which compressed-tensors skips its rounding."""
     backend = loaded(quantized("W8A8"), dtype="bfloat16")
@@ -141,20 +126,6 @@ def test_offloaded_layers_are_not_run_for_a_description() -> None:
         module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
         layer = layers.linear_layer("x", module, None, "bfloat16", dequantized=False)
         assert (layer.activations, layer.asked) == (activations, asked)
-
-
-def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
-    """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"quantization_config": quantization} if quantization else {}
-    (folder / "config.json").write_text(json.dumps(config))
-    found = {**load_file(folder / "model.safetensors"), **tensors}
-    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 UP = "model.layers.0.mlp.up_proj"
@@ -189,18 +160,6 @@ def test_layers_of_experts(tmp_path: Path) -> None:
     assert (experts.count, experts.layer.weights, experts.layer.kernel) == (2, "bfloat16", "MixtralExperts eager")
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
-def test_missing_packages_are_named(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda _: {})
-    folder = changed(toy_model, tmp_path / method, {"quant_method": method})
-    request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
-    on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
-    assert refusal(TransformersBackend.check, on_load).startswith("engine.quantization_config: ")
-
-
 @pytest.mark.parametrize(
     ("quantization", "tensors", "message"),
     [
@@ -233,7 +192,6 @@ def test_bad_quantization_config(toy_model: Path, config: dict[str, Any], messag
         loaded(toy_model, quantization_config=config)
 
 
-@pytest.mark.engine
 def test_quantizing_while_loading(toy_model: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -243,13 +201,3 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
     assert backend.storage().bpw_layer is None
     assert "bitsandbytes" in backend.storage().note
-
-
-@pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])
-def test_quantized_layers_on_disk_are_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
-    if not stored:
-        check_resident(tmp_path, model, stored)
-        return
-    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
-        check_resident(tmp_path, model, stored)
