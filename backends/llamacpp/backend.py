@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import gguf
+from backends.checkpoint.gguf_header import GgufTensor
 from backends.common.capture import captured
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
@@ -259,10 +260,12 @@ class LlamacppBackend(LogitsBackend):
 
     def layers(self) -> tuple[LayerGroup, ...]:
         model = gguf.read_model(Path(self.request.model_dir))
-        matrices = [each for each in model.tensors if each.role in ("layer", model.head) and len(each.shape) > 1]
+        matrices = [
+            each for each in model.tensors if gguf.role_of(each) in ("layer", model.head) and len(each.shape) > 1
+        ]
         return group_layers(self._layer(each) for each in matrices)
 
-    def _layer(self, tensor: gguf.GgufTensor) -> Layer:
+    def _layer(self, tensor: GgufTensor) -> Layer:
         number = re.search(r"blk\.(\d+)\.", tensor.name)
         devices = self.said.devices
         device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)

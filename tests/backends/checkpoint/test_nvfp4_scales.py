@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 from backends.checkpoint import nvfp4_scales
-from backends.layers.fused import FUSED
 from tests.support.toy import refusal
 
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -140,25 +137,3 @@ def test_other_checkpoints_are_not_read(toy_model: Path, tmp_path: Path) -> None
     assert nvfp4_scales.nvfp4_layers(folder) == {}
     (folder / "hf_quant_config.json").write_text("{}")
     assert "not a readable safetensors file" in refusal(nvfp4_scales.nvfp4_layers, folder)
-
-
-NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
-"""Layers of vision towers, and convolutions."""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_what_the_installed_vllm_fuses_is_known() -> None:
-    """Its models say so in literals, read here without importing it."""
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.origin is not None  # noqa: PT018
-    fused = {
-        tuple(name.split(".")[-1] for name in ast.literal_eval(members))
-        for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "packed_modules_mapping"
-        for members in getattr(node.value, "values", ())
-        if isinstance(members, ast.List) and len(members.elts) > 1
-    }
-    assert ("q_proj", "k_proj", "v_proj") in fused
-    known = [set(group) for group in FUSED]
-    assert [group for group in fused - NOT_LANGUAGE if not any(len(set(group) & names) > 1 for names in known)] == []
