@@ -37,15 +37,14 @@ from backends.base import (
     TokenScores,
     Window,
 )
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import nvfp4_scales, stored_bits
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common.capture import captured, root_cause, warnings_in
 from backends.common.dtypes import dtype_name
 from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
-from backends.hub import repositories
 from backends.layers import noise
 from backends.vllm import install
 from backends.vllm.driver import VllmDriver
@@ -101,16 +100,15 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
 
     def load(self) -> None:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        config = checkpoint_config.config_of(folder)
+        folder, config = self.folder, CheckpointConfig.read(self.folder)
         cpu = install.is_cpu_build()
-        self.arguments = engine_arguments(self.request, config, cpu=cpu)
+        self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(nvfp4_scales.layers_of(folder))
+            self.arguments |= emulation_arguments(nvfp4_scales.nvfp4_layers(folder))
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
-            with captured(self.request.log_file), one_more_than(checkpoint_config.stated_context(config), self.request):
+            with captured(self.request.log_file), one_more_than(config.stated_context, self.request):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
@@ -140,10 +138,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
 
     def storage(self) -> Storage:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        if how := quantized_on_load(self.request.options, quantized=bool(checkpoint_config.quantization(folder))):
+        quantized = bool(CheckpointConfig.read(self.folder).quantization)
+        if how := quantized_on_load(self.request.options, quantized=quantized):
             return Storage(note=f"quantized while loading ({how}); the checkpoint does not say what that stores")
-        return stored_bits.storage_of(folder)
+        return stored_bits.storage_of(self.folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
         return self.driver.layers() if self.driver else ()
@@ -164,7 +162,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "scorer": self.driver.provenance() if self.driver else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
-            **noise.described(noise.seed_of(self.request.options)),
+            **noise.provenance_of(noise.seed_of(self.request.options)),
         }
 
     def close(self) -> None:

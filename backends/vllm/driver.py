@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import LayerGroup, Task, TokenScores, Window
+from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 from backends.reference.head import head_mismatch, spacing
 from backends.scoring import statistics
 from backends.vllm.hooks import TAG
@@ -181,7 +181,7 @@ class VllmDriver:
         named = {
             entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
         }
-        return group(named.values())
+        return group_layers(named.values())
 
     def provenance(self) -> dict[str, Any]:
         """What really ran in the last session, for the results."""

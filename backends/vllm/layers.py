@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from backends.base import Layer
 from backends.common.dtypes import dtype_name
-from backends.layers.groups import Layer, deviation
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared
+from backends.layers.groups import deviation
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared_scheme
 
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
@@ -61,7 +62,7 @@ def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str,
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
         found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
         return compressed_tensors(found["weights"], found["input_activations"]) if found else None
-    return declared(checkpoint)
+    return declared_scheme(checkpoint)
 
 
 def kernel_of(module: Any, method: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.base import LayerGroup
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.options import describe
@@ -162,7 +161,7 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("no models" if not labels else "models with one label")
     for model in models:
-        TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
+        groups.groups_from_json(model["provenance"].get("layers", ()))
         if len((model["estimates"] or {"blocks": {"tokens": ()}})["blocks"]["tokens"]) > MOST_BLOCKS:
             raise ValueError(f"{model['label']}: more than {MOST_BLOCKS} blocks")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.reference import comparison
 from backends.reference.store import Reader
 from tests.support.comparisons import (
     KLD,
