@@ -1,8 +1,8 @@
-"""The contract between the driver and the engines: the types that travel, what an engine must offer, its errors.
+"""The contract between the driver and the engines: the types that travel, and what an engine must offer.
 
-Two kinds of engine meet it.  A ``LogitsBackend`` hands out the logits of one window at a time, and the driver scores
-them (``eval/run/scoring.py``).  A ``ScoringBackend`` scores where the logits are and hands out log-probabilities only.
-The driver never asks an engine for its name.
+An engine is one of two kinds.  A ``LogitsBackend`` hands out the logits of one window at a time, and the driver scores
+them (``eval/run/scoring.py``).  A ``ScoringBackend`` computes the scores where its logits are, and hands out nothing
+but scores.  The driver never asks an engine for its name.  The errors are in ``backends/common/errors.py``.
 
 What this file does not know: any engine, any file format, any statistic.
 """
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """One evaluation window.
+    """A piece of tokenized text that one forward pass scores; ``index`` is its number in the run, from 0.
 
-    ``token_ids`` is int32 [L]; positions ``score_from`` (>= 1) to L - 1 are scored, each as the prediction of the
-    token at that position from all tokens before it in the window.
+    ``token_ids`` is int32 [L].  Positions ``score_from`` (>= 1) to L - 1 are scored: the token at each of them is
+    predicted from all tokens before it in the window.
     """
 
     index: int
@@ -47,12 +47,13 @@ class Window:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of one window, one entry a scored position, in order; definitions in ``backends/scoring/statistics.py``.
+    """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
-    All are [T], T = ``Window.n_scored``.  ``logprob`` (of the real token), ``entropy``, ``top1_logprob`` (of the most
-    probable token): float32, nats; ``top1``: bool, the real token is the most probable one.  Against a reference:
-    ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` = KL(reference || model): float32, nats; ``same_top``: bool, both
-    have the same most probable token.  None where an engine cannot tell, or without a reference.
+    Each array is [T], T = ``Window.n_scored``, with one entry for each scored position, in order.  ``logprob`` (of the
+    real token), ``entropy`` and ``top1_logprob`` (of the most probable token) are float32, in nats; ``top1`` is bool:
+    the real token is the most probable one.  Against a reference: ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` =
+    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token.  An array is
+    None where the engine cannot tell, and without a reference.
     """
 
     window: int
@@ -66,16 +67,17 @@ class TokenScores:
     same_top: NDArray[np.bool_] | None = None
 
     def alone(self) -> TokenScores:
-        """The same scores without what depends on a reference."""
+        """The same scores without the arrays that depend on a reference."""
         return replace(self, ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a run does beside scoring: compare with a reference store, or leave this model behind as one.
+    """What is done beside scoring: compare with a reference store, or write one of this model.
 
-    ``vocab_size``: the entries that model and reference share, to which logits are cut; None: the model's own.
-    ``record``: an existing empty folder for ``backends/reference/store.py``.
+    ``reference``: the folder of the reference store; ``vocab_size``: the number of vocabulary entries that model and
+    reference share, to which logits are cut, None for all of the model's; ``record``: an existing empty folder, into
+    which ``backends/reference/store.py`` writes this model's states or logits.
     """
 
     reference: Path | None = None
@@ -85,10 +87,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Storage:
-    """Stored size of a model; ``None`` where it is not known, never a guess.
+    """Stored size of a model; None where it is not known, never a guess.
 
-    ``bpw_layer`` and ``bpw_head`` are bits a weight; ``vram_bits`` is the bits of both together.  ``note`` says why
-    something is unknown.
+    ``bpw_layer`` and ``bpw_head`` are bits per weight of the layers and of the head; ``vram_bits`` is the number of
+    bits of both together; ``note`` says why something is not known.
     """
 
     bpw_layer: float | None = None
@@ -98,7 +100,7 @@ class Storage:
 
     @property
     def vram_gib(self) -> float | None:
-        """Layers and head in GiB."""
+        """Size of layers and head in GiB."""
         return None if self.vram_bits is None else self.vram_bits / 8 / 1024**3
 
 
@@ -129,10 +131,10 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a model's files say before anything loads it; None where they do not.
+    """What a model's files say before anything loads the model; None where they do not say it.
 
-    ``vocab_size``: logits it has; ``context``: tokens it can take; ``tokenizer``: a folder with its own tokenizer, or
-    its vocabulary (id -> token, without special tokens).
+    ``vocab_size``: the number of its logits; ``context``: the number of tokens that it can take; ``tokenizer``: a
+    folder with its own tokenizer, or its vocabulary (id -> token, without special tokens).
     """
 
     vocab_size: int | None = None
@@ -144,12 +146,13 @@ class ModelFacts:
 class Capabilities:
     """What the driver and ``--list-engines`` may know of an engine before it is imported.
 
-    ``load_fns`` are upstream's names for its ways to load; ``fwd_fn`` the one forward name they go with.
-    ``packages`` are distribution names, any one of which provides the engine; ``install`` is the exact cure.
-    ``override_tensors``: ``model_dir`` can be ``[dir, files]``, whose tensors replace those of the same name.
-    ``reference``: it can leave a reference behind; ``compares``: it can be compared with one; ``files``: suffixes of
-    model files that only it reads; ``here``: it runs on this machine, whose hardware its scores name;
-    ``torch``: it computes with torch, whose CPU builds leave GPUs alone.
+    ``load_fns``: what specs call its ways to load, with ExLlamaV3's names; ``fwd_fn``: the forward name that goes with
+    all of them; ``packages``: distributions, each of which provides the engine; ``install``: the exact command that
+    installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace the
+    model's tensors of the same name.  ``reference``: its models can be references; ``compares``: its models can be
+    compared with a reference; ``files``: suffixes of model files that no other engine reads; ``here``: it runs on this
+    machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a CPU
+    build of torch leaves the GPUs unused.
     """
 
     load_fns: tuple[str, ...]
@@ -165,7 +168,10 @@ class Capabilities:
     torch: bool = True
 
     def installed(self) -> tuple[str, str] | None:
-        """(distribution, version) that provides the engine, or None.  Engines without packages are built in."""
+        """(distribution, version) that provides the engine; None if it is not installed.
+
+        For an engine that needs no package it is ("built in", "").
+        """
         if not self.packages:
             return "built in", ""
         return next(iter(installed_versions(self.packages).items()), None)
@@ -173,10 +179,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """Everything an engine is told about one model before it loads.
+    """Everything that an engine is told about one model before it loads.
 
-    ``model_dir`` is a local folder or a hub id; ``max_tokens`` the longest window that will be scored; ``options``
-    the spec's ``engine`` object, checked by the engine itself.
+    ``model_dir`` is what the spec names: a folder, a file, a hub id or a server's URL; ``Backend.fetch`` turns a hub id
+    into a local path, and from then on no engine asks the hub.  ``max_tokens``: the length of the longest window, in
+    tokens; ``options``: the spec's ``engine`` object, which the engine itself checks; ``override_tensors``: files whose
+    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``log_file``: takes the engine's
+    own output, None to leave it on the terminal.
     """
 
     label: str
@@ -190,7 +199,11 @@ class LoadRequest:
 
 
 class Backend(ABC):
-    """One model in one engine.  ``check`` runs before anything is imported; ``load`` may take minutes."""
+    """One model in one engine.
+
+    The class methods are called before the engine is imported.  A backend is constructed with a request whose model is
+    on this machine; ``load`` may take minutes.
+    """
 
     capabilities: ClassVar[Capabilities]
 
@@ -199,7 +212,7 @@ class Backend(ABC):
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        """Raise InputError if the request cannot work with what is installed and on disk.  Imports no engine."""
+        """InputError if the request cannot work with the installed packages and the files on disk."""
 
     @classmethod
     def is_remote(cls, request: LoadRequest) -> bool:
@@ -208,15 +221,15 @@ class Backend(ABC):
 
     @classmethod
     def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
-        """The request with a model on this machine, downloaded if need be; InputError with the reason.
+        """The request with a model on this machine, downloaded if need be; InputError with the reason in one line.
 
-        ``watch`` is told how large the download is and how far.
+        ``watch`` is told how large the download is, and how much of it has come.
         """
         return request
 
     @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
-        """What ``fetch`` of a remote model would mean, e.g. ``16.1 GB to download``; it downloads nothing.
+        """What ``fetch`` of a remote model would mean, such as ``16.1 GB to download``; nothing is downloaded.
 
         InputError with the reason in one line if the model cannot be had.
         """
@@ -229,12 +242,12 @@ class Backend(ABC):
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
-        """What a fetched model's files say; InputError if they are missing.  Cheap: it is called before every run."""
+        """What a fetched model's files say, read from headers only; InputError if files are missing."""
         return ModelFacts()
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
-        """What changes when a fetched model does: part of the key of its scores.  InputError for damaged files."""
+        """Changes when a fetched model's files do, and is part of its scores' key; InputError for damaged files."""
         return ""
 
     @classmethod
@@ -245,7 +258,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def versions(cls) -> dict[str, str]:
-        """Versions (and settings) that can change a score; part of the cache key, so it must not import anything."""
+        """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
 
     @abstractmethod
     def load(self) -> None:
@@ -253,46 +266,46 @@ class Backend(ABC):
 
     @abstractmethod
     def storage(self) -> Storage:
-        """Stored size of the model by the one convention (``backends/checkpoint/stored_bits.py``); needs no load."""
+        """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``; needs no load."""
 
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.
 
-        Called after scoring.
+        It is called after scoring.
         """
         return ()
 
     def provenance(self) -> dict[str, Any]:
-        """What really ran: device, dtype, options, batch shape; JSON types only.  Called after scoring."""
+        """What really ran (device, dtype, options, batch shape), in JSON types only.  It is called after scoring."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Release the model's memory.  Also called after a failed load or score."""
+        """Release the model's memory.  It is also called after a load or a score that failed."""
 
 
 class LogitsBackend(Backend):
-    """An engine that hands out logits."""
+    """One model in an engine that hands out logits."""
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        """All windows whose logits will be asked for, in this order; called once, before the first."""
+        """Called once, before the first window: all windows whose logits will be asked for, in their order."""
 
     @abstractmethod
     def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of one window over the real vocabulary, any float dtype, on any device."""
+        """Logits [L, V] of one window over the real vocabulary without padding, in any float dtype, on any device."""
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """(weight [V, H], bias [V] or None, the rest) of a head that can be recomputed, or why there is none."""
+        """(weight [V, H], bias [V] or None, ``Head``) to compute logits again from states, or why that cannot be."""
         return "this engine does not show its head"
 
     def states(self) -> torch.Tensor:
-        """States [L, H] that entered the head in the last call of ``logits``; only after ``head`` gave one."""
+        """States [L, H] that entered the head in the last call of ``logits``, once ``head`` has returned a head."""
         raise NotImplementedError
 
 
 class ScoringBackend(Backend):
-    """An engine that scores next to its own lm_head and never hands out logits."""
+    """One model in an engine that computes the scores next to its own lm_head and never hands out logits."""
 
     @abstractmethod
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """Scores of every window, in the order in which they finish."""
+        """Scores of every window, in the order in which the windows finish; ModelError if the engine fails."""

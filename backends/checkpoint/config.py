@@ -55,7 +55,7 @@ class CheckpointConfig:
 
     @cached_property
     def text(self) -> dict[str, Any]:
-        """The language model's keys: the nested ones before those of the whole model."""
+        """The language model's keys; a nested key replaces the whole model's key of the same name."""
         nested = self.raw.get("text_config")
         return {**self.raw, **nested} if isinstance(nested, dict) else dict(self.raw)
 

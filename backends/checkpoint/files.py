@@ -30,7 +30,10 @@ class Tensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model: those of the index, else all that belong to the HF format."""
+    """The safetensors files of the model: the files that the index names, else all files of the Hugging Face format.
+
+    InputError for a damaged index, and for a file that it names and that is missing.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -47,7 +50,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def strays(folder: Path) -> list[Path]:
-    """Other safetensors files in the folder: engines that load every one of them would load another model."""
+    """The other safetensors files of the folder: an engine that loads every file would load another model."""
     known = set(weight_files(folder))
     return [file for file in sorted(folder.glob("*.safetensors")) if file not in known]
 
@@ -97,11 +100,11 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
-    """Hex digest that changes when the model's files do: configs, code, headers, sizes, times and samples of weights.
+    """Hex digest that changes when configs, code, or the headers, sizes, times or sampled weights of the files change.
 
-    Engines take more than sampling defaults from generation_config.json: tokens that Gemma 4 must never score, say.
-    Tokenizer, README and other files are left out: editing them must not recompute anything.  ``times`` off: the same
-    for a copy of the folder on another machine.
+    generation_config.json counts, since engines take more from it than sampling defaults (for example the tokens that
+    Gemma 4 must never score).  Tokenizer, README and other files do not: after an edit of such a file nothing has to be
+    computed again.  With ``times`` off, a copy of the folder on another machine has the same digest.
     """
     digest = hashlib.sha256()
     patterns = ("config.json", "generation_config.json", "*quant*.json", "params.json", "*.py")

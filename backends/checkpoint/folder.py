@@ -1,4 +1,4 @@
-"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: what engines that read one share.
+"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: the code that its engines share.
 
 Only ``fetch``, ``here`` and ``would_fetch`` know the hub.  From a fetched request on, the model is a folder.
 """

@@ -4,7 +4,7 @@ Known: floats, FP8 and int8 with their scales; compressed-tensors (pack-, int-, 
 MXFP4, MXFP8, and mixtures); modelopt's FP8 and NVFP4; gpt-oss's MXFP4; GPTQ and AWQ; bitsandbytes; torchao's 8 bits;
 EXL2 and EXL3.  Not known: 2:4-sparse and Marlin-packed layers, torchao below 8 bits, HQQ and quanto (which Transformers
 does not save), AQLM and others.  A tensor beside the weight that is neither bits of its format nor in ``NOT_BITS``
-makes the matrix unknown, so that no format is taken for one that it resembles.
+makes the matrix unknown, so that no format is taken for another format that resembles it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class ConfigHints:
 
 @dataclass(frozen=True)
 class Format:
-    """``bits``: the parts that are stored bits; ``weights``: how many weights they encode, or why that is not known.
+    """``bits``: names of the parts that are stored bits; ``weights`` returns how many weights the parts encode.
 
-    The third argument of ``weights`` is the set of sizes that the matrix can have had before it was padded.
+    Where the number is not known, ``weights`` returns the reason.  Its third argument is the set of sizes that the
+    matrix can have had before it was padded.
     """
 
     bits: frozenset[str]
@@ -102,7 +103,7 @@ def _layer_sizes(known: dict[str, int]) -> set[int]:
 
 
 def _unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:
-    """The one of ``sizes`` that is ``size`` when padded to a multiple; 0 if several are, ``otherwise`` if none is."""
+    """The only one of ``sizes`` that pads to ``size``; 0 if several sizes do, ``otherwise`` if no size does."""
     found = [known for known in sizes if -(-known // multiple) * multiple == size]
     return found[0] if len(found) == 1 else 0 if found else otherwise
 
@@ -126,7 +127,7 @@ def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | st
     if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
         return UNKNOWN
     if hints.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
-        # Layers that exllamav3 leaves at 16 bits are padded with the others; those whose size is in no config are not.
+        # exllamav3 pads the layers that it leaves at 16 bits as well, but none whose size is in no config.
         return math.prod(_unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
     return weight.numel
 
@@ -195,7 +196,7 @@ FORMATS = {
                    "weight.nested_quant_map"}), _weight
     ),
 }  # fmt: skip
-"""The part that holds the weights -> its format; the first that a module has."""
+"""Name of the part that holds the weights -> format; a module has the format of the first name among its parts."""
 
 
 def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights | str:

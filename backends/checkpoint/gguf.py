@@ -111,7 +111,7 @@ class GgufModel:
     def stamp(self, *, times: bool = True) -> str:
         """Hex digest that changes when the files do: headers, names, sizes, times, a sample of the weights.
 
-        ``times`` off: the same for a copy on another machine.
+        With ``times`` off, a copy on another machine has the same digest.
         """
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:

@@ -1,11 +1,11 @@
 """How many bits a safetensors checkpoint stores, by one convention for every engine.  No engine, no torch.
 
-It reads the checkpoint's own headers, so that neither a decompressed layer (which would read as 16 bits) nor a packed
-int32 one (32 bits) can mislead it:
+The checkpoint's own headers are read, since a layer that an engine has decompressed would seem to have 16 bits a
+weight, and a layer that is packed in int32 would seem to have 32.  The convention:
 
-- layer bpw = stored bits of the weight matrices outside the embedding and the head, with all that is needed to decode
-  them (scales, zero points, group indices, permutations, codebooks, global scales), over the number of weights that
-  they encode; zeros that a format pads a matrix with are bits, but no weights;
+- layer bpw = stored bits of the weight matrices outside the embedding and the head, with everything that decoding
+  needs (scales, zero points, group indices, permutations, codebooks, global scales), divided by the number of weights
+  that these bits encode; the zeros with which a format pads a matrix are bits, but no weights;
 - experts are weights, router gates are not; nor are norms, biases, activation and KV-cache scales, shapes and other
   descriptions, the tensors of vision, audio and speech towers with what projects from them, a classifier's head, and
   multi-token-prediction modules (``mtp*``, and layers numbered past the config's ``num_hidden_layers``), which draft
@@ -13,7 +13,7 @@ int32 one (32 bits) can mislead it:
 - head bpw likewise; a tied head has the embedding's;
 - VRAM = layer and head bits.
 
-``backends/checkpoint/formats.py`` knows the formats.  What it does not know is n/a with the tensor's name.
+``backends/checkpoint/formats.py`` knows the formats.  A tensor in any other format makes the size n/a, and is named.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _role(module: str, hidden_layers: int | None) -> str:
 
 
 def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWeights | str:
-    """Bits and weights of all ``modules``, which have one role; or the first tensor that is not known, and why."""
+    """Bits and weights of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
     bits = weights = 0
     for name, parts in modules.items():
         found = stored_weights(parts, role, hints)

@@ -4,8 +4,8 @@ Written from the source of 0.3.2; it has not been run here.  A window goes throu
 without a KV cache, so that nothing splits it; exllamav2's default of 2,048 tokens a forward pass follows the windows.
 
 Set by compare_q, and not exllamav2's default: ``no_sdpa``.  Without flash-attn and xformers 0.3.2 would take torch's
-SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees those
-that follow it.  Its other path is causal, but wrong beyond a sliding window; such windows need flash-attn.
+SDPA with no mask at all (``_attn_torch`` asks for the mask of a vision tower, and gets None): every token sees the
+tokens after it.  Its other path is causal, but wrong beyond a sliding window; such windows need flash-attn.
 
 Products of more than 32 rows dequantize the weights to float16; they are added up in float16 (``cublasHgemm``).
 """
@@ -121,7 +121,9 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         config.arch_compat_overrides(quiet=True)
         self.model = model = ExLlamaV2(config)
         self.attention = attention_of(config)
-        layers = [getattr(module, "attn", module) for module in model.modules]  # Cohere's decoders hold theirs
+        layers = [
+            getattr(module, "attn", module) for module in model.modules
+        ]  # Cohere's decoder layers hold their attention
         sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
         if self.attention != "flash-attn" and sliding <= tokens:
             raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")

@@ -3,10 +3,10 @@
 Loaded and run as exllamav3's own compare_q did it: the model fills one GPU after the other (``device``,
 ``reserve_per_device`` and ``use_per_device`` say otherwise), and a window goes through ``Model.forward`` whole and
 without a KV cache (``attn_mode`` "flash_attn_nc").  In spite of that name no flash-attn is needed or used: exllamav3
-takes the first of its own Triton kernels, xformers and torch that fits, and the provenance names it.
+takes the first of its own Triton kernels, xformers and torch that can compute it, which the provenance names.
 
 What that measures: unquantized weights are float16, bf16 ones too; so are logits and what enters a product.  EXL3
-products of more than 144 rows, so those of any usual window, reconstruct the weights in float16 and multiply those;
+products of more than 144 rows, as of any usual window, reconstruct the weights in float16 and multiply these;
 decoding reads the trellis itself.  The head is padded to a multiple of 128 entries, and a quantized head has noise
 there: logits are cut to the config's vocabulary.
 """

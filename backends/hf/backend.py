@@ -240,7 +240,7 @@ def default_dtype(request: LoadRequest) -> str:
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
-    """InputError if ``streaming`` cannot go with the other options, the checkpoint or what is installed."""
+    """InputError if ``streaming`` cannot go with the other options, the checkpoint or the installed packages."""
     for name in (*PLACEMENT, "quantization_config"):
         if getattr(options, name) is not None:
             raise InputError(f"engine.streaming: cannot go with {name}; leave one of them out")

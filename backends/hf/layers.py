@@ -24,6 +24,8 @@ from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared_scheme,
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
+PLAIN = Scheme("")
+"""The scheme of weights that are multiplied as they are stored."""
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
 """What follows a quantized module's name in its tensors' names; gpt-oss has ``experts.gate_up_proj_scales``."""
 QDATA = {"int8": "int8", "float8_e4m3fn": "fp8"}
@@ -41,9 +43,8 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
         if NOT_TEXT.search(name):
             continue
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
-            yield linear_layer(
-                name, module, scheme, dtype_name(model.dtype), dequantized=name_from_layers(name) in stored
-            )
+            dequantized = name_from_layers(name) in stored
+            yield linear_layer(name, module, scheme, dtype_name(model.dtype), dequantized=dequantized)
         elif type(module).__name__.endswith("Experts"):
             dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
             yield expert_layer(name, module, scheme, model.config, dequantized=dequantized)
@@ -59,9 +60,7 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
     weight: Any = getattr(module, "weight", None)
     if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
-        return unquantized_product(
-            name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear"
-        )
+        return float_product(name, weight, scheme if dequantized else PLAIN, "torch linear")
     if hasattr(weight, "qdata"):  # torchao, whose linear layers hold tensors of its own classes
         return Layer(name, *torchao_formats(weight, dtype), type(weight).__name__)
     if kernel == "Linear4bit":
@@ -76,8 +75,7 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         return Layer(name, f"fp8 block {size[0]}x{size[1]}", ran, kernel)
     if isinstance(getattr(module, "bits", None), int):  # gptqmodel, whose kernels are all weight-only
         return Layer(name, scheme.weights if scheme else f"int{module.bits}", dtype, kernel)
-    asked = scheme.activations if scheme else ""
-    return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
+    return unknown_product(name, scheme, kernel)
 
 
 def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
@@ -85,19 +83,24 @@ def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, 
     kernel = f"{type(module).__name__} {getattr(config, '_experts_implementation', None) or ''}".strip()
     weight = next(module.parameters(), None)
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
-        asked = scheme.activations if scheme else ""
-        return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
-    return unquantized_product(
-        name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel
-    )
+        return unknown_product(name, scheme, kernel)
+    return float_product(name, weight, scheme if dequantized else PLAIN, kernel)
 
 
-def unquantized_product(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -> Layer:
-    """A layer whose weights are in a float dtype, as stored or dequantized while loading."""
-    if dequantized_from is None:
+def float_product(name: str, weight: Any, stored: Scheme | None, kernel: str) -> Layer:
+    """A layer with weights of a float dtype; ``stored``: PLAIN, or the scheme from which they were dequantized."""
+    dtype = dtype_name(weight.dtype)
+    if stored is PLAIN:
         return Layer(name, dtype, dtype, kernel)
-    asked = dequantized_from.activations
-    return Layer(name, dequantized_from.weights, dtype, f"{kernel} (dequantized)", deviation(asked or dtype, dtype))
+    stored = stored or Scheme(UNKNOWN)
+    asked = deviation(stored.activations or dtype, dtype)
+    return Layer(name, stored.weights, dtype, f"{kernel} (dequantized)", asked)
+
+
+def unknown_product(name: str, scheme: Scheme | None, kernel: str) -> Layer:
+    """A layer of a class that is not known here: nobody can tell which activations its product took."""
+    scheme = scheme or Scheme(UNKNOWN)
+    return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
 
 
 def torchao_formats(weight: Any, dtype: str) -> tuple[str, str]:

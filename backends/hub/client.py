@@ -28,7 +28,7 @@ _answers: dict[str, tuple[float, str]] = {}
 
 
 class HubAwayError(InputError):
-    """The hub cannot be asked now; what is in the local cache can still be used."""
+    """The hub cannot be asked now; files in the local cache can still be used."""
 
 
 def why_away() -> str:
@@ -75,7 +75,7 @@ def _why_unreachable(endpoint: str) -> str:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Both clients take what is in their caches, and ask nobody."""
+    """While it holds, both clients use the files in their caches, and do not ask the hub."""
     import datasets
     from huggingface_hub import constants
 

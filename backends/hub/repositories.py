@@ -36,7 +36,7 @@ RepoType = Literal["model", "dataset"]
 class Repo:
     """What the hub says of one revision of a repository.
 
-    ``name`` is what it was asked for, ``id`` what it is called now; ``sizes`` are the bytes of its files by their name.
+    ``name`` is the name in the spec, ``id`` its name on the hub now; ``sizes``: file -> bytes.
     """
 
     repo_type: RepoType
@@ -67,7 +67,7 @@ def is_hub_id(name: str) -> bool:
 def resolve(
     name: str, revision: str | None, *, tokenizer_only: bool = False, download: bool = True, watch: Watch = SILENT
 ) -> Path:
-    """Folder of a local path or hub id; with ``download`` off only what is on disk is looked at.
+    """Folder of a local path or hub id; with ``download`` off a hub id is looked for in the local cache only.
 
     Raises InputError with the reason in one line.  Never fetches pickled weights.
     """
@@ -105,7 +105,7 @@ def would_fetch(
 
 
 def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch = SILENT) -> Path:
-    """Folder with a repository's files that match ``patterns``; what is in the local cache is not fetched again.
+    """Folder with a repository's files that match ``patterns``; files in the local cache are not fetched again.
 
     Raises InputError with the reason in one line.
     """
@@ -200,7 +200,7 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
 
 
 def not_cached(name: str, how_much: str, why: str) -> InputError:
-    """The error for files that are not in the local cache; ``how_much`` of them is, ``why`` as in ``cached``."""
+    """The error for files "not" or "only partly" (``how_much``) in the local cache; ``why`` as in ``cached``."""
     and_why = f", and {why}" if why else ""
     return (HubAwayError if why else InputError)(f"{name}: {how_much} in the local cache{and_why}")
 

@@ -49,7 +49,7 @@ def groups_from_json(found: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ..
 def deviation(asked: str, activations: str) -> str:
     """``asked``, the activations of a checkpoint's scheme, if ``activations`` ran in another number format; else "".
 
-    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is no deviation; the groups show it.
+    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is no deviation.
     """
     return "" if number_format(asked) == number_format(activations) else asked
 

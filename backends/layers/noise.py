@@ -118,7 +118,7 @@ class Noise:
 
 
 def vllm_decoder_layers(model: Any, count: int) -> dict[int, Any]:
-    """Number -> decoder layer of a vLLM model with ``count`` of them, for those that this pipeline rank holds."""
+    """Number -> decoder layer, for the layers that this pipeline rank holds of a vLLM model with ``count`` layers."""
     decoder = model.get_language_model() if hasattr(model, "get_language_model") else model
     layers = layer_list(decoder, count, f"engine.noise: {type(model).__name__}")
     return {number: layer for number, layer in enumerate(layers) if type(layer).__name__ != "PPMissingLayer"}

@@ -80,7 +80,7 @@ def declared_scheme(config: Mapping[str, Any]) -> Scheme | None:
 
 
 def modelopt(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme of a config of NVIDIA ModelOpt, which names it; None for a name that is not known here."""
+    """The scheme of a config of NVIDIA ModelOpt, which names its scheme; None for an unknown name."""
     name = str((config.get("quantization") or config).get("quant_algo", "")).upper()
     return {
         "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),

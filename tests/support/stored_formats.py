@@ -174,5 +174,5 @@ HEADS = {
 
 
 def entries_of(case: Case, module: str) -> Entries:
-    """The tensors of a case, as those of ``module``."""
+    """The tensors of a case, as the tensors of ``module``."""
     return {f"{module}.{part}": entry for part, entry in case.parts.items()}

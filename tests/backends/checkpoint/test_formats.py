@@ -105,7 +105,7 @@ def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: 
     ],
 )
 def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int], weights: int | None) -> None:
-    """256 x 128 of 16 bits = 524,288: a size that the config does not name is taken as it is, one of two is not."""
+    """256 x 128 of 16 bits = 524,288: a size that no config key explains is the true one; two explanations are none."""
     entries = {**ENDS, f"{Q}.weight": ("F16", 256, 128)}
     found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
     if weights is None:

@@ -1,4 +1,4 @@
-"""Global scales of NVFP4 checkpoints: which layers vLLM fuses, and which of them it would score with a wrong scale."""
+"""Global scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_quantized_embedding_matters_to_a_tied_head_only(tmp_path: Path) -> No
 
 
 def test_override_tensors(tmp_path: Path) -> None:
-    """The trellis of 6 bits replaces that of 4: 8 * 16 * 96 * 16 + 6,144; a bf16 weight beside a trellis is no size."""
+    """A trellis of 6 bits replaces one of 4: 8 * 16 * 96 * 16 + 6,144; a bf16 weight beside a trellis has no size."""
     case = CASES["exl3"]
     folder = write_checkpoint(tmp_path, {**ENDS, **entries_of(case, Q)}, {**SIZES, "quantization_config": EXL3})
     better, both = tmp_path / "better", tmp_path / "both"

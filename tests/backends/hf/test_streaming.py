@@ -95,7 +95,7 @@ def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
-    """Its states and head are those of the whole model, and its scores."""
+    """The streamed model's states, head and scores are the whole model's."""
     windows, stores, scores = toy_windows(4, 40, 3), [], []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / f"{name}.part").mkdir()

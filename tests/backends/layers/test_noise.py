@@ -121,7 +121,7 @@ def test_what_follows_the_states_is_left_alone() -> None:
     ],
 )
 def test_an_unknown_stream_is_refused(given: tuple[Any, ...], message: str) -> None:
-    """Hyper-connections, for example: noise on a part of them would be another noise."""
+    """Hyper-connections, for example: noise on some of the streams would be another noise."""
     layer = Returns()
     noise = Noise({5: layer}, 0, pairs=True)
     with pytest.raises(ModelError, match=message):
