@@ -17,7 +17,7 @@ ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
 
-.PHONY: install llama demo demo-all test check format schema lock clean
+.PHONY: install llama demo demo-all test quick check format schema lock clean
 
 install: $(READY)  ## the environment, and compare_q in it
 	@echo "installed; now: source $(BIN)/activate"
@@ -33,6 +33,9 @@ demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 test: $(READY)  ## every test, with real engines
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
 	$(BIN)/python -m pytest
+
+quick: check  ## lint, types and every test that starts no engine, in a minute
+	$(BIN)/python -m pytest -m "not engine" -n 2 --durations=3
 
 check: $(READY)  ## lint, formatting, types
 	$(BIN)/ruff check .

@@ -137,13 +137,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
     from eval.common.cache import Cache, default_root
     from eval.common.progress import Progress
-    from eval.run.runner import Runner
+    from eval.run import runner
+    from eval.run.session import Session
 
     args = argument_parser().parse_args(arguments)
     try:
         data_spec, model_spec = specs_of(args)
-        run = Runner(Cache(default_root()), Progress(), verbose=args.verbose).run(data_spec, [model_spec], None)
-        result = run.models[0]
+        session = Session(Cache(default_root()), Progress(), verbose=args.verbose)
+        result = runner.run(session, data_spec, [model_spec]).results.models[0]
         if result.ppl is None:
             raise ModelError(result.error)
     except CompareQError as error:

@@ -2,7 +2,7 @@
 
     python benchmarks/against_gptq.py --model FOLDER --text rows.jsonl --seqlen 2048 --windows 4 --output table.json
 
-``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes those of
+``--text``: JSON lines with a row in ``text`` each, blank ones too (``benchmarks/wikitext_rows.py`` makes the rows of
 WikiText-2), or a plain text file.  Nothing of compare_q takes part in the first line: the rows are read and joined
 here, the tokenizer is called as GPTQ calls it, the model runs in float64 with eager attention, and the loss of each
 window is torch's cross-entropy, times ``seqlen``, summed and divided by ``windows * seqlen``, as GPTQ's ``llama.py``
@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 
 ENGINES: dict[str, dict[str, Any]] = {"float32": {"dtype": "float32"}, "own dtype": {}}
@@ -65,13 +66,14 @@ def gptq(model_dir: Path, text: str, seqlen: int, windows: int) -> dict[str, Any
 
 
 def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """What compare_q scored, and its perplexity, by the way of its command line."""
+    """Tokens and windows that compare_q scored, and its perplexity, run as its command line would."""
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
-    runner = Runner(Cache(folder / "cache"), Progress())
-    result = runner.run(reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)], args.windows)
+    session = Session(Cache(folder / "cache"), Progress())
+    specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
+    result = runner.run(session, *specs, args.windows).results
     (scored,) = result.models
     if scored.estimates is None or scored.estimates.ppl.value is None:
         sys.exit(f"compare_q: {scored.error or 'no perplexity'}")

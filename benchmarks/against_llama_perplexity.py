@@ -3,7 +3,7 @@
     python benchmarks/against_llama_perplexity.py --binary llama-perplexity --base f16.gguf --model q4.gguf \\
         --text wiki.test.raw --tokenizer FOLDER --chunks 32 --output table.json
 
-Four columns.  *tool*: what llama-perplexity prints.  *compare_q*: the same statistics, by the way of the command line.
+Four columns.  *tool*: what llama-perplexity prints.  *compare_q*: the same statistics, run as the command line would.
 *exact*: float64, from the logits of both models.  *16-bit*: with the tool's own shortcuts put in: its store holds the
 reference's log-probabilities in 65,536 steps over the 16 nats below the largest logit, so that a less probable token
 counts as if it were there; its divergence leaves out tokens below exp(-16); and it computes in float32.  Where that
@@ -28,11 +28,12 @@ sys.path.insert(0, str(ROOT))
 
 from backends.base import LoadRequest, Window  # noqa: E402
 from backends.llamacpp.backend import LlamacppBackend  # noqa: E402
-from benchmarks import llama_formulas as formulas  # noqa: E402
+from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import Estimates  # noqa: E402
 from eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
@@ -53,7 +54,7 @@ def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
     ]
     for _ in range(3):
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode == 0 and formulas.printed(done.stdout).keys() & {"PPL", "Same top p"}:
+        if done.returncode == 0 and llama_formulas.printed_numbers(done.stdout).keys() & {"PPL", "Same top p"}:
             return done.stdout
     sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stdout[-2000:]}")
 
@@ -76,11 +77,12 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    runner = Runner(Cache(folder), Progress())
-    result = runner.run(reading.parse_data_spec(data, here), parsed, args.chunks).models[1]
-    if runner.data is None or result.estimates is None:
+    session = Session(Cache(folder), Progress())
+    finished = runner.run(session, reading.parse_data_spec(data, here), parsed, args.chunks)
+    result = finished.results.models[1]
+    if result.estimates is None:
         sys.exit(f"compare_q: {result.error}")
-    return runner.data, result.estimates
+    return finished.data, result.estimates
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:
@@ -114,7 +116,7 @@ def scale(name: str) -> float:
 
 def by_logits(
     args: argparse.Namespace, windows: Sequence[Window], rows: Array | None = None
-) -> tuple[formulas.Positions, formulas.Positions, int]:
+) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
     """Exact; through 16 bits; and how many of the uint16 in the tool's ``rows`` differ from ours."""
     engines = [
         LlamacppBackend(LoadRequest(file.stem, "llamacpp", str(file), args.eval_len, options(args)))
@@ -126,13 +128,13 @@ def by_logits(
     for window in windows:
         targets, scored = window.token_ids[window.score_from :], slice(window.score_from - 1, -1)
         base, model = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
-        store = formulas.store16(base)
-        differing += 0 if rows is None else int((store != rows[window.row]).sum())
-        true.append(formulas.exact(model, base, targets))
-        rounded.append(formulas.through_16_bits(model, store, targets))
+        store = llama_formulas.store16(base)
+        differing += 0 if rows is None else int((store != rows[window.index]).sum())
+        true.append(llama_formulas.exact_positions(model, base, targets))
+        rounded.append(llama_formulas.through_16_bits(model, store, targets))
     for engine in engines:
         engine.close()
-    return formulas.joined(true), formulas.joined(rounded), differing
+    return llama_formulas.joined_positions(true), llama_formulas.joined_positions(rounded), differing
 
 
 def same_tokens(ours: Sequence[Window], theirs: Array) -> None:
@@ -168,13 +170,13 @@ def main() -> None:
         store = Path(folder) / "base.kld"
         run_tool(args, args.base, "--kl-divergence-base", str(store))
         output = run_tool(args, args.model, "--kl-divergence", "--kl-divergence-base", str(store))
-        plain = formulas.printed(run_tool(args, args.model))["PPL"]
+        plain = llama_formulas.printed_numbers(run_tool(args, args.model))["PPL"]
         data, estimates = compare_q(args, Path(folder))
         tokens, rows = read_store(store)
         same_tokens(data.windows, tokens)
         true, rounded, differing = by_logits(args, data.windows, rows)
-    tool = {"PPL": plain, **formulas.printed(output)}
-    columns = [ours(estimates), formulas.statistics(true), formulas.statistics(rounded)]
+    tool = {"PPL": plain, **llama_formulas.printed_numbers(output)}
+    columns = [ours(estimates), llama_formulas.tool_statistics(true), llama_formulas.tool_statistics(rounded)]
     found = table(tool, [{"PPL": column["Mean PPL(Q)"], **column} for column in columns])
     for row in [["", "tool", "compare_q", "exact", "16-bit"], *found]:
         print(

@@ -4,10 +4,10 @@
         --output table.json
 
 ``--text``: JSON lines with a document in ``text`` each, or a plain text file, which is one document.  With
-``--wikitext`` each has a page of WikiText in ``page`` (``benchmarks/wikitext_rows.py`` makes those of WikiText-2), and
-lm-eval scores and counts it by the functions of its task ``wikitext``; its rewritten pages, which it logs, have to be
-ours, character for character.  lm-eval may live
-in another environment than compare_q.  Both run the model in float32 through Transformers, one window at a time.
+``--wikitext`` each has a page of WikiText in ``page`` (``benchmarks/wikitext_rows.py`` makes the pages of WikiText-2),
+and lm-eval scores and counts it by the functions of its task ``wikitext``; its rewritten pages, which it logs, have to
+be ours, character for character.  lm-eval may live in another environment than compare_q.
+Both run the model in float32 through Transformers, one window at a time.
 lm-eval runs twice, as it is and with ``softmax_dtype=float64``: on a CPU torch's float32 log_softmax of 49,152 logits
 is 8.5e-6 nats a token too high (SmolLM2-135M, against float64), and lm-eval's numbers are off by that; compare_q sums
 its softmax another way.
@@ -31,8 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run.runner import Runner  # noqa: E402
-from eval.specs import reading as spec_files  # noqa: E402
+from eval.run import runner  # noqa: E402
+from eval.run.session import Session  # noqa: E402
+from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import TextRates  # noqa: E402
 from eval.text.corpus import TABLES  # noqa: E402
 from eval.text.detokenizers import wikitext  # noqa: E402
@@ -88,17 +89,16 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
-    runner = Runner(Cache(folder / "cache"), Progress())
-    result = runner.run(
-        spec_files.parse_data_spec(data, here), [spec_files.parse_model_spec(model, here)], None
-    ).models[0]
+    session = Session(Cache(folder / "cache"), Progress())
+    specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
+    result = runner.run(session, *specs).results.models[0]
     if result.estimates is None or result.estimates.rates is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result.estimates.rates
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
-    """Of lm-eval's results file, the numbers and what they depend on; no paths, no machine."""
+    """The numbers of lm-eval's results file, and the settings that they depend on; no paths, no machine."""
     scores = results["results"][TASK["task"]]
     names = ("lm_eval_version", "transformers_version")
     return {**{name: scores[f"{name},none"] for name in METRICS}, **{name: results.get(name) for name in names}}

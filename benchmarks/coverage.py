@@ -11,10 +11,10 @@ the token's score is drawn around the level:
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
 Tokens are scored in the windows of the methods, up to four times each, every time with noise of its own and with the
-loss that short contexts add (measured).  ``GROWTH`` compares what the blocks' length does to the error of the
-simulated loss and to that of the real one (SmolLM2-135M on WikiText-2's test text, 2048/512).  The errors compared:
-``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap; and
-``independent``, llama.cpp's; both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
+loss that short contexts add (measured).  ``error_growth`` shows how the errors of the simulated loss
+and of the real loss (SmolLM2-135M on WikiText-2's test text, 2048/512) grow with the length of the blocks.  The errors
+compared: ``blocks``, ours, with Student's t; ``windows``, clustered by window, as if windows did not overlap, and
+``independent``, llama.cpp's, both with 1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Windows:
     span: int
 
 
-def cut(tokens: int, method: str) -> Windows:
+def windows_of_method(tokens: int, method: str) -> Windows:
     """The windows of a method over a text, and its blocks."""
     length, stride, first = METHODS[method]
     begins = np.arange(0, tokens - length, stride)
@@ -129,7 +129,7 @@ def levels(
     for memory, deviation in score.drift.items():
         ratio = memory / CELL
         keep = math.exp(-1 / ratio)
-        # The mean over a cell of what forgets within it varies less.
+        # A level that forgets within a cell varies less in the cell's mean.
         deviation *= math.sqrt(2 * ratio * (1 - ratio * (1 - keep)))
         steps = rng.standard_normal((cells, texts), np.float32) * np.float32(deviation)
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
@@ -164,7 +164,7 @@ def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
     return math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum()) if groups > 1 else None
 
 
-def estimate(
+def errors_of_text(
     scores: NDArray[np.float32], windows: Windows, score: Score, rng: np.random.Generator
 ) -> tuple[float, dict[str, float]]:
     """(error of a text's mean, half widths of its 95 % intervals)."""
@@ -174,7 +174,7 @@ def estimate(
     n = int(windows.entries.sum())
     mean = float(total.sum()) / n
     truth = score.mean + score.context * float(windows.excess.sum()) / n
-    # What the context's excess adds to the variance of an entry is small beside the token's own, and left out.
+    # The context's excess adds little to the variance of an entry beside the token's own, and is left out.
     variance = float(counted @ scores) / n - (float(counted.sum(dtype=np.float64)) / n) ** 2 + score.noise**2
     sums = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64)))
     length = windows.last - windows.first
@@ -184,8 +184,8 @@ def estimate(
         "windows": 1.96 * (by_cluster(by_window, length) or 0),
         "independent": 1.96 * (variance / n) ** 0.5,
     }
-    error = uncertainty.clustered(total, windows.entries, windows.span) or 0
-    half["blocks"] = uncertainty.interval(0, error, uncertainty.waves(len(total), windows.span))[1]
+    error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
+    half["blocks"] = uncertainty.interval_95(0, error, uncertainty.n_waves(len(total), windows.span))[1]
     return mean - truth, half
 
 
@@ -194,13 +194,13 @@ def coverage(
     methods: Sequence[str] = tuple(METHODS),
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Method -> share (%) of texts whose interval holds the true mean by each error, the true error, the mean width."""
-    score, geometry = SCORES[name], {method: cut(tokens, method) for method in methods}
+    score, geometry = SCORES[name], {method: windows_of_method(tokens, method) for method in methods}
     off: dict[str, list[float]] = {method: [] for method in methods}
     half: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     rng = np.random.default_rng([seed, 1])
     for scores in simulate(name, tokens, texts, seed, articles):
         for method, windows in geometry.items():
-            error, widths = estimate(scores, windows, score, rng)
+            error, widths = errors_of_text(scores, windows, score, rng)
             off[method].append(error)
             half[method].append(widths)
     found = {}
@@ -214,9 +214,9 @@ def coverage(
     return found
 
 
-def growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
+def error_growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
     """Length of blocks -> clustered standard error (root mean square) of the simulated mean loss at 2048/512."""
-    windows, lengths = cut(tokens, "2048/512"), list(REAL)
+    windows, lengths = windows_of_method(tokens, "2048/512"), list(REAL)
     squares = np.zeros(len(lengths))
     for scores in simulate("loss", tokens, texts, seed=1):
         counted = scores * windows.times
@@ -230,7 +230,7 @@ def growth(tokens: int = 300_000, texts: int = 400) -> dict[int, float]:
     return dict(zip(lengths, np.sqrt(squares / texts).round(4).tolist(), strict=True))
 
 
-def cells(fraction: float) -> Iterator[dict[str, Any]]:
+def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
     """Every row of the results: WikiText-2's articles by all methods, longer ones by the first."""
     for articles, name in itertools.product(ARTICLES, SCORES):
         methods = list(METHODS)[: None if articles == WIKITEXT2 else 1]
@@ -240,12 +240,12 @@ def cells(fraction: float) -> Iterator[dict[str, Any]]:
             texts = int(full * fraction)
             for method, cell in coverage(name, tokens, texts, articles=articles, methods=methods).items():
                 weighted = articles[0] * math.exp(articles[1] ** 2)  # mean length of the article that a token is in
-                held = uncertainty.documents(tokens) >= weighted
+                held = uncertainty.longest_documents(tokens) >= weighted
                 yield {"articles": articles, "score": name, "tokens": tokens, "method": method, "texts": texts,
                        "within_the_note": held, **cell}  # fmt: skip
 
 
-def markdown(found: dict[str, Any]) -> str:
+def results_page(found: dict[str, Any]) -> str:
     """The results as a page."""
     lines = [
         "# Coverage of 95 % intervals", "", "Share (%) of simulated texts whose interval holds the true mean "
@@ -278,19 +278,19 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=1.0, help="of the texts, for a quick look")
     options = parser.parse_args()
     began, rows = time.perf_counter(), []
-    for row in cells(options.fraction):
+    for row in coverage_rows(options.fraction):
         rows.append(row)
         print(row, f"{time.perf_counter() - began:.0f} s", flush=True)
     found = {
         "versions": {"python": platform.python_version(), "numpy": np.__version__}, "seed": 0,
         "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
-        "growth": growth(texts=int(400 * options.fraction)), "coverage": rows,
-        "told_apart": {n: told_apart.shares(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
+        "growth": error_growth(texts=int(400 * options.fraction)), "coverage": rows,
+        "told_apart": {n: told_apart.shares_told_apart(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
     }  # fmt: skip
     print(found["growth"], found["told_apart"])
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        options.output.with_suffix(".md").write_text(markdown(found), encoding="utf-8")
+        options.output.with_suffix(".md").write_text(results_page(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

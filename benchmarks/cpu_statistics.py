@@ -18,7 +18,7 @@ import torch
 from backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
 
 HIDDEN = 576
-SIZES = (1, 2, 4, 8, 16, 32, 64, 256, None)  # None: what CPU_ELEMENTS gives
+SIZES = (1, 2, 4, 8, 16, 32, 64, 256, None)  # None: as many as CPU_ELEMENTS gives
 
 
 def medians(functions: list[Callable[[], object]], repeats: int) -> list[float]:

@@ -1,8 +1,9 @@
 """llama-perplexity's statistics in numpy, for benchmarks and tests: its formulas, its 16-bit store, its output's text.
 
-``exact`` and ``through_16_bits`` give values per position, ``statistics`` makes llama-perplexity's block of either.
-The second computes as tools/perplexity/perplexity.cpp does, in float32 where it does: what it makes of a reference's
-logits is byte for byte what the tool writes to its --kl-divergence-base file.
+``exact_positions`` and ``through_16_bits`` give values per position; ``tool_statistics`` makes llama-perplexity's
+statistics of either.  ``through_16_bits`` computes like tools/perplexity/perplexity.cpp, and in float32
+where the tool does: the store that ``store16`` makes of a reference's logits is byte for byte the tool's
+--kl-divergence-base file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Positions:
     same_top: Array
 
 
-def printed(output: str) -> dict[str, tuple[str, ...]]:
+def printed_numbers(output: str) -> dict[str, tuple[str, ...]]:
     """Name -> (value, error) as llama-perplexity printed them: its statistics, or its "Final estimate" as ``PPL``."""
     if final := FINAL.search(output):
         return {"PPL": (final[1], final[2])}
@@ -65,36 +66,37 @@ def percentile(values: Array, percent: str) -> float:
     return float((1 - part) * values[int(place)] + part * values[min(int(place) + 1, n - 1)])
 
 
-def mean(values: Array, squares: Array) -> tuple[float, float]:
+def mean_and_error(values: Array, squares: Array) -> tuple[float, float]:
     """Mean of values [N] and its error, by their squares."""
     value, n = float(values.mean(dtype=np.float64)), len(values)
     return value, (max(float(squares.mean(dtype=np.float64)) - value**2, 0.0) / (n - 1)) ** 0.5
 
 
-def statistics(of: Positions) -> Numbers:
+def tool_statistics(of: Positions) -> Numbers:
     """llama-perplexity's block from values per position, by its formulas; probabilities in percent."""
     n = len(of.nll)
-    (a, ea), (b, eb) = mean(of.nll, of.nll**2), mean(of.base, of.base**2)
+    (a, ea), (b, eb) = mean_and_error(of.nll, of.nll**2), mean_and_error(of.base, of.base**2)
     covariance = (float((of.nll * of.base).mean(dtype=np.float64)) - a * b) / (n - 1)
     error = (ea**2 + eb**2 - 2 * covariance) ** 0.5
     ppl, base, ratio, top = np.exp(a), np.exp(b), np.exp(a - b), float(of.same_top.mean())
     apart = ((ppl * ea) ** 2 + (base * eb) ** 2 - 2 * ppl * base * covariance) ** 0.5
     squares = of.delta**2
-    moved, moved_error = mean(squares, squares.astype(np.float64) ** 2)
+    moved, moved_error = mean_and_error(squares, squares.astype(np.float64) ** 2)
     kld, delta = np.sort(of.kld.astype(of.nll.dtype)), np.sort(of.delta)
     return {
         "Mean PPL(Q)": (ppl, ppl * ea), "Mean PPL(base)": (base, base * eb),
         CORRELATION: (100 * covariance / (ea * eb),), "Mean ln(PPL(Q)/PPL(base))": (a - b, error),
         "Mean PPL(Q)/PPL(base)": (ratio, ratio * error), "Mean PPL(Q)-PPL(base)": (ppl - base, apart),
-        "Mean KLD": mean(of.kld, of.kld**2), **{name_of(p, "KLD"): (percentile(kld, p),) for p in KLD_PERCENTS},
-        "Mean Δp": tuple(100 * each for each in mean(of.delta, squares)),
+        "Mean KLD": mean_and_error(of.kld, of.kld**2),
+        **{name_of(p, "KLD"): (percentile(kld, p),) for p in KLD_PERCENTS},
+        "Mean Δp": tuple(100 * each for each in mean_and_error(of.delta, squares)),
         **{name_of(p, "Δp"): (100 * percentile(delta, p),) for p in DELTA_PERCENTS},
         "RMS Δp": (100 * moved**0.5, 50 * moved_error / moved**0.5),
         "Same top p": (100 * top, 100 * (top * (1 - top) / (n - 1)) ** 0.5),
     }  # fmt: skip
 
 
-def exact(model: Array, base: Array, targets: Array) -> Positions:
+def exact_positions(model: Array, base: Array, targets: Array) -> Positions:
     """Float64 from logits float32 [T, V] of both models and the real tokens [T]."""
     rows = np.arange(len(targets))
     q, p = log_softmax(model), log_softmax(base)
@@ -145,7 +147,7 @@ def through_16_bits(model: Array, store: Array, targets: Array) -> Positions:
     return Positions(nll, base, terms.sum(1, dtype=np.float64), expf(-nll) - expf(-base), same)
 
 
-def joined(parts: Sequence[Positions]) -> Positions:
+def joined_positions(parts: Sequence[Positions]) -> Positions:
     """Positions of several windows."""
     names = [field.name for field in fields(Positions)]
     return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

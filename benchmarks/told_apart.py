@@ -1,4 +1,4 @@
-"""From how many tokens on a difference of two models' KLD is seen: ``eval/results/differences.py``, ``LEAST``.
+"""From how many tokens on a difference of two models' KLD is seen: ``eval/results/differences.py``, ``LEAST_TOKENS``.
 
 Two quantized models are scored on one simulated text.  A token's KLD is lognormal (sigma 1: the 99.9th percentile is 20
 medians, as in a W8A8 checkpoint on Opticks) around a level that drifts over the text (``DRIFTS``: memory in tokens ->
@@ -36,7 +36,7 @@ def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float
     return np.repeat(found, 20, axis=1)[:, :tokens]
 
 
-def sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> NDArray[np.float64]:
+def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> NDArray[np.float64]:
     """KLD of two models, mean 1 each, summed by block: [2, texts, G]."""
     tokens = places.length
     text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
@@ -49,17 +49,17 @@ def sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> ND
     return np.array(found)
 
 
-def shares(tokens: int, texts: int, seed: int = 0) -> list[float]:
+def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
     """For each of ``TIMES`` the share (%) of texts in which the larger KLD is seen to be larger."""
     rng, places, at_once = np.random.default_rng([seed, tokens]), uncertainty.places_of(np.arange(tokens)), 100
     entries = np.bincount(places.block)
-    freedom = uncertainty.waves(len(entries), tokens)
+    freedom = uncertainty.n_waves(len(entries), tokens)
     seen = np.zeros(len(TIMES))
     for done in range(0, texts, at_once):
-        for first, second in np.moveaxis(sums(rng, min(at_once, texts - done), places), 0, 1):
+        for first, second in np.moveaxis(kld_sums(rng, min(at_once, texts - done), places), 0, 1):
             for i, times in enumerate(TIMES):
                 off = times * second - first
-                error = uncertainty.clustered(off, entries, tokens) or 0
-                low, high = uncertainty.interval(float(off.sum()) / tokens, error, freedom)
+                error = uncertainty.clustered_error(off, entries, tokens) or 0
+                low, high = uncertainty.interval_95(float(off.sum()) / tokens, error, freedom)
                 seen[i] += low <= 0 <= high if times == 1 else low > 0
     return [round(each, 1) for each in (100 * seen / texts).tolist()]

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from backends.base import LoadRequest, Task, Window  # noqa: E402
 from backends.reference import store as reference  # noqa: E402
-from backends.reference.reading import Rows  # noqa: E402
+from backends.reference.reading import ReferenceWindows  # noqa: E402
 from backends.vllm.backend import VllmScoreBackend  # noqa: E402
 from backends.vllm.driver import EngineRun, own_logprobs  # noqa: E402
 from backends.vllm.hooks import TAG  # noqa: E402
@@ -49,7 +49,7 @@ ENGINE = {"max_num_batched_tokens": 16384, "max_num_seqs": 64, "gpu_memory_utili
 def windows_of(count: int, length: int) -> list[Window]:
     """Windows of random tokens."""
     generator = np.random.default_rng(0)
-    return [Window(row, generator.integers(0, 128000, length, dtype=np.int32)) for row in range(count)]
+    return [Window(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
 
 
 def opened(folder: Path, **options: Any) -> VllmScoreBackend:
@@ -82,14 +82,14 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     recording = seconds(lambda: list(run.scored(windows, Plan(record=str(record)))))
     reference.seal(record, store, {}, count)
     opened_store = reference.Reader(store)
-    facts: dict[str, Any] = {}
+    scorer: dict[str, Any] = {}
     plan = Plan(reference=str(store), vocab_size=VOCAB)
     comparing_heads = seconds(lambda: run.call("compare_q_begin", vars(plan)))  # once for each engine and store
     run.end()
 
     def scored(plan: Plan, name: str) -> None:
         list(run.scored(windows, plan))
-        facts[name] = run.facts
+        scorer[name] = run.facts
 
     paths = {
         "prefill": lambda: list(run.requests(windows, {})),
@@ -103,10 +103,10 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             taken = seconds(path)
             if number:  # the first round warms up
                 times[name].append(taken)
-    against_itself = [scores.kld for scores in run.scored(windows, plan)]
+    against_itself = [scores.kld for scores in run.scored(windows, plan) if scores.kld is not None]
     tokens = sum(len(window.token_ids) for window in windows)
     prefill = times["prefill"]
-    rows = Rows(opened_store, pin=False)
+    stored_windows = ReferenceWindows(opened_store, pin=False)
     found = {
         "windows": count, "tokens_a_window": 2048, "rounds": rounds, "engine": ENGINE, "seconds": times,
         "tokens_a_second": {name: round(tokens / statistics.median(taken)) for name, taken in times.items()},
@@ -114,20 +114,20 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             name: round(statistics.median(p / t for p, t in zip(prefill, taken, strict=True)), 4)
             for name, taken in times.items()
         },
-        "scorer": facts, "checked_against_prompt_logprobs": vars(route),
+        "scorer": scorer, "checked_against_prompt_logprobs": vars(route),
         "kld_of_the_reference_against_itself": max(float(np.abs(kld).max()) for kld in against_itself),
         "store": {
             "bytes": opened_store.stored_bytes,
             "bytes_a_token_without_head": round(
-                sum(facts["bytes"] for name, facts in opened_store.files.items() if name.startswith("row")) / tokens, 1
+                sum(file["bytes"] for name, file in opened_store.files.items() if name.startswith("row")) / tokens, 1
             ),
             "record_seconds": recording, "comparing_heads_seconds": comparing_heads,
             "verify_seconds": seconds(opened_store.verify),
-            "read_seconds": seconds(lambda: [rows.get(row).sum() for row in range(count)]),
+            "read_seconds": seconds(lambda: [stored_windows.get(i).sum() for i in range(count)]),
             "recompute_seconds": statistics.median(prefill),
         },
     }  # fmt: skip
-    rows.close()
+    stored_windows.close()
     backend.close()
     return found
 
@@ -172,7 +172,8 @@ def correctness(folder: Path) -> dict[str, Any]:
     (window,) = windows_of(1, 2048)
     record, store = folder / "small.record", folder / "small.store"
     record.mkdir()
-    logits, found, own = {}, {}, np.zeros(0)
+    logits, found = {}, {}
+    own: Any = None
     for path in small_models(folder):
         backend = opened(path)
         assert backend.run is not None
@@ -189,7 +190,9 @@ def correctness(folder: Path) -> dict[str, Any]:
         backend.close()
     p, q = (logits[name][:-1].double().log_softmax(-1) for name in ("small", "noisy"))
     targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
-    noisy = found["noisy"]
+    noisy, itself = found["noisy"], found["small"]
+    assert noisy.kld is not None
+    assert itself.kld is not None
     exact = {
         "kld": (p.exp() * (p - q)).sum(-1), "logprob": q.gather(1, targets)[:, 0], "entropy": -(q.exp() * q).sum(-1),
         "ref_logprob": p.gather(1, targets)[:, 0],
@@ -208,7 +211,7 @@ def correctness(folder: Path) -> dict[str, Any]:
         "mean_kld_in_worker": float(noisy.kld.astype(np.float64).mean()),
         "same_top_wrong": int((noisy.same_top != (p.argmax(-1) == q.argmax(-1)).numpy())[same_chunks].sum()),
         "top1_wrong": int((noisy.top1 != (q.argmax(-1) == targets[:, 0]).numpy())[same_chunks].sum()),
-        "kld_of_the_reference_against_itself": float(np.abs(found["small"].kld).max()),
+        "kld_of_the_reference_against_itself": float(np.abs(itself.kld).max()),
         "difference_from_prompt_logprobs": {
             "largest": float(np.abs(noisy.logprob - own).max()), "mean": float(np.abs(noisy.logprob - own).mean()),
         },

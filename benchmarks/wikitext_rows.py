@@ -6,11 +6,11 @@ writes ``OUT/rows.jsonl`` (key ``text``: the 4,358 rows of ``Salesforce/wikitext
 and ``OUT/pages.jsonl`` (key ``page``: the 62 of ``EleutherAI/wikitext_document_level``).  A row is a line with its
 newline, and a blank line (a space and a newline in the file) is an empty row; a page begins at a title, a line like
 `` = Title = ``.  So do the scripts that made the data sets.  Two lines of formulas look like titles, so that 60
-articles are 62 pages, there as here: bytes over words, 1,290,527 over 241,335, are to the last digit what published
-word and byte perplexities of lm-eval's task imply (pytorch/ao pull request 3394).
+articles are 62 pages on the hub and here: bytes over words, 1,290,527 over 241,335, agree to the last digit with the
+published word and byte perplexities of lm-eval's task (pytorch/ao pull request 3394).
 
 Some copies of the file have lost their blank lines and have Windows line ends.  They are put back by the file's own
-rule, and what comes out is the original if its SHA-256 says so; any other file is refused.
+rule, and the result is the original if its SHA-256 says so; any other file is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOSE = " = The Hustler ( film ) = "
 
 
 def original(file: Path) -> str:
-    """The text of wiki.test.raw as it was published; SystemExit if the file is not a copy of it."""
+    """The text of wiki.test.raw as published; SystemExit if the file is not a copy of it."""
     text = file.read_text(encoding="utf-8")  # every line end as a newline
     for candidate in (text, with_blank_lines(text.removesuffix("\n").split("\n"))):
         if hashlib.sha256(candidate.encode()).hexdigest() == SHA256:

@@ -1,6 +1,6 @@
 """``make demo``: make the models once, then run compare_q on them exactly as a user would.
 
-``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: make these checkpoints, no more.
+``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these checkpoints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from functools import partial
 
-from demo.recipes import BASE, HERE, MODELS, ROOT, make, make_gguf, make_models, quantized
+from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
 
 __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 
@@ -41,12 +41,12 @@ def main() -> int:
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
     make_models()
     for preset in arguments.presets:
-        make(MODELS / f"smollm2-135m-{preset.lower()}", partial(quantized, preset=preset))
+        make_once(MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset))
     if arguments.presets:
         return 0
     if arguments.all:
         make_gguf()
-    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row would not be what it says.
+    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label would be wrong.
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
     words = command(everything=arguments.all)

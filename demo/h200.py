@@ -3,9 +3,9 @@
     python -m demo.h200 OUT wiki.test.raw
 
 The base is SmolLM2-135M padded to a hidden size of 768 (``demo/pad.py``), which every kernel takes.  Checkpoints, GGUF
-and EXL3 are made side by side; what is there already is kept, what fails is one line and no row.  Then compare_q
-measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV, plots and the HTML
-report in ``OUT/results``.  Nothing is downloaded.
+and EXL3 are made side by side; models that are there already are kept; a model that fails is one line and no row.
+Then compare_q measures every row that this machine can run, all windows of 2048/512, and leaves table, JSON, CSV, plots
+and the HTML report in ``OUT/results``.  Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo.recipes import ROOT, gguf, make, quantized
+from demo.recipes import ROOT, make_checkpoint, make_gguf_file, make_once
 
 HIDDEN = 768
 WINDOW, STRIDE = 2048, 512
@@ -43,7 +43,8 @@ EXL3_BITS = (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0)
 EXL3_AT_ONCE = 4
 CALIBRATION_ROWS = 64
 VLLM = {"enforce_eager": True, "gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 32 << 30}
-"""The other engines have room beside it; a fixed cache, as vLLM stops if they free memory while it measures its own."""
+"""vLLM leaves room for the other engines.  Its KV cache is fixed, since vLLM stops if another engine frees memory while
+vLLM measures its own."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Row:
     noise_floor: bool = False
 
 
-def rows() -> list[Row]:
+def table_rows() -> list[Row]:
     """Every row; the first word of a label is the format, which the plot gives a colour."""
     return [
         Row("bf16 vLLM", "vllm_score", "bf16", VLLM),
@@ -75,15 +76,15 @@ def rows() -> list[Row]:
         Row("NVFP4 W4A4 as run", "vllm_score", "nvfp4", VLLM),
         Row("NVFP4 W4A4 emulated", "vllm_score", "nvfp4", {**VLLM, "emulate": True}),
         *(Row(f"EXL3 {bits} bpw", "exllamav3", f"exl3-{bits}") for bits in EXL3_BITS),
-        *(Row(f"GGUF {kind}", "llamacpp", f"{kind}.gguf") for kind in (*GGUF_QUANTIZED, "F16")),
+        *(Row(f"GGUF {name}", "llamacpp", f"{name}.gguf") for name in (*GGUF_QUANTIZED, "F16")),
     ]
 
 
-def attempt(out: Path, maker: Callable[[Path], None]) -> None:
+def make_or_report(out: Path, maker: Callable[[Path], None]) -> None:
     """Make one model; a failure is one line, and no file that looks like a model."""
     begin = time.perf_counter()
     try:
-        make(out, maker)
+        make_once(out, maker)
         print(f"{out.name}: {time.perf_counter() - begin:.1f} s", flush=True)
     except Exception as error:  # whatever a quantizer raises must not stop the others
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -106,24 +107,32 @@ def make_checkpoints(models: Path, wanted: Callable[[str], bool]) -> None:
     """The compressed-tensors checkpoints, one after the other: seconds each."""
     for name, (preset, group_size) in CHECKPOINTS.items():
         if wanted(name):
-            attempt(models / name, partial(quantized, preset=preset, group_size=group_size, source=models / "bf16"))
+            make_or_report(
+                models / name, partial(make_checkpoint, preset=preset, group_size=group_size, source=models / "bf16")
+            )
 
 
 def make_ggufs(models: Path, wanted: Callable[[str], bool], source: Path | None) -> None:
     """The GGUF files: unquantized ones written here, the others made of BF16 by llama.cpp."""
-    for kind in GGUF_WRITTEN:
+    for weight_type in GGUF_WRITTEN:
         if wanted("gguf"):
-            attempt(models / f"{kind}.gguf", partial(gguf, kind=kind, source=models / "bf16", tokenizer=source))
-    for kind in GGUF_QUANTIZED:
+            make_or_report(
+                models / f"{weight_type}.gguf",
+                partial(make_gguf_file, weight_type=weight_type, source=models / "bf16", tokenizer=source),
+            )
+    for weight_type in GGUF_QUANTIZED:
         if wanted("gguf"):
-            attempt(models / f"{kind}.gguf", partial(llama_quantized, kind=kind, source=models / "BF16.gguf"))
+            make_or_report(
+                models / f"{weight_type}.gguf",
+                partial(llama_quantized, weight_type=weight_type, source=models / "BF16.gguf"),
+            )
 
 
-def llama_quantized(out: Path, kind: str, source: Path) -> None:
+def llama_quantized(out: Path, weight_type: str, source: Path) -> None:
     """One GGUF file of llama.cpp's making."""
     from demo.llama_quantize import llama_quantize
 
-    llama_quantize(source, out, kind)
+    llama_quantize(source, out, weight_type)
 
 
 def make_exl3(models: Path, wanted: Callable[[str], bool]) -> None:
@@ -132,29 +141,31 @@ def make_exl3(models: Path, wanted: Callable[[str], bool]) -> None:
         return
     (models.parent / "logs").mkdir(parents=True, exist_ok=True)
     try:
-        logged([sys.executable, "-c", "import exllamav3"], models.parent / "logs" / "exl3-import.log")
+        run_logged([sys.executable, "-c", "import exllamav3"], models.parent / "logs" / "exl3-import.log")
     except RuntimeError as error:
         print(f"exl3: failed: {error}", flush=True)
         return
     with ThreadPoolExecutor(EXL3_AT_ONCE) as pool:
         for bits in EXL3_BITS:
-            pool.submit(attempt, models / f"exl3-{bits}", partial(exl3, bits=bits, source=models / "bf16"))
+            pool.submit(
+                make_or_report, models / f"exl3-{bits}", partial(convert_to_exl3, bits=bits, source=models / "bf16")
+            )
 
 
-def exl3(out: Path, bits: float, source: Path) -> None:
-    """One EXL3 folder, by exllamav3's own converter, which exits with 0 also where it refuses."""
+def convert_to_exl3(out: Path, bits: float, source: Path) -> None:
+    """One EXL3 folder, by exllamav3's own converter, which exits with 0 even if it refuses."""
     work = out.with_name(f"work-{out.name}")
     words = [
         *("-m", "exllamav3.conversion.convert_model", "-i", source, "-o", out, "-w", work),
         *("-b", bits, "-cr", CALIBRATION_ROWS),
     ]
     log = out.parent.parent / "logs" / f"{out.name}.log"
-    logged([sys.executable, *(str(word) for word in words)], log)
+    run_logged([sys.executable, *(str(word) for word in words)], log)
     if not (out / "config.json").is_file():
         raise RuntimeError(f"{last_line(log)} (log: {log})")
 
 
-def logged(command: list[str], log: Path) -> None:
+def run_logged(command: list[str], log: Path) -> None:
     """Run a command with its output in a log; RuntimeError with the log's last line."""
     with log.open("wb") as stream:
         status = subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
@@ -174,7 +185,7 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
     import demo.gguf_writer  # here, as two threads that import torch at once may each see half of it
     import demo.quantize  # noqa: F401
 
-    make(models / "bf16", partial(padded_base, source=source))
+    make_once(models / "bf16", partial(padded_base, source=source))
 
     def wanted(name: str) -> bool:
         return not only or name in only
@@ -192,16 +203,16 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
 def usable_rows(out: Path) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here."""
     from eval.run import jobs
-    from eval.specs import reading as spec_files
+    from eval.specs import reading
 
     entries: list[dict[str, Any]] = []
-    for row in rows():
+    for row in table_rows():
         model = str(out / "models" / row.model)
         entry: dict[str, Any] = {
             "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
-        _, problems = jobs.plan([spec_files.parse_model_spec(entry, out / "models.json")], WINDOW)
+        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW)
         for problem in problems:
             print(f"left out: {problem}", flush=True)
         if not problems:
@@ -209,7 +220,7 @@ def usable_rows(out: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def compare(out: Path, entries: Sequence[dict[str, Any]], *words: object) -> tuple[int, str]:
+def run_compare_q(out: Path, entries: Sequence[dict[str, Any]], *words: object) -> tuple[int, str]:
     """Run compare_q on these models: exit status, and what it printed."""
     specs = out / "models.json"
     specs.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
@@ -227,10 +238,10 @@ def compare(out: Path, entries: Sequence[dict[str, Any]], *words: object) -> tup
 
 
 def measure_engines(out: Path, entries: Sequence[dict[str, Any]], limit: str) -> list[dict[str, Any]]:
-    """Score the rows into the cache; those whose engine got through, in order, the first as the reference.
+    """Score the rows into the cache; the rows whose engine got through, in order, the first as the reference.
 
-    Each engine runs in a process of its own, so that one that dies takes only its own rows along.  A reference that
-    fails is left out, and the next row takes its place.
+    Each engine runs in a process of its own, so that an engine that dies takes only its own rows along.  A reference
+    that fails is left out, and the next row takes its place.
     """
     if not entries:
         return []
@@ -238,7 +249,7 @@ def measure_engines(out: Path, entries: Sequence[dict[str, Any]], limit: str) ->
     measured, report = [], out / "engine.json"
     for engine in dict.fromkeys(entry["load_fn"] for entry in entries):
         own = [entry for entry in entries if entry["load_fn"] == engine]
-        status, _ = compare(out, own if entries[0] in own else [entries[0], *own], "-r", limit, "-o", report)
+        status, _ = run_compare_q(out, own if entries[0] in own else [entries[0], *own], "-r", limit, "-o", report)
         through = status in (0, 1)
         if entries[0] in own and not (through and json.loads(report.read_text(encoding="utf-8")).get("reference")):
             print(f"left out: {entries[0]['label']}: failed, and can be no reference", flush=True)
@@ -250,7 +261,7 @@ def measure_engines(out: Path, entries: Sequence[dict[str, Any]], limit: str) ->
     return [entry for entry in entries if entry in measured]
 
 
-def measure(out: Path, text: Path, limit: str) -> int:
+def measure_table(out: Path, text: Path, limit: str) -> int:
     """Every row that can run here -> table, JSON, CSV, plots and report, put together from the cache; exit status."""
     data = {"tokenizer_dir": str(out / "models" / "bf16"), "dataset": "text", "path": str(text.resolve())}
     windows = {"eval_len": WINDOW, "eval_stride": STRIDE, "max_rows": 0}
@@ -264,7 +275,7 @@ def measure(out: Path, text: Path, limit: str) -> int:
         *("-o", results / "results.json", "--csv", results / "results.csv", "--markdown", results / "table.md"),
         *("--html", results / "report.html", "--plots", results / "plots"),
     ]
-    status, table = compare(out, measured, "-r", limit, "--statistics", "--pairs", *files)
+    status, table = run_compare_q(out, measured, "-r", limit, "--statistics", "--pairs", *files)
     (results / "table.txt").write_text(table, encoding="utf-8")
     return status
 
@@ -283,7 +294,7 @@ def main() -> int:
     out = arguments.out.resolve()
     if arguments.stage != "measure":
         make_all(out / "models", arguments.only, arguments.gguf)
-    return 0 if arguments.stage == "make" else measure(out, arguments.text, arguments.rows)
+    return 0 if arguments.stage == "make" else measure_table(out, arguments.text, arguments.rows)
 
 
 if __name__ == "__main__":

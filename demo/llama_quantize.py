@@ -2,8 +2,8 @@
 
     python -m demo.llama_quantize IN.gguf OUT.gguf --type Q4_K_M
 
-What ``llama-quantize`` does without an importance matrix.  K-quants take rows of a multiple of 256 weights; for others
-llama.cpp falls back to another type by itself, tensor by tensor.
+The result is what ``llama-quantize`` makes without an importance matrix.  K-quants take rows of a multiple of 256
+weights; for other rows llama.cpp falls back to another type by itself, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ def keep_errors(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 KEEP_ERRORS = llama_cpp.llama_log_callback(keep_errors)  # llama.cpp keeps the pointer: it must never be collected
 
 
-def llama_quantize(source: Path, out: Path, kind: str, *, threads: int = 0) -> None:
-    """Write ``source`` (F32, F16 or BF16) to ``out`` as ``kind`` ("Q4_K_M", ...); ``threads`` 0: all cores.
+def llama_quantize(source: Path, out: Path, weight_type: str, *, threads: int = 0) -> None:
+    """Write ``source`` (F32, F16 or BF16) to ``out`` as ``weight_type`` ("Q4_K_M", ...); ``threads`` 0: all cores.
 
     RuntimeError with llama.cpp's reason.
     """
     parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = getattr(llama_cpp, PREFIX + kind)
+    parameters.ftype = getattr(llama_cpp, PREFIX + weight_type)
     parameters.nthread = threads
     errors.clear()
     llama_cpp.llama_log_set(KEEP_ERRORS, ctypes.c_void_p())
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(parameters))
     if status:
-        raise RuntimeError(f"llama.cpp could not quantize {source} to {kind}: {' '.join(errors) or f'status {status}'}")
+        raise RuntimeError(
+            f"llama.cpp could not quantize {source} to {weight_type}: {' '.join(errors) or f'status {status}'}"
+        )
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ heads of zeros, and as many key/value heads as keep each query head with its own
 
     python -m demo.pad demo/models/smollm2-135m OUT --hidden 768
 
-Why it is the same function: the added features of the residual stream are zero and stay zero, and a mean over them is
-old/new of what it was.  RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original, which the norm
-weights, times sqrt(old/new), take back.  In bf16 those weights are rounded, and the result is a model of its own.
+Why it is the same function: the added features of the residual stream are zero and stay zero, and a mean over the
+stream is old/new of the original's.  RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original,
+which the norm weights, times sqrt(old/new), take back.  In bf16 those weights are rounded, and the result is a model of
+its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from demo.quantize import copy_tokenizer
+from demo.tokenizer_files import copy_tokenizer
 
 
 def padded_config(config: LlamaConfig, hidden: int) -> LlamaConfig:

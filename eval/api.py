@@ -29,7 +29,8 @@ from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import ModelResult, RunResult
-from eval.run.runner import Runner
+from eval.run import runner
+from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import footnotes
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Spec = str | Path | Mapping[str, Any]
-"""A spec file, or what stands in one."""
+"""A spec file, or a dict with a spec's keys."""
 COLUMNS = (
     "label", "engine", "where", "kernel", "deviations", "bpw_layer", "bpw_head", "vram_gib", "ppl", "ppl_stderr",
     "ln_ppl_ratio", "ln_ppl_ratio_stderr", "kld", "kld_stderr", "kld_median", "kld_p99", "kld_max", "same_top",
@@ -57,12 +58,12 @@ RESULTS_NAMES = {"bpw_layer": "layer_bpw", "bpw_head": "head_bpw", "vram_gib": "
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished run: ``run`` has everything, ``frame`` what most readers want, ``save`` a file for ``--from``."""
+    """A finished run: ``run`` holds all, ``frame`` what most readers want; ``save`` makes a file for ``--from``."""
 
     run: RunResult
 
     def frame(self) -> pd.DataFrame:
-        """One row a model, in the order of the specs; what is not known is NaN, None or NA, and ``notes`` say why.
+        """A row for each model, in the order of the specs; an unknown value is NaN, None or NA, and ``notes`` say why.
 
         ``where``: GPUs or CPU.  ``bpw_layer``, ``bpw_head``: stored bits per weight.  ``vram_gib``: stored layers and
         head, GiB.  ``ppl``: perplexity; ``ln_ppl_ratio``: ln(PPL / reference's PPL), nats, with the paired error.
@@ -101,35 +102,30 @@ def compare(
     verbose: bool = False,
     quiet: bool = False,
 ) -> Comparison:
-    """Measure models on a text; scores that are in the cache are not measured again.
+    """Score models on a text; scores that are in the cache are not made again.
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
-    ``rows``: windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``, ``clear_cache``,
-    ``verbose`` as on the command line; ``quiet``: no progress on standard error.
+    ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
+    ``clear_cache``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
 
-    InputError (``backends.base``): bad input, one line a problem, before any engine starts.  A model that fails later
-    is a row with its ``error``.
+    InputError (``backends.common.errors``): bad input, one line for each problem, before any engine starts.  A model
+    that fails later is a row with its ``error``.
     """
-    progress = Progress(quiet=quiet)
-    cache = Cache(Path(cache_dir) if cache_dir is not None else default_root())
-    path = Path(logits_file) if logits_file is not None else None
-    runner = Runner(cache, progress, clear=clear_cache, verbose=verbose, logits_file=path)
-    chosen, said = spec_files.one_reference(model_specs(models))
-    for line in said:
-        if line != spec_files.NO_REFERENCE or path is None:
-            progress.say(line)
-    return Comparison(measure(runner, data_spec(data), chosen, rows))
-
-
-def measure(runner: Runner, data: DataSpec, models: Sequence[ModelSpec], rows: int | None) -> RunResult:
-    """Run checked specs: what the command line and ``compare`` share.  ``rows`` None: the data spec's ``max_rows``."""
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r} is no number of windows; 0 means all")
-    return runner.run(data, models, data.max_rows if rows is None else rows)
+    session = Session(
+        Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
+        verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
+    )  # fmt: skip
+    chosen, said = spec_files.one_reference(model_specs(models))
+    for line in said:
+        if line != spec_files.NO_REFERENCE or session.logits_file is None:
+            session.progress.say(line)
+    return Comparison(runner.run(session, data_spec(data), chosen, rows).results)
 
 
 def load(*files: str | Path) -> Comparison:
-    """A finished run (results.json or report.html), or several merged as ``--from`` does; InputError as there."""
+    """A finished run (results.json or report.html), or several merged; InputError as ``--from`` gives it."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
     return Comparison(merge.load([Path(file) for file in files])[0])
@@ -145,7 +141,7 @@ def data_spec(data: Spec) -> DataSpec:
 
 
 def model_specs(models: Spec | Sequence[Spec]) -> list[ModelSpec]:
-    """Model specs from files (wildcards allowed) and dicts, in this order, checked together as those of files are."""
+    """Model specs from files (wildcards allowed) and dicts, in this order; dicts are checked as files are."""
     given = (
         [models] if isinstance(models, str | Path | Mapping) else list(models) if isinstance(models, Sequence) else []
     )
@@ -166,7 +162,7 @@ def model_specs(models: Spec | Sequence[Spec]) -> list[ModelSpec]:
 
 
 def as_json(spec: Mapping[str, Any]) -> Any:
-    """A dict as a JSON file would give it: paths as texts, tuples as lists."""
+    """A dict as a JSON file would give it: paths as strings, tuples as lists."""
 
     def plain(value: object) -> str:
         if isinstance(value, Path):

@@ -1,4 +1,4 @@
-"""The partial statistics of ``logit_statistics`` in one Triton kernel: every logit is read once, nothing is stored.
+"""``partial`` of ``backends/scoring/statistics.py`` in one Triton kernel: every logit is read once, nothing is stored.
 
 One program reduces one row.  Each of its BLOCK lanes walks down the row with its own running maximum and sums, so the
 loop has no reduction across lanes; the lanes are put together at the end, as shards are.  A lane needs one exponential
@@ -32,7 +32,7 @@ FAR = tl.constexpr(1e30)
 def partial(
     logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
 ) -> None:
-    """``logit_statistics.partial`` for at least one column; rows may lie at any distance and alignment."""
+    """``statistics.partial`` for at least one column; rows may lie at any distance and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(logits if reference is None else reference)
     if rows == 0:
@@ -62,7 +62,7 @@ def _store(
     out: tl.tensor, stride: tl.tensor,
     peak: tl.tensor, total: tl.tensor, moment: tl.tensor, target: tl.tensor, top: tl.tensor,
 ) -> None:  # fmt: skip
-    """Half a row, in the order of ``logit_statistics.Column``."""
+    """Half a row, in the order of ``statistics.Column``."""
     tl.store(out, tl.where(total == 0, float("-inf"), peak))
     tl.store(out + stride, total)
     tl.store(out + 2 * stride, moment)
@@ -82,7 +82,7 @@ def _statistics(
     z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
     has_reference: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Partial statistics of row ``program_id``; names as in ``logit_statistics``."""
+    """Partial statistics of row ``program_id``; names as in ``backends.scoring.statistics``."""
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 16,744 rows of 128,256
     z += row * z_stride
     r += row * r_stride

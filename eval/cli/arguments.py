@@ -1,4 +1,4 @@
-"""The flags of the command line, and what can be said of them before anything runs."""
+"""The flags of the command line, and the checks of flags that need no spec and no engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from eval.table.columns import ORDERS
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are ours: one line."""
+    """An argument parser whose errors are InputErrors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see --help")
 
 
 class Once(argparse.Action):
-    """A flag with one value; InputError if it is given twice, where argparse would keep the last in silence."""
+    """A flag with one value; InputError if it is given twice, where argparse would silently keep the last value."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -39,7 +39,7 @@ class Once(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every flag of upstream's compare_q, and ours."""
+    """Every flag of upstream's compare_q, and the flags that upstream has not."""
     p = Parser(
         description="Compare quantized models by perplexity and KL divergence.",
         allow_abbrev=False,
@@ -55,43 +55,56 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_run(p: argparse.ArgumentParser) -> None:
-    """What runs."""
-    p.add_argument("-d", "--dataspec", type=path, help="data specification (JSON)")
+    """Flags that say what runs."""
+    p.add_argument("-d", "--dataspec", type=path_argument, help="data specification (JSON)")
     p.add_argument(
         "-m", "--modelspec", nargs="+", action="extend", help="model specifications (JSON), wildcards allowed"
     )
-    p.add_argument("-r", "--rows", type=rows, help="number of windows, or all; replaces the data spec's max_rows")
-    p.add_argument("-mask", "--mask", help="only models whose label holds one of these semicolon-separated words")
-    p.add_argument("-cc", "--clear_cache", action="store_true", help="forget stored results of these models first")
-    p.add_argument("-lf", "--logits_file", type=path, help="reference store for KL divergence: read, or made there")
-    p.add_argument("--from", dest="source", type=path, nargs="+", action="extend", default=[], metavar="FILE",
-                   help="a finished run (results.json, report.html), or several to merge: runs nothing")  # fmt: skip
-    p.add_argument("--cache-dir", type=path, help="where tokens and scores are kept (default: %(default)s)")
+    p.add_argument(
+        "-r", "--rows", type=window_count, help="number of windows, or all; replaces max_rows of the data spec"
+    )
+    p.add_argument("-mask", "--mask", help="only models whose label holds one of these words, with semicolons between")
+    p.add_argument(
+        "-cc", "--clear_cache", action="store_true", help="forget what is stored of this text and these models first"
+    )
+    p.add_argument(
+        "-lf", "--logits_file", type=path_argument, help="reference store for KL divergence: read, or made there"
+    )
+    p.add_argument("--from", dest="source", type=path_argument, nargs="+", action="extend", default=[], metavar="FILE",
+                   help="show a finished run (results.json, report.html), or several merged; runs nothing")  # fmt: skip
+    p.add_argument(
+        "--cache-dir", type=path_argument, help="where tokens, scores and references are kept (default: %(default)s)"
+    )
     p.add_argument("--cache", action="store_true", help="list what the cache holds, and do nothing else")
-    p.add_argument("--cache-limit", type=size, metavar="SIZE", help="keep the cache below SIZE (20GB), oldest first")
-    p.add_argument("--check", action="store_true", help="read the specs, say what would run; start no engine")
+    p.add_argument(
+        "--cache-limit", type=byte_size, metavar="SIZE", help="keep the cache below SIZE (20GB); the oldest goes first"
+    )
+    p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
 
 
 def add_output(p: argparse.ArgumentParser) -> None:
-    """What is printed and written."""
-    p.add_argument("-o", "--output", type=path, help="write the results as JSON")
-    p.add_argument("--csv", type=path, help="write the results as CSV")
-    p.add_argument("--markdown", type=path, help="write the table as Markdown")
-    p.add_argument("--html", type=path, help="write a report as one HTML file")
-    p.add_argument("--tokens-out", type=path, help="folder for each model's per-token scores, as <label>.parquet")
-    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: that of the specs)")
-    p.add_argument("--statistics", action="store_true", help="llama.cpp's block of statistics for every model")
-    p.add_argument("--pairs", action="store_true", help="the difference of every row from the next one, with its error")
-    p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"), help="that of two labels")
+    """Flags that say what is printed and written."""
+    p.add_argument("-o", "--output", type=path_argument, help="write the results as JSON")
+    p.add_argument("--csv", type=path_argument, help="write the results as CSV")
+    p.add_argument("--markdown", type=path_argument, help="write the table as Markdown")
+    p.add_argument("--html", type=path_argument, help="write a report as one HTML file")
+    p.add_argument(
+        "--tokens-out", type=path_argument, help="folder for the token scores of each model, as <label>.parquet"
+    )
+    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: the order of the specs)")
+    p.add_argument("--statistics", action="store_true", help="print llama.cpp's block of statistics for every model")
+    p.add_argument("--pairs", action="store_true", help="print how every row differs from the next one, with errors")
+    p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"),
+                   help="print how the models with these two labels differ, with errors")  # fmt: skip
 
 
 def add_plot(p: argparse.ArgumentParser) -> None:
-    """What is drawn."""
-    p.add_argument("-p", "--plot", action="store_true", help="scatter plot, to --plot_file or compare_q.png")
-    p.add_argument("-pf", "--plot_file", type=path, help="file of the plot: .png, .svg or .pdf (implies -p)")
-    p.add_argument("--plots", type=path, help="folder for every plot there is")
+    """Flags that say what is drawn."""
+    p.add_argument("-p", "--plot", action="store_true", help="draw a scatter plot, into --plot_file or compare_q.png")
+    p.add_argument("-pf", "--plot_file", type=path_argument, help="file of the plot: .png, .svg or .pdf (implies -p)")
+    p.add_argument("--plots", type=path_argument, help="folder into which every kind of plot is drawn")
     p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
@@ -101,36 +114,36 @@ def add_plot(p: argparse.ArgumentParser) -> None:
     p.add_argument("-kld", "--kld", action="store_true", help="plot KL divergence in place of perplexity")
 
 
-def rows(text: str) -> int:
+def window_count(given: str) -> int:
     """``-r``: a number of windows; 0 means all, as in the spec."""
-    if text == "all":
+    if given == "all":
         return 0
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rows nor 'all'")
-    return int(text)
+    if not given.isdecimal():
+        raise argparse.ArgumentTypeError(f"{given!r} is neither a number of windows nor 'all'")
+    return int(given)
 
 
-def path(text: str) -> Path:
-    """A file or folder; an empty text, as of a variable that is not set, would be the working directory."""
-    if not text:
+def path_argument(given: str) -> Path:
+    """A file or folder; an empty name, which a shell variable that is not set gives, would be the working directory."""
+    if not given:
         raise argparse.ArgumentTypeError("is empty; give a file or folder")
-    return Path(text)
+    return Path(given)
 
 
-def size(text: str) -> int:
-    """``--cache-limit``: bytes; a number alone, or with KB to TB (powers of 1,000) or KiB to TiB (of 1,024)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
+def byte_size(given: str) -> int:
+    """``--cache-limit`` in bytes: a number alone, with KB to TB (powers of 1,000), or KiB to TiB (powers of 1,024)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", given.strip(), re.IGNORECASE)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give for example 20GB or 500MiB")
+        raise argparse.ArgumentTypeError(f"{given!r} is no size; give for example 20GB or 500MiB")
     power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
     wanted = float(found[1]) * (1024 if found[3] else 1000) ** power
     if not math.isfinite(wanted):
-        raise argparse.ArgumentTypeError(f"{text[:20]}... is too large")
+        raise argparse.ArgumentTypeError(f"{given[:20]}... is too large")
     return int(wanted)
 
 
-def unused(args: argparse.Namespace) -> str | None:
-    """What is said of flags that change a picture where none is asked for; None if there is nothing to say."""
+def unused_picture_flags(args: argparse.Namespace) -> str | None:
+    """A line on flags that change a picture where no picture is asked for; None if there are no such flags."""
     given = {
         "-v": args.vram, "-kld": args.kld, "-mx": args.max_x < math.inf, "-my": args.max_y < math.inf,
         "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
@@ -143,7 +156,7 @@ def unused(args: argparse.Namespace) -> str | None:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """The flags; InputError for those that cannot go together.  ``plot_file`` is set if ``-p`` is."""
+    """The flags; InputError for flags that cannot go together.  With ``-p`` there always is a ``plot_file``."""
     args = parser().parse_args(words)
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
@@ -154,7 +167,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         }  # fmt: skip
         for flag, given in running.items():
             if given:
-                raise InputError(f"--from: shows a finished run; {flag} is for one that is still to run")
+                raise InputError(f"--from: shows a finished run; {flag} is for a run that is still to start")
     elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
         raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
     if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):
@@ -165,7 +178,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
-    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input.
+    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input too.
 
     ``inputs``: files and folders that the run reads -> what they are.
     """
@@ -177,10 +190,10 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
         if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
         if taken.setdefault(file.resolve(), flag) != flag:
-            raise InputError(f"{flag}: {file}: is that of {taken[file.resolve()]} as well; name another")
+            raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")
         for path, what in (inputs or {}).items():
             if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
-                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another")
+                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another file")
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)
@@ -189,7 +202,7 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
 
 
 def check_picture(file: Path) -> None:
-    """InputError for a picture in a format that is not written."""
+    """InputError for a file name that does not end like a picture that compare_q can draw."""
     from eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
 
     if file.suffix.lower() not in style.SUFFIXES:

@@ -1,7 +1,8 @@
 """``--cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
 
-Only what compare_q itself wrote there is listed and removed: files and folders under the kinds' folders that are named
-by a key.  What a run uses, this one or another that still goes on, is never removed; locks stay, which are empty.
+Only what compare_q itself wrote is listed and removed: files and folders that are named by a key, in the folder of a
+section.  What a run uses, be it this run or another run that still goes on, is never removed; lock files, which are
+empty, stay.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ SUFFIXES = {
     "references": ("", ".part"),
     "logs": (".log",),
 }
-"""What compare_q writes of each section."""
+"""Section -> the suffixes of what compare_q writes there."""
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that is kept: its ``paths``, bytes, when it was last used (seconds since 1970), and whose it is.
+    """One thing that is kept: its ``paths``, ``size`` in bytes, when it was last ``used`` (seconds since 1970).
 
-    ``key``: 40 hexadecimal digits.  What a run that was killed left half-written is part of the entry.
+    ``key``: 40 hexadecimal digits; ``label``: of the model that the entry belongs to.  Files that a killed run left
+    half-written are part of the entry.
     """
 
     section: str
@@ -50,7 +52,7 @@ class Entry:
 
 
 def entries(cache: Cache) -> list[Entry]:
-    """Everything that the cache holds, the one that was used last first."""
+    """Everything that the cache holds; the entry that was used last comes first."""
     found = [entry for section in SECTIONS for entry in section_entries(cache, section)]
     return sorted(found, key=lambda entry: -entry.used)
 
@@ -74,7 +76,7 @@ def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
 
 
 def label_of(cache: Cache, section: str, key: str) -> str:
-    """The label of the model that an entry is of, as the run that wrote it called it; empty if it is not known."""
+    """The label of an entry's model in the run that wrote the entry; empty if that is not known."""
     if section == "scores":
         return str(cache.read_json(cache.path(section, key, ".json")).get("label") or "")
     if section == "references":
@@ -84,24 +86,24 @@ def label_of(cache: Cache, section: str, key: str) -> str:
 
 
 def prune(cache: Cache, limit: int) -> tuple[list[Entry], int]:
-    """Remove the entries that were not used for the longest time until ``limit`` bytes are left; (removed, left).
+    """(removed entries, bytes that remain): the entry that was used longest ago goes first, down to ``limit`` bytes.
 
-    More than ``limit`` are left where runs use them.
+    More than ``limit`` bytes remain where runs use them.
     """
     kept = entries(cache)
-    left = sum(entry.size for entry in kept)
+    remaining = sum(entry.size for entry in kept)
     removed = []
     for entry in reversed(kept):
-        if left <= limit:
+        if remaining <= limit:
             break
         if remove(cache, entry):
             removed.append(entry)
-            left -= entry.size
-    return removed, left
+            remaining -= entry.size
+    return removed, remaining
 
 
 def remove(cache: Cache, entry: Entry) -> bool:
-    """Delete one entry, unless a run uses it or holds its lock, or it is not ours to delete; whether it is gone."""
+    """Delete one entry and say whether it is gone; an entry that a run uses or locks, or that resists, stays."""
     try:
         with cache.lock(entry.section, entry.key).acquire(timeout=0):
             if entry.key in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
@@ -114,17 +116,17 @@ def remove(cache: Cache, entry: Entry) -> bool:
 
 
 def limited(cache: Cache, limit: int) -> str:
-    """Prune, and what became of it in one line."""
-    removed, left = prune(cache, limit)
+    """Prune the cache, and say in one line what was removed and what remains."""
+    removed, remaining = prune(cache, limit)
     freed = sum(entry.size for entry in removed)
-    kept = f"{bytes_in_words(left)} are left" + (
-        f", over the limit of {bytes_in_words(limit)}: in use" if left > limit else ""
+    kept = f"{bytes_in_words(remaining)} are left" + (
+        f", over the limit of {bytes_in_words(limit)}: in use" if remaining > limit else ""
     )
     return f"cache: removed {len(removed)} entries, {bytes_in_words(freed)}; {kept}"
 
 
 def listing(cache: Cache) -> tuple[Table, str]:
-    """(a row for every entry, the sums of each section in one line)."""
+    """(a table with a row for every entry, a line with the sums of each section)."""
     found = entries(cache)
     drawn = Table("what", "of", "size", "last used", "key")
     for entry in found:

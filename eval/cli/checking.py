@@ -17,28 +17,28 @@ from eval.text.windows import EvalData
 
 
 def check(
-    data_spec: DataSpec, model_specs: Sequence[ModelSpec], max_rows: int | None, cache: Cache, progress: Progress
+    data_spec: DataSpec, model_specs: Sequence[ModelSpec], n_windows: int | None, cache: Cache, progress: Progress
 ) -> tuple[list[str], list[str]]:
-    """(what would run, what is wrong), a line each.
+    """(lines that say what would run, lines that say what is wrong).
 
-    A local text is tokenized, and so is one that the cache holds, to count its windows; the hub is only asked what it
-    has.
+    A text that is on this machine, or whose tokens the cache holds, is tokenized, so that its windows can be counted;
+    the hub is only asked which files it has.
     """
     lines, problems = [], []
     longest, data = data_spec.longest, None
     try:
         missing = downloads(data_spec, cache)
         if not missing:
-            data = windows.build(data_spec, max_rows, cache, progress)
+            data = windows.build(data_spec, n_windows, cache, progress)
             longest = data.length
-        lines += [describe_data(data_spec, data), *missing]
+        lines += [data_line(data_spec, data), *missing]
     except InputError as error:
         problems.append(f"data: {error}")
     planned, wrong = jobs.plan(model_specs, longest)
     problems += wrong
     for job in planned:
         try:
-            lines += describe(job)
+            lines += model_lines(job)
             if data is not None:
                 jobs.check_vocabulary(job, data)
         except InputError as error:
@@ -47,7 +47,7 @@ def check(
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
-    """What of text and tokenizer is still to be downloaded, a line each; InputError for what is nowhere."""
+    """Lines on what of text and tokenizer is still to be downloaded; InputError if one of them is nowhere."""
     corpus.identity(spec)  # names a missing file
     name, found = spec.locate(spec.tokenizer_dir), []
     try:
@@ -58,22 +58,23 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
         size = repositories.probe(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
     if not corpus.is_here(spec) and (found or not windows.are_stored(spec, cache)):
-        found.append(f"data: {corpus.probe(spec)}")
+        found.append(f"data: {corpus.would_fetch(spec)}")
     return found
 
 
-def describe_data(spec: DataSpec, data: EvalData | None) -> str:
+def data_line(spec: DataSpec, data: EvalData | None) -> str:
     """The text and its windows in one line."""
     name = corpus.display_name(spec)
     cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
     if data is None:
         return f"{cut}; how many is known once text and tokenizer are downloaded"
-    scored = sum(window.n_scored for window in data.windows)
-    return f"{cut}: {len(data.windows):,} windows, {scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+    return (
+        f"{cut}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+    )
 
 
-def describe(job: Job) -> list[str]:
-    """A model in one line, and what of its files would be downloaded."""
+def model_lines(job: Job) -> list[str]:
+    """A model in one line, with what of its files would be downloaded."""
     version = " ".join(job.backend.capabilities.installed() or ())
     line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
     with backends.other_engines_named():

@@ -1,7 +1,7 @@
 """The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
 
-Exit status: 0 all models measured (or a finished run shown); 1 some failed and the others are in the table; 2 bad input
-or nothing measured.
+Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
+the table; 2 for bad input, or if no model was scored.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from rich.table import Table
 import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
-from eval import api
 from eval.cli import arguments, cache_listing, checking
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import RunResult
-from eval.run import token_scores
-from eval.run.runner import Runner
+from eval.run import runner, token_scores
+from eval.run.session import Session
 from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import columns, llama_block, markdown, pairs, terminal
+from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
 Inspect = Callable[[], Any]
-"""Makes what the HTML report shows of single tokens; called only if there is one to write."""
+"""Makes what the HTML report shows of single tokens; called only if a report is written."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -54,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 "or give --logits_file"
             )
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
-        remark(arguments.unused(args))
+        remark(arguments.unused_picture_flags(args))
         if args.check:
             return check(args, data_spec, model_specs)
         return compare(args, data_spec, model_specs)
@@ -67,15 +66,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return 130
 
 
-def complain(text: str) -> int:
-    """One line a problem on standard error; the exit status of bad input."""
-    for line in text.splitlines():
+def complain(problems: str) -> int:
+    """Print one line for each problem on standard error; returns the exit status of bad input."""
+    for line in problems.splitlines():
         print(f"error: {line}", file=sys.stderr)
     return 2
 
 
 def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
-    """The models of the spec files that the mask leaves; says which is the reference, or how to have one."""
+    """The models of the spec files that the mask leaves; prints which one is the reference, or how to mark one."""
     found, said = reading.one_reference(reading.load_model_specs(reading.expand(args.modelspec)))
     chosen = reading.apply_mask(found, args.mask)
     if not (args.logits_file and said == [reading.NO_REFERENCE]):
@@ -84,7 +83,7 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
 
 
 def inputs_of(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> dict[Path, str]:
-    """What a run reads and no output may replace: spec files, the text, tokenizer, models, a reference."""
+    """What a run reads, so that no output may replace it: spec files, text, tokenizer, models, a reference."""
     found = {args.dataspec: "the data spec", **dict.fromkeys(reading.expand(args.modelspec), "a model spec")}
     found |= {Path(spec.located): f"the model of {spec.name}" for spec in model_specs}
     found[Path(data_spec.locate(data_spec.tokenizer_dir))] = "the tokenizer"
@@ -94,7 +93,7 @@ def inputs_of(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequen
 
 
 def remark(*lines: str | None) -> None:
-    """Lines that are good to know, on standard error."""
+    """Print lines that are good to know on standard error."""
     for line in lines:
         if line is not None:
             print(line, file=sys.stderr)
@@ -102,8 +101,7 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
-    max_rows = data_spec.max_rows if args.rows is None else args.rows
-    lines, problems = checking.check(data_spec, model_specs, max_rows, Cache(args.cache_dir), Progress())
+    lines, problems = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress())
     for line in lines:
         print(line)
     return complain("\n".join(problems)) if problems else 0
@@ -125,15 +123,16 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     """Measure, then show, write and plot."""
     arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
-    runner = Runner(cache, Progress(), clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file)
-    run = api.measure(runner, data_spec, model_specs, args.rows)
+    session = Session(cache, Progress(), args.clear_cache, args.verbose, args.logits_file)
+    finished = runner.run(session, data_spec, model_specs, args.rows)
+    run = finished.results
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
 
     def inspect() -> Any:
         from eval.html import inspector
 
-        return None if runner.data is None else inspector.inspect(run, runner.data, cache)
+        return inspector.inspect_tokens(run, finished.data, cache)
 
     if args.tokens_out:
         copy_scores(cache, run, args.tokens_out)
@@ -144,26 +143,26 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
 
 
 def show_again(args: argparse.Namespace) -> int:
-    """``--from``: a finished run, or several merged, shown, written and plotted as it was asked for now."""
+    """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
     run, kept = merge.load(args.source)
     if args.kld and run.reference is None:
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in run.models])
     arguments.check_outputs(args)
-    remark(arguments.unused(args))
+    remark(arguments.unused_picture_flags(args))
     deliver(args, replace(run, title=args.title or run.title), lambda: kept)
     return 0
 
 
 def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
-    """Print the table and what else was asked for, write the files, draw the plots."""
+    """Print the table and whatever else was asked for, write the files, draw the plots."""
     table = columns.ordered(run, args.sort)
     terminal.show(table, Console())
     if args.statistics:
-        print("", *llama_block.blocks(table), sep="\n")
-    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.named(table, args.pair)]
+        print("", *llama_statistics.statistics_lines(table), sep="\n")
+    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
     if chosen:
-        print("", *pairs.text(chosen, table.data.get("text_tokens")), sep="\n")
+        print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
     write(args, run, table, inspect)
     if args.plot_file:
         from eval.plots import figures
@@ -180,7 +179,7 @@ def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
 
 
 def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: Inspect) -> None:
-    """The files of a run; CSV and Markdown in the order of the ``table``."""
+    """Write the files of a run; CSV and Markdown have the order of the ``table``."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if args.output:
         results_json.write_json(run, args.output, command)
@@ -192,14 +191,14 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
         markdown.write(table, args.markdown)
         print(f"Markdown: {args.markdown}")
     if args.html:
-        from eval.html import report as html_report
+        from eval.html import report
 
-        html_report.write(run, inspect(), args.html, command, run.title or html_report.TITLE)
+        report.write(run, inspect(), args.html, command, run.title or report.TITLE)
         print(f"report: {args.html}")
 
 
 def copy_scores(cache: Cache, run: RunResult, folder: Path) -> None:
-    """``--tokens-out``: the per-token scores of every measured model; no other gets a failed one's file name."""
+    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
     names = token_scores.file_names([model.label for model in run.models])
     for model, name in zip(run.models, names, strict=True):
         if model.scores_key and not model.error:

@@ -1,9 +1,9 @@
-"""What was computed once is kept: files named by a hash of everything they depend on, written atomically.
+"""What was computed once is kept: files that are named by a hash of all that they depend on, written atomically.
 
 Layout: ``<cache>/<section>/<key>.<suffix>``, sections ``tokens``, ``scores`` and ``references`` (a folder each), engine
-logs under ``logs``.  A key covers content, not where it lies; ``-cc`` removes the entries of the text and the
-models.  Under ``runs`` every run that goes on names what it uses, so that ``--cache-limit``
-(``eval/cli/cache_listing.py``) leaves that alone.
+logs under ``logs``.  A key covers the content of models and texts, not the places where they lie; ``-cc``
+removes the entries of a run's text and models.  Under ``runs`` every run that still goes on names the entries that it
+uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves them alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cache:
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:
-        """Hex key of an entry: SHA-256 over the canonical JSON of what it depends on."""
+        """Key of an entry, 40 hexadecimal digits: SHA-256 of the canonical JSON of all that the entry depends on."""
         return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[:40]
 
     def path(self, section: str, key: str, suffix: str) -> Path:
@@ -61,7 +61,7 @@ class Cache:
         return self.root / section / f"{key}{suffix}"
 
     def log_file(self, label: str, key: str) -> Path:
-        """Log of the engine that computed an entry."""
+        """The log file of the engine that computes an entry."""
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
         return self.root / "logs" / f"{name[:60]}.{key}.log"
 
@@ -76,11 +76,11 @@ class Cache:
         return FileLock(str(self.path(section, key, ".lock")))
 
     def use(self, section: str, key: str) -> None:
-        """Say that this run uses an entry: it counts as used now, and no other run removes it before this one ends."""
+        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""
         if self.running is None:
             self.running = FileLock(f"{self.run}.lock")
             self.running.acquire()
-            weakref.finalize(self, ended, self.run, self.running)
+            weakref.finalize(self, remove_marks, self.run, self.running)
         with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
@@ -88,7 +88,7 @@ class Cache:
                 os.utime(entry / MANIFEST if entry.is_dir() else entry)
 
     def used_by_runs(self) -> set[str]:
-        """Keys of the entries that runs use, this one's too; what runs left that have ended is removed."""
+        """Keys of the entries that runs use, this run included; the marks of runs that were killed are removed."""
         keys: set[str] = set()
         for file in (self.root / "runs").glob("*.keys"):
             lock = file.with_suffix(".lock")
@@ -114,8 +114,8 @@ class Cache:
             self.path(section, key, suffix).unlink(missing_ok=True)
 
 
-def ended(run: Path, running: FileLock) -> None:
-    """A run's mark is taken away when it ends; of one that was killed the next ``--cache-limit`` does it."""
+def remove_marks(run: Path, running: FileLock) -> None:
+    """Remove the files that mark a run, which has ended; for a killed run the next ``--cache-limit`` removes them."""
     running.release()
     for suffix in (".keys", ".lock"):
         run.with_suffix(suffix).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path in the target's folder that takes its place when the block ends well, else vanishes."""
+    """A temporary path beside the target, which replaces the target when the block ends well and else vanishes."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         yield temporary

@@ -1,4 +1,4 @@
-"""The machine that scored: versions and hardware, found out without importing an engine."""
+"""The machine that scores: versions and hardware, found without importing an engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The compare_q commit that ran, with ``+changes`` if its files were edited; None outside a git checkout.
+    """The commit of compare_q that runs, with ``+changes`` if files were edited; None outside a git checkout.
 
-    ``$COMPARE_Q_COMMIT`` says it where the files were copied without their history.
+    ``$COMPARE_Q_COMMIT`` names the commit where the files were copied without their history.
     """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed: an environment may lie in the checkout of something else
@@ -68,16 +68,15 @@ def cpu() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Variables that change the arithmetic of every engine here; part of the cache key."""
+    """Environment variables that change the arithmetic of the engines on this machine; part of the scores' key."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
 
 
 def hardware(*, torch: bool = True) -> dict[str, Any]:
-    """GPUs with their driver, else the CPU: what a score's kernels ran on.  Part of the cache key.
+    """What the kernels of an engine run on: GPUs with their driver, else the CPU.  Part of the scores' key.
 
-    An engine that does not compute with torch may use either, and gets both.
-
-    A CPU build of torch runs on the CPU also beside a GPU; CUDA_VISIBLE_DEVICES chooses among GPUs that may differ.
+    An engine that does not compute with ``torch`` may run on GPUs or on the CPU, so that both are named.  A CPU build
+    of torch runs on the CPU also beside a GPU.  CUDA_VISIBLE_DEVICES chooses among GPUs that may differ.
     """
     cpu_only = torch and installed_versions(("torch",)).get("torch", "").endswith("+cpu")
     if gpus() and not cpu_only:
@@ -89,7 +88,7 @@ def hardware(*, torch: bool = True) -> dict[str, Any]:
 
 
 def words(hardware: Mapping[str, Any]) -> str:
-    """What ``hardware`` found, in words: "2 × NVIDIA H200, driver 580.1"; empty if it holds nothing of it."""
+    """What ``hardware`` found, in words: "2 × NVIDIA H200, driver 580.1"; empty if nothing was found."""
     gpus = hardware.get("gpus")
     names = Counter(map(str, gpus if isinstance(gpus, list) else []))
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
@@ -100,5 +99,5 @@ def words(hardware: Mapping[str, Any]) -> str:
 
 
 def threads() -> dict[str, Any]:
-    """What moves the last digits on a CPU, where the order of additions follows the number of threads."""
+    """Cores and threads, which move the last digits on a CPU: the order of additions follows their number."""
     return {"cores": os.cpu_count(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}

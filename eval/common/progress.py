@@ -1,4 +1,4 @@
-"""Progress with an ETA: a bar on a terminal, one line a finished phase elsewhere.
+"""Progress with an ETA: a bar on a terminal; elsewhere one line for each finished phase.
 
 Everything goes to a copy of the standard error that is made at the start, so that bars stay visible while an engine's
 own output is captured (``backends/common/capture.py``).
@@ -25,13 +25,13 @@ class EtaColumn(ProgressColumn):
     """Time left: from the speed so far, or from how long the phase is expected to take."""
 
     def render(self, task: Task) -> Text:
-        left = task.time_remaining
+        seconds_left = task.time_remaining
         expected = task.fields.get("expected")
         if expected is not None and task.elapsed is not None:
-            left = max(expected - task.elapsed, 0.0)
-        if left is None:
+            seconds_left = max(expected - task.elapsed, 0.0)
+        if seconds_left is None:
             return Text("ETA -:--:--", style="dim")
-        minutes, seconds = divmod(int(left), 60)
+        minutes, seconds = divmod(int(seconds_left), 60)
         return Text(f"ETA {minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="cyan")
 
 
@@ -47,7 +47,7 @@ class Bar(BarColumn):
 
 
 class Counter(ProgressColumn):
-    """``3/16 windows``, or what is known of it."""
+    """``3/16 windows``, or without the total where that is not known."""
 
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f"/{task.total:.0f}"
@@ -77,30 +77,30 @@ class Phase:
             self.rich.advance(self.task, amount)
 
     def expect(self, total: int) -> None:
-        """``total`` units will come, which was not known at the start."""
+        """Set the ``total`` number of units, which was not known at the start."""
         if self.rich is not None and self.task is not None:
             self.rich.update(self.task, total=total)
 
-    def say(self, text: str) -> None:
-        """One line of plain text, above the bar."""
-        self.tell(text)
+    def say(self, line: str) -> None:
+        """Print one line of plain text above the bar."""
+        self.tell(line)
 
 
 class Progress:
-    """Draws phases; make one a process, before anything captures the output."""
+    """Draws phases.  A process makes one Progress, before anything captures the output."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"), quiet=quiet)
 
-    def say(self, text: str) -> None:
-        """One line of plain text."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def say(self, line: str) -> None:
+        """Print one line of plain text."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(
         self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
     ) -> Iterator[Phase]:
-        """Show one phase: ``total`` in units, or ``expected``, its likely seconds, where only that is known."""
+        """Show one phase: of ``total`` units, or of ``expected`` seconds where only the likely duration is known."""
         phase = Phase(unit, self.say)
         if not self.console.is_terminal:
             yield phase

@@ -1,7 +1,8 @@
 """What single tokens cost: passages of the text with every model's scores, and each model's most damaged tokens.
 
-Made from the stored scores (``eval/run/token_scores.py``), one model's at a time (1.2 million tokens: 40 MB).  The
-numbers have three significant digits, as they are only looked at; what is not finite is None.
+The excerpts are made from the cached token scores (``eval/run/token_scores.py``), one model at a time (1.2 million
+tokens take 40 MB).  Numbers have three significant digits, since they are only looked at; a number that is not finite
+is None.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Passage:
-    """T tokens of window number ``window`` from ``position`` on; ``tokens`` are texts.
+    """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
 
     ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
     """
@@ -44,7 +45,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Damaged:
-    """One token, its text between those ``before`` and ``after`` it, and what model and reference gave it (nats)."""
+    """One token, its text between the texts ``before`` and ``after`` it, and its scores (nats)."""
 
     window: int
     position: int
@@ -64,7 +65,7 @@ class Inspection:
     worst: tuple[tuple[Damaged, ...] | None, ...]
 
 
-def inspect(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
+def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
     """The inspection of a run; None if no model has stored scores."""
     tokenizer = vocabulary.load_tokenizer(data.tokenizer, trust_remote_code=data.trusted)
     keys = [model.scores_key if not model.error else "" for model in run.models]
@@ -77,12 +78,14 @@ def inspect(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
         if model.is_reference or reference is None:
             reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
         if not (model.is_reference and run.reference):
-            total = relative(damage(stored)) + (0 if total is None else total)
+            total = relative_to_mean(token_damage(stored)) + (0 if total is None else total)
         order = stored.window, stored.position
     if order is None:
         return None
     window, position = order
-    begins = choose(np.zeros(len(window)) if total is None else total, data.text_index(window, position), window)
+    begins = choose_passages(
+        np.zeros(len(window)) if total is None else total, data.text_index(window, position), window
+    )
     spans = [
         slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right")))) for begin in begins
     ]
@@ -90,26 +93,26 @@ def inspect(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
     passages = []
     for i, span in enumerate(spans):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
-        ref_logprob = None if reference is None else rounded(reference[span])
+        ref_logprob = None if reference is None else three_digits(reference[span])
         texts = texts_of(span, window, position, data, tokenizer)
         passages.append(Passage(int(window[span.start]), int(position[span.start]), texts, ref_logprob, logprob, kld))
     return Inspection(tuple(passages), tuple(worst))
 
 
-def damage(stored: StoredScores) -> NDArray[np.float64]:
-    """What each token [N] cost: its KLD, or its loss where there is none; what is not finite counts as nothing."""
+def token_damage(stored: StoredScores) -> NDArray[np.float64]:
+    """What each token [N] cost: its KLD, or its loss where there is no KLD; 0 for a value that is not finite."""
     found = stored.columns.get("kld", -stored.logprob)
     return np.where(np.isfinite(found), found, 0).astype(np.float64)
 
 
-def relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """In units of their own mean, so that a broken model does not choose for all."""
+def relative_to_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values in units of their own mean, so that a broken model does not choose the passages for all."""
     mean = values.mean()
     return values / mean if mean > 0 else values
 
 
-def choose(total: NDArray[np.float64], index: NDArray[Any], window: NDArray[Any]) -> list[int]:
-    """First entries of the passages: the first of all, then those with the largest totals, none of a text twice."""
+def choose_passages(total: NDArray[np.float64], index: NDArray[Any], window: NDArray[Any]) -> list[int]:
+    """First entries of the passages: the first of all, then the passages with the largest totals; no text twice."""
     starts = np.flatnonzero(np.diff(window, prepend=window[0] - 1))
     ends = np.append(starts[1:], len(window))
     begins = np.concatenate([np.arange(a, max(b - PASSAGE, a) + 1, PASSAGE) for a, b in zip(starts, ends, strict=True)])
@@ -131,28 +134,28 @@ def columns_of(cache: Cache, key: str, spans: Sequence[slice]) -> list[tuple[Num
     if stored is None:
         return None
     kld = stored.columns.get("kld")
-    return [(rounded(stored.logprob[span]), None if kld is None else rounded(kld[span])) for span in spans]
+    return [(three_digits(stored.logprob[span]), None if kld is None else three_digits(kld[span])) for span in spans]
 
 
 def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[Damaged, ...]:
     """The tokens that cost a model most, each token of the text once though windows overlap."""
-    cost, index = damage(stored), data.text_index(stored.window, stored.position)
+    cost, index = token_damage(stored), data.text_index(stored.window, stored.position)
     found: dict[int, int] = {}
     for entry in np.argsort(-cost, kind="stable").tolist():
         if len(found) == WORST or cost[entry] <= 0:
             break
         found.setdefault(int(index[entry]), entry)
-    return tuple(damaged(entry, stored, data, tokenizer) for entry in found.values())
+    return tuple(damaged_token(entry, stored, data, tokenizer) for entry in found.values())
 
 
-def damaged(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) -> Damaged:
+def damaged_token(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) -> Damaged:
     """One token with its surroundings in its window."""
     window, position = int(stored.window[entry]), int(stored.position[entry])
     begin = max(position - BEFORE, 0)
     ids = data.windows[window].token_ids[begin : position + 1 + AFTER].tolist()
-    before, token, after = pieces(tokenizer, ids, (position - begin, position - begin + 1, len(ids)))
+    before, token, after = token_texts(tokenizer, ids, (position - begin, position - begin + 1, len(ids)))
     ref_logprob, logprob, kld = (
-        rounded(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
+        three_digits(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
         for name in ("ref_logprob", "logprob", "kld")
     )
     return Damaged(window, position, before, token, after, ref_logprob, logprob, kld)
@@ -161,29 +164,29 @@ def damaged(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) ->
 def texts_of(
     span: slice, window: NDArray[Any], position: NDArray[Any], data: EvalData, tokenizer: Any
 ) -> tuple[str, ...]:
-    """The texts of a span of entries; the token before them, if there is one, is decoded with them.
+    """The texts of a span of entries; the token before the span, if there is one, is decoded as well.
 
     Some tokenizers drop the space of the first token that they decode.
     """
     first, last = int(position[span.start]), int(position[span.stop - 1])
     ids = data.windows[int(window[span.start])].token_ids[first - 1 : last + 1].tolist()
-    return tuple(pieces(tokenizer, ids, range(1, len(ids) + 1))[1:])
+    return tuple(token_texts(tokenizer, ids, range(1, len(ids) + 1))[1:])
 
 
-def pieces(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[str]:
     """The text of tokens, cut where the tokens before each of ``ends`` end.
 
-    A character of several tokens belongs to the last of them, and a piece that only begins it is without it.
+    A character that several tokens make up belongs to the last of these tokens.
     """
     found, before = [], 0
     for end in ends:
         text = tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        whole = text if end == len(ids) else text.rstrip("\ufffd")  # what stands for an incomplete character
+        whole = text if end == len(ids) else text.rstrip("\ufffd")  # U+FFFD stands for an incomplete character
         found.append(whole[before:])
         before = max(before, len(whole))
     return found
 
 
-def rounded(values: NDArray[Any]) -> Numbers:
-    """Three significant digits; None for what is not finite."""
+def three_digits(values: NDArray[Any]) -> Numbers:
+    """Numbers with three significant digits; None for a value that is not finite."""
     return tuple(float(f"{value:.3g}") if np.isfinite(value) else None for value in values.tolist())

@@ -15,17 +15,17 @@ from eval.plots import labels, style
 from eval.plots.style import split_label
 
 HEIGHT, MARGIN = 9.0, 0.2
-"""Inches; of the figure, and around what is in it."""
+"""Inches: height of the figure, and margin around its contents."""
 LARGEST, SMALLEST, PITCH = 9.5, 5.0, 0.62
-"""Points of the names, at most and at least; and of the height that a name has, what its font takes."""
+"""Largest and smallest font of the names (points), and the share of a name's height that its font takes."""
 X_LABEL = "Position in the window (tokens before it)"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: has no score.
+    """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: no score is there.
 
-    A ``bold`` one is the reference: thicker, above all others, and its name says so.
+    The ``bold`` line is the reference's: it is thicker, above all others, and its name says so.
     """
 
     label: str
@@ -38,9 +38,9 @@ class Line:
 def over_position(
     lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False
 ) -> Figure:
-    """The finished plot; on a logarithmic y axis what is not above 0 leaves a gap.
+    """The finished plot; on a logarithmic y axis values that are not above 0 leave a gap.
 
-    Names without room are left out, and a note says how many: those that end nearest to others that have theirs.
+    Where there is no room for all names, the lines that end nearest to a named line have none, and a note counts them.
     """
     if not lines:
         raise ValueError("no model has scores by position")
@@ -61,7 +61,7 @@ def over_position(
             if len(known):
                 first = len(ends) if line.bold else first
                 ends.append((x[known[-1]], y[known[-1]]))
-                name = style.short(line.label) + (" (reference)" if line.bold else "")
+                name = style.short_label(line.label) + (" (reference)" if line.bold else "")
                 texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
                 texts[-1].set(color=style.ink_of(colour, theme), gid=f"label-{i}")
         if not ends:
@@ -75,7 +75,7 @@ def over_position(
 
 
 def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(x, y) of a line's bins, x in the middle of each by its logarithm; y nan where there is nothing to draw."""
+    """(x, y) of a line's bins, x in the middle of each on a logarithmic axis; y nan where there is nothing to draw."""
     first, last = np.array(line.edges[:-1]), np.array(line.edges[1:]) - 1
     y = [np.nan if value is None or (log_y and value <= 0) else value for value in line.values]
     return np.sqrt(first * last), np.array(y, dtype=np.float64)
@@ -84,12 +84,12 @@ def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.floa
 def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tuple[float, float]], first: int) -> None:
     """Moves each name to the height of its line's end, or as near as the others leave room, and joins them.
 
-    If there is not room for all, the ``first`` has its name, then the line that ends farthest from those that have.
+    If there is not room for all, the ``first`` line has its name, then the one that ends farthest from all named lines.
     """
     size = min(LARGEST, max(SMALLEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts)))
     for text in texts:
         text.set_fontsize(size)
-    style.freeze(figure)
+    style.freeze_layout(figure)
     spots = axes.transData.transform(ends)
     gap = max(text.get_window_extent().height for text in texts) + 1
     kept = _farthest(spots[:, 1], first, int(axes.bbox.height / gap) + 1)
@@ -111,7 +111,7 @@ def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tupl
 
 
 def _farthest(heights: NDArray[np.float64], first: int, room: int) -> list[int]:
-    """Places of at most ``room`` of these heights [N], in order: ``first``, then those farthest from all taken."""
+    """Indices of at most ``room`` of these heights [N], in order: ``first``, then the one farthest from all taken."""
     taken, away = [first], np.abs(heights - heights[first])
     while len(taken) < min(room, len(heights)):
         away[taken] = -1.0

@@ -1,4 +1,4 @@
-"""A run -> its scatter plot: which values are drawn over which size, with which errors, lines and words."""
+"""A run -> its scatter plot: the values and sizes that are drawn, their errors, lines and words."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.plots import scatter as plot
-from eval.plots import style
+from eval.plots import scatter, style
 from eval.plots.scatter import Level, Point
-from eval.results import results_json
 from eval.results.differences import several_references
-from eval.results.digits import KLD_DIGITS, cell
+from eval.results.digits import KLD_DIGITS, number_text
 from eval.results.run_result import MARK, ModelResult, RunResult
-from eval.stats.estimates import difference
+from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
 
 BPW_AXIS = "Bits per weight (without embedding and output head)"
 VRAM_AXIS = "Stored weights / GiB (without embedding, with output head)"
 TO_SCALE = 1.0
-"""Mean KLD (nats) up to which a plot stays to scale: 4 bits being ten times 8 bits is no outlier, a broken model is."""
+"""Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
-"""What the plot says of marked labels."""
+"""The explanation of marked labels in a subtitle."""
 AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 
@@ -33,62 +31,62 @@ def draw(
     max_y: float = math.inf, title: str | None = None, dark: bool = False, log_y: bool | None = None,
 ) -> None:  # fmt: skip
     """The scatter plot, and one line for each model that is not in it; or one line that says why there is none."""
-    for line in points(run, vram=vram, kld=kld)[1]:
+    for line in scatter_points(run, vram=vram, kld=kld)[1]:
         print(line)
     try:
-        figure = scatter(run, vram=vram, kld=kld, max_x=max_x, max_y=max_y, title=title, dark=dark, log_y=log_y)
+        figure = scatter_figure(run, vram=vram, kld=kld, max_x=max_x, max_y=max_y, title=title, dark=dark, log_y=log_y)
     except ValueError as error:  # nothing to draw, or more groups than can be told apart
         print(f"no plot: {error}")
         return
-    style.save(figure, file)
+    style.save_figure(figure, file)
     print(f"plot: {file}")
 
 
-def scatter(
+def scatter_figure(
     run: RunResult, *, vram: bool = False, kld: bool = False, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None,
 ) -> Figure:  # fmt: skip
-    """PPL, or KLD, over bits per weight, or GiB.  ``title`` None: says what it is; ``log_y`` None: for KLD only.
+    """PPL, or KLD, over bits per weight, or GiB.  ``title`` None: it names the measure; ``log_y`` None: for KLD only.
 
     KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
-    twentieth of a linear axis.  Their PPL only doubles, but for one.
+    twentieth of a linear axis.  Their PPL only doubles, with one exception.
     """
-    found = plot.select(points(run, vram=vram, kld=kld)[0], max_x, max_y)
+    found = scatter.points_within(scatter_points(run, vram=vram, kld=kld)[0], max_x, max_y)
     if not found:
         raise ValueError("no model has both values within the limits")
     measure = "KL divergence" if kld else "Perplexity"
     bars = error_note(run, [point.label for point in found if point.error is not None], kld=kld)
-    return plot.scatter(
+    return scatter.scatter_plot(
         found,
         x_label=VRAM_AXIS if vram else BPW_AXIS,
         y_label=kld_axis(run) if kld else measure,
         title=f"{measure} of quantized models" if title is None else title,
-        subtitle=f"{subtitle(run, [point.label for point in found])}\n{bars}",
+        subtitle=f"{marked_subtitle(run, [point.label for point in found])}\n{bars}",
         dark=dark,
-        levels=[level for level in levels(run, kld=kld) if level.y <= max_y],
+        levels=[level for level in scatter_levels(run, kld=kld) if level.y <= max_y],
         from_zero=kld,
         to_scale=TO_SCALE if kld else -math.inf,
         log_y=kld if log_y is None else log_y,
     )
 
 
-def subtitle(run: RunResult, labels: Collection[str]) -> str:
-    """The run's subtitle, and what the mark means where one of these labels has it."""
+def marked_subtitle(run: RunResult, labels: Collection[str]) -> str:
+    """The run's subtitle, and the meaning of the mark where one of these labels has it."""
     return run.subtitle + (MARKED if any(MARK in label for label in labels) else "")
 
 
-def points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point], list[str]]:
+def scatter_points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point], list[str]]:
     """(points of the PPL or KLD plot, one line for each model that cannot be drawn)."""
     drawn, left_out = [], []
     for model in run.models:
         x = model.storage.vram_gib if vram else model.storage.bpw_layer
         ppl = model.ppl.value if model.ppl else None
-        y = results_json.kld_of(model) if kld else ppl
+        y = model.mean_kld if kld else ppl
         if x is None or y is None:
             missing = "size" if y is not None else "KLD" if kld else "PPL"
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         elif kld:
-            shown = "reference: 0" if model.is_reference else cell(y, KLD_DIGITS)
+            shown = "reference: 0" if model.is_reference else number_text(y, KLD_DIGITS)
             error = model.kld.stderr if model.kld else None
             drawn.append(Point(model.marked_label, x, y, shown, error, model.group))
         else:
@@ -97,28 +95,29 @@ def points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[list[Point
 
 
 def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
-    """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (the perplexity's own, False) unpaired.
+    """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (its own error, False) if unpaired.
 
-    That is how far the point would move if the reference stayed where it is.  The error of the difference of both is
-    no help: it grows with the text's own error times (ratio - 1), 1.4 of 34 where this one is 0.14.  The reference
-    itself has none.  A model that was not scored beside it (a server) is paired by blocks of text.
+    This error says how far the point would move if the reference stayed in place.  The error of the difference of both
+    perplexities does not: it grows with the text's own error times (ratio - 1), and is 1.4 for a perplexity of 34 where
+    the error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
+    server) is paired with it by blocks of the text.
     """
     if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
         return None, True
     ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
     for other in run.models if ratio is None else ():
         if other.is_reference and other.estimates is not None:
-            ratio = difference(model.estimates.blocks, other.estimates.blocks, "nll")
+            ratio = paired_difference(model.estimates.blocks, other.estimates.blocks, "nll")
     if ratio is None:
         return model.ppl.stderr, False
     return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
 
 
 def error_note(run: RunResult, labels: Collection[str], *, kld: bool) -> str:
-    """What the error bars of these models are; empty if there are none.
+    """What the error bars of these models show; empty if there are no bars.
 
-    The error of a perplexity is mostly about the text, and common to all models: drawn, it would say that no two
-    neighbours differ.  So that of the ratio to the reference's is drawn where it is known.
+    The error of a perplexity is mostly the text's, and common to all models: bars of that error would say that no two
+    neighbours differ.  So the error of the ratio to the reference's perplexity is drawn where it is known.
     """
     bars = "error bars, where longer than the marker: one standard error of"
     if not labels:
@@ -131,13 +130,15 @@ def error_note(run: RunResult, labels: Collection[str], *, kld: bool) -> str:
     return f"{bars} the ratio to the reference's" + (f" ({', '.join(alone)}: of the perplexity)" if alone else "")
 
 
-def levels(run: RunResult, *, kld: bool) -> list[Level]:
-    """The reference's perplexity, or the noise floor's KLD."""
+def scatter_levels(run: RunResult, *, kld: bool) -> list[Level]:
+    """The horizontal line at the reference's perplexity, or at the noise floor's KLD."""
     if kld:
         floor = run.noise_floor
         if floor is None or floor.kld is None or not floor.kld.value:
             return []
-        return [Level(floor.kld.value, f"noise floor ({style.short(floor.label)}) {floor.kld.value:.2g}", dotted=True)]
+        return [
+            Level(floor.kld.value, f"noise floor ({style.short_label(floor.label)}) {floor.kld.value:.2g}", dotted=True)
+        ]
     found = run.reference_ppl
     return [] if found is None else [Level(found, f"reference {found:.2f}")]
 

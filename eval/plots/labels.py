@@ -19,21 +19,21 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-Rows = NDArray[np.float64]
+PixelRows = NDArray[np.float64]
 
 FONT_SIZES = (10.5, 9.0, 7.5, 6.0)
-"""Points; the first at which all labels fit is taken."""
+"""Points; the first size at which all labels fit is taken."""
 PADDING = np.array([-6, -3, 6, 3])
 """Pixels kept free around a label."""
 LEADER_FROM = 12.0
-"""Pixels between point and label from which on a line joins them."""
+"""Pixels between a point and its label; if they are farther apart, a line joins them."""
 COSTS = np.array([40.0, 25.0, 8.0, 10.0, 0.1])
-"""Of a label's place: a leader through a label or point, leaders that cross, a line through the label, another point
-about as near as its own (each times their number), and a pixel between label and point."""
+"""Costs of a place for a label, each times its number: a leader through a label or point, two leaders that cross, a
+line through the label, another point about as near as the label's own, a pixel between label and point."""
 WEIGHTS = {"point": 0, "bar": 2, "level": 3}
-"""How often a line counts that a label lies on, by its kind; any other: once."""
+"""How often a line through a label counts, by the kind of the line; any other kind counts once."""
 FAR = 80.0
-"""Pixels from the next point at which a line's name is far enough from all of them."""
+"""Pixels: a line's name that is this far from every point is far enough."""
 
 
 def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
@@ -42,7 +42,7 @@ def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
     return [artist.get_window_extent() for artist in figure.findobj(lambda artist: _kind(artist) == kind)]
 
 
-def place(axes: Axes, marks: Sequence[Line2D], texts: Sequence[Text], names: Sequence[Text] = ()) -> None:
+def place_labels(axes: Axes, marks: Sequence[Line2D], texts: Sequence[Text], names: Sequence[Text] = ()) -> None:
     """Moves each label to a free place, flush with its point, with a leader if that is far away.
 
     ``names``: of horizontal lines, each at its line's height, which first take free places along them.
@@ -66,9 +66,9 @@ def place(axes: Axes, marks: Sequence[Line2D], texts: Sequence[Text], names: Seq
         axes.annotate(note, (1, 1.01), xycoords="axes fraction", ha="right")
 
 
-def spread_out(wanted: Rows, gap: float, low: float, high: float) -> Rows:
-    """Places [N] in [low, high], at least ``gap`` apart, in the order of those wanted [N], as near to them as they can
-    be (least squares: the mean of each run of places that touch is that of the places they want)."""
+def spread_out(wanted: PixelRows, gap: float, low: float, high: float) -> PixelRows:
+    """Places [N] in [low, high], at least ``gap`` apart, in the order of those wanted [N], as near to these as they can
+    be (least squares: the mean of places that touch is the mean of the places that were wanted for them)."""
     order = np.argsort(wanted, kind="stable")
     steps = gap * np.arange(len(wanted))
     runs: list[list[float]] = []
@@ -86,13 +86,13 @@ def _kind(artist: Artist) -> str:
     return str(artist.get_gid() or "").rpartition("-")[0]
 
 
-def _segments(axes: Axes, line: Line2D) -> Rows:
+def _segments(axes: Axes, line: Line2D) -> PixelRows:
     path = axes.transData.transform(line.get_xydata())
     return np.hstack([path[:-1], path[1:]])
 
 
-def _place_names(axes: Axes, names: Sequence[Text], spots: Rows, lines: Rows) -> Rows:
-    """Moves each name along its line to where least is in its way, above or below it; the boxes they take."""
+def _place_names(axes: Axes, names: Sequence[Text], spots: PixelRows, lines: PixelRows) -> PixelRows:
+    """Moves each name along its line, above or below it, to where least is in the way; the boxes of the names."""
     taken = np.empty((0, 4))
     for name in names:
         box = np.array(name.get_window_extent().extents) + PADDING
@@ -109,8 +109,10 @@ def _place_names(axes: Axes, names: Sequence[Text], spots: Rows, lines: Rows) ->
     return taken
 
 
-def _fit(axes: Axes, texts: Sequence[Text], spots: Rows, lines: Rows, named: Rows) -> tuple[Rows, NDArray[np.bool_]]:
-    """Sets the largest font in which all labels fit; their boxes [N, 4], and which of them do fit [N]."""
+def _fit(
+    axes: Axes, texts: Sequence[Text], spots: PixelRows, lines: PixelRows, named: PixelRows
+) -> tuple[PixelRows, NDArray[np.bool_]]:
+    """Sets the largest font in which all labels fit; the boxes [N, 4] of the labels, and which labels fit [N]."""
     home = [text.get_position() for text in texts]
     obstacles = [Bbox(spot.reshape(2, 2)) for spot in np.vstack([spots, named])]
     for size in FONT_SIZES:
@@ -125,8 +127,8 @@ def _fit(axes: Axes, texts: Sequence[Text], spots: Rows, lines: Rows, named: Row
     return boxes, clear
 
 
-def _arrange(boxes: Rows, area: Rows, spots: Rows, lines: Rows, named: Rows) -> Rows:
-    """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: it has no place)."""
+def _arrange(boxes: PixelRows, area: PixelRows, spots: PixelRows, lines: PixelRows, named: PixelRows) -> PixelRows:
+    """Moves one label [N, 4] at a time, the most crowded first, to its cheapest free place (nan: there is none)."""
     boxes, order = boxes.copy(), np.argsort(-(_gaps(spots, spots) < 150).sum(axis=1), kind="stable")
     places = [_places(i, box, area, spots, named) for i, box in enumerate(boxes)]
     for i in np.tile(order, 5):
@@ -136,7 +138,7 @@ def _arrange(boxes: Rows, area: Rows, spots: Rows, lines: Rows, named: Rows) -> 
     return boxes
 
 
-def _places(i: int, box: Rows, area: Rows, spots: Rows, named: Rows) -> Rows:
+def _places(i: int, box: PixelRows, area: PixelRows, spots: PixelRows, named: PixelRows) -> PixelRows:
     """Boxes [P, 4] for label i, as large as this one, in the area, clear of points and names, the nearest first."""
     half, reach = (box[2:] - box[:2]) / 2, (spots[i, 2:] - spots[i, :2]) / 2 + 1
     steps = np.arange(-3, 4) / 3
@@ -151,7 +153,7 @@ def _places(i: int, box: Rows, area: Rows, spots: Rows, named: Rows) -> Rows:
     return boxes[np.argsort(_gaps(boxes, spots)[:, i], kind="stable")]
 
 
-def _costs(i: int, options: Rows, boxes: Rows, spots: Rows, lines: Rows) -> Rows:
+def _costs(i: int, options: PixelRows, boxes: PixelRows, spots: PixelRows, lines: PixelRows) -> PixelRows:
     """Cost [P] of label i in each box of options [P, 4], the other labels being where boxes [N, 4] say."""
     others, strangers = np.delete(boxes, i, axis=0), np.delete(spots, i, axis=0)
     distance = _gaps(options, spots[i : i + 1])[:, 0]
@@ -163,19 +165,19 @@ def _costs(i: int, options: Rows, boxes: Rows, spots: Rows, lines: Rows) -> Rows
     return np.asarray(COSTS @ np.stack([covered, crossed, on_lines, ambiguous, distance]))
 
 
-def _gaps(a: Rows, b: Rows) -> Rows:
+def _gaps(a: PixelRows, b: PixelRows) -> PixelRows:
     """Distances [A, B] between boxes; 0 where they touch or overlap."""
     a, b = a.T[:, :, None], b.T[:, None]
     return np.asarray(np.hypot(*np.maximum(np.maximum(a[:2] - b[2:], b[:2] - a[2:]), 0)))
 
 
-def _leaders(boxes: Rows, spots: Rows) -> Rows:
+def _leaders(boxes: PixelRows, spots: PixelRows) -> PixelRows:
     """Segments [N, 4] from the centres of spots ([N, 4] or [1, 4]) to the nearest places in boxes [N, 4]."""
     centres = np.broadcast_to((spots[:, :2] + spots[:, 2:]) / 2, (len(boxes), 2))
     return np.hstack([centres, np.clip(centres, boxes[:, :2], boxes[:, 2:])])
 
 
-def _through(segments: Rows, boxes: Rows) -> NDArray[np.bool_]:
+def _through(segments: PixelRows, boxes: PixelRows) -> NDArray[np.bool_]:
     """Which segments touch which boxes [S, B]: those that are between the sides in both directions at once."""
     start, way = segments.T[:2, :, None], (segments[:, 2:] - segments[:, :2]).T[:, :, None] + 1e-9
     one, other = (boxes.T[:2, None] - start) / way, (boxes.T[2:, None] - start) / way
@@ -183,7 +185,7 @@ def _through(segments: Rows, boxes: Rows) -> NDArray[np.bool_]:
     return np.asarray((enter <= leave) & (leave >= 0) & (enter <= 1))
 
 
-def _crossings(a: Rows, b: Rows) -> NDArray[np.bool_]:
+def _crossings(a: PixelRows, b: PixelRows) -> NDArray[np.bool_]:
     """Which segments of a cross which of b [A, B]: the lines through them meet between the ends of both."""
     start, way = a.T[:2, :, None] - b.T[:2, None], (a[:, 2:] - a[:, :2]).T[:, :, None]
     other = (b[:, 2:] - b[:, :2]).T[:, None]

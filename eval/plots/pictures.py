@@ -22,14 +22,14 @@ def write_all(run: RunResult, folder: Path, *, dark: bool = False, title: str = 
     """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; the files written.
 
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
-    each says what it shows.
+    each picture has a title of its own.
     """
     measured = (False, True) if run.reference else (False,)
-    lines = [line for kld in measured for line in figures.points(run, vram=False, kld=kld)[1]]
+    lines = [line for kld in measured for line in figures.scatter_points(run, vram=False, kld=kld)[1]]
     for line in dict.fromkeys(lines):
         print(line)
     written = []
-    for name, picture in pictures(run, dark=dark, title=title).items():
+    for name, picture in all_pictures(run, dark=dark, title=title).items():
         suffixes = (".png",) if name.startswith("histograms/") else (".png", ".svg")
         try:
             figure = picture()
@@ -39,15 +39,15 @@ def write_all(run: RunResult, folder: Path, *, dark: bool = False, title: str = 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         for suffix in suffixes:
             written.append(folder / f"{name}{suffix}")
-            style.save(figure, written[-1])
+            style.save_figure(figure, written[-1])
     return written
 
 
-def pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
-    """Name -> what draws it, which raises ValueError if the run has nothing to draw."""
+def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
+    """Name of a picture -> the function that draws it; ValueError from that function if the run has nothing to draw."""
     found: dict[str, Picture] = {
         f"{measure}_{size}": partial(
-            figures.scatter, run, kld=measure == "kld", vram=size == "vram", title=title or None, dark=dark
+            figures.scatter_figure, run, kld=measure == "kld", vram=size == "vram", title=title or None, dark=dark
         )
         for measure in ("ppl", "kld")
         for size in ("bpw", "vram")
@@ -56,13 +56,13 @@ def pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str
     divergences = [divergence(model) for model in models]
     floor = divergence(run.noise_floor) if run.noise_floor and has_spread(run.noise_floor) else None
     tokens: Callable[..., Any] = partial(dict, title=title or "KL divergence of single tokens", floor=floor, dark=dark)
-    both = tokens(subtitle=figures.subtitle(run, [model.marked_label for model in models]))
-    found["kld_spread"] = partial(spread.spread, divergences, **both)
-    found["kld_histograms"] = partial(spread.ridges, divergences, **both)
+    both = tokens(subtitle=figures.marked_subtitle(run, [model.marked_label for model in models]))
+    found["kld_spread"] = partial(spread.spread_plot, divergences, **both)
+    found["kld_histograms"] = partial(spread.ridge_plot, divergences, **both)
     groups = [style.split_label(model.label, model.group)[0] for model in models]
     for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
-        alone = tokens(subtitle=figures.subtitle(run, [one.label]), company=groups)
-        found[f"histograms/{name}"] = partial(spread.histogram, one, **alone)
+        alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]), company=groups)
+        found[f"histograms/{name}"] = partial(spread.histogram_plot, one, **alone)
     return found | {
         "loss_by_position": partial(by_position, run, title=title, dark=dark),
         "kld_by_position": partial(by_position, run, kld=True, title=title, dark=dark),
@@ -95,7 +95,7 @@ def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: boo
         lines,
         y_label=figures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
         title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
-        subtitle=figures.subtitle(run, [line.label for line in lines]),
+        subtitle=figures.marked_subtitle(run, [line.label for line in lines]),
         dark=dark,
         log_y=kld,
     )

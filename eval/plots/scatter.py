@@ -25,17 +25,17 @@ HEIGHT = 9.0
 MARKER_SIZE = 9.0
 """Points."""
 RING = 8.0
-"""Points by which a marker is larger than one that covers it, falling with their number."""
+"""Points: a marker is so much larger than the marker that covers it (less for each further one)."""
 COVERED = 10.0
-"""Pixels, half a marker, within which a later point covers one."""
+"""Pixels, half a marker: a point is covered by every later point that is nearer."""
 FLOOR = 0.045
-"""Share of the axis below y = 0, or below the smallest y of a logarithmic axis: what half a marker takes."""
+"""Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
 
 
 @dataclass(frozen=True)
 class Point:
     """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD, how the plot
-    writes y (empty: with three decimals), and half the length of its error bar (None: has none)."""
+    writes y (empty: with three decimals), and half the length of its error bar (None: there is no bar)."""
 
     label: str
     x: float
@@ -59,20 +59,20 @@ class Level:
     dotted: bool = False
 
 
-def select(points: Sequence[Point], max_x: float | None, max_y: float | None) -> list[Point]:
+def points_within(points: Sequence[Point], max_x: float | None, max_y: float | None) -> list[Point]:
     """The points with finite x and y, neither above its limit (None: no limit), in their order."""
     finite = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
     return [p for p in finite if (max_x is None or p.x <= max_x) and (max_y is None or p.y <= max_y)]
 
 
-def scatter(
+def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
     levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
 ) -> Figure:  # fmt: skip
-    """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; on a
-    logarithmic axis there is none such, and what is not above 0 is hollow at a tick of its own.
+    """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
+    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
 
-    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` is never taken for one that is far above.
+    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.
     """
     if not points:
         raise ValueError("no points to plot")
@@ -88,14 +88,14 @@ def scatter(
         names = _draw_levels(axes, levels, theme)
         _draw_groups(axes, points, styles)
         marks, texts = _draw_points(axes, points, styles, theme)
-        style.freeze(figure)
+        style.freeze_layout(figure)
         _draw_errors(axes, points, marks)
-        labels.place(axes, marks, texts, names)
+        labels.place_labels(axes, marks, texts, names)
     return figure
 
 
 def _ceiling(values: Sequence[float], least: float) -> float:
-    """The largest value to draw to scale: with any beyond it, half or more would share a tenth of the axis."""
+    """The largest value to draw to scale: with a larger one, half of the values would share a tenth of the axis."""
     ranked = sorted(values)
     for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
         if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
@@ -150,7 +150,7 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
 
 
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
-    """A dotted line through each group of several points, and the legend, outside where it cannot cover anything."""
+    """A dotted line through each group of several points, and the legend, outside the axes, where it covers nothing."""
     handles, ranked = [], sorted(styles, key=str.casefold)
     for group in ranked:
         colour, marker = styles[group]
@@ -166,7 +166,7 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme) -> tuple[list[Line2D], list[Text]]:
-    """Each point with its label, which still lies right on top of it."""
+    """Each point with its label, which lies on the point until ``labels.place_labels`` moves it."""
     marks, texts = [], []
     high = axes.get_ylim()[1]
     heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
@@ -190,7 +190,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: The
 
 
 def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:
-    """A thin bar behind each point that is drawn to scale, of one error up and down; none that its marker hides."""
+    """A thin bar of one error up and down behind each point that is drawn to scale, unless its marker hides the bar."""
     low, high = axes.get_ylim()
     for i, (point, mark) in enumerate(zip(points, marks, strict=True)):
         if not point.error or not low < point.y < high:

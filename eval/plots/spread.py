@@ -26,27 +26,27 @@ from eval.stats.distributions import Histogram
 X_LABEL = "KL divergence of single tokens (nats)"
 BOXES = "box: median and quartiles; whiskers: 1 to 99 % of the tokens; marker: mean; tick: maximum"
 ROW, MARGINS, SINGLE = 0.3, 3.0, 6.5
-"""Inches: of each model's row, above and below all of them, and of the histogram of one model."""
+"""Inches: height of each model's row, of what is above and below all rows, and of the histogram of one model."""
 LABEL_WIDTH, LETTERS = 3.0, 100
-"""Inches that the rows' labels take at most, and letters for which the heading then has room."""
+"""Inches that the labels of the rows take at most, and letters that a line of the heading then holds."""
 LEGEND = 62.0
 """Points from the axes to the legend: ticks, and two lines of the axis' name."""
 LABEL_LETTERS = 64
 """Letters of a label in a line of the heading, even if all are W."""
 SMALLEST = 1e-8
-"""Nats; what is less is rounding of float32, and lies beyond the left end of an axis."""
+"""Nats; smaller values are roundings of float32, and lie beyond the left end of an axis."""
 COLUMNS = ("median", "mean", "p99", "max")
 RIDGE = 1.9
-"""Rows that the highest bin of all models takes."""
+"""Height of the highest bin of all models, in rows."""
 CUT = 1e-3
-"""Share of a model's tokens at most that the lowest bin may pool."""
+"""The largest share of a model's tokens that the lowest bin may pool."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles``), its histogram.
+    """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles_of``), its histogram.
 
-    ``group``: of models with one colour; empty: the label's first word.
+    ``group``: models of one group have one colour; empty: the label's first word.
     """
 
     label: str
@@ -56,12 +56,12 @@ class Divergence:
     group: str = ""
 
 
-def spread(
+def spread_plot(
     models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
 ) -> Figure:
     """A row a model, the smallest mean first: quartiles, whiskers, mean, maximum, and their numbers at the right.
 
-    A whisker that begins at 0 or below comes out of the left edge, without its cap.  ``floor``: gets a line.
+    A whisker that begins at 0 or below comes out of the left edge, without its cap.  ``floor``: has a line.
     """
     ranked = _ranked(models)
     shown = [x for m in ranked for x in (m.mean, *(m.percentiles[p] for p in ("1", "max"))) if x >= SMALLEST]
@@ -85,17 +85,17 @@ def spread(
             p = model.percentiles
             _numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
         _numbers(axes, -1, COLUMNS, theme)
-        style.freeze(figure)
+        style.freeze_layout(figure)
         _name_floor(axes, floor, theme)
     return figure
 
 
-def ridges(
+def ridge_plot(
     models: Sequence[Divergence], *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
 ) -> Figure:
     """The histograms of all models, the smallest mean first, at one scale; a marker at each mean."""
     ranked = _ranked(models)
-    edges, shares, note = binned([model.histogram for model in ranked])
+    edges, shares, note = binned_shares([model.histogram for model in ranked])
     subtitle = f"{subtitle}\nshare of tokens by KLD, all at one scale; marker: mean"
     with style.canvas(MARGINS + ROW * (len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
         figure, axes, theme = drawn
@@ -103,7 +103,7 @@ def ridges(
         colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
         for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
             heights = i - RIDGE * shares[i] / shares.max()
-            axes.stairs(heights, edges, baseline=i, fill=True, color=style.pale(colour, theme), zorder=2 + i / 1000)
+            axes.stairs(heights, edges, baseline=i, fill=True, color=style.paper_of(colour, theme), zorder=2 + i / 1000)
             steps = axes.stairs(heights, edges, baseline=None, color=colour, lw=1.3, zorder=2 + (i + 0.5) / 1000)
             steps.set_gid(f"ridge-{i}")
             if edges[0] <= model.mean <= edges[-1]:
@@ -111,21 +111,21 @@ def ridges(
                 axes.plot(model.mean, i, marker, zorder=4, clip_on=False, **mean)
             _numbers(axes, i, [_short(model.mean)], theme)
         _numbers(axes, -1, ["mean"], theme)
-        style.freeze(figure)
+        style.freeze_layout(figure)
         _name_floor(axes, floor, theme)
     return figure
 
 
-def histogram(
+def histogram_plot(
     model: Divergence, *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False,
     company: Sequence[str] = (),
 ) -> Figure:  # fmt: skip
-    """The histogram of one model, its median and mean, and the outline of the noise floor's.
+    """The histogram of one model, its median and mean, and the outline of the noise floor's histogram.
 
-    ``company``: the groups of all models, beside which it has its colour.
+    ``company``: the groups of all models of the run, which decide its colour.
     """
     compared = [floor] if floor is not None and floor.label != model.label else []
-    edges, shares, note = binned([one.histogram for one in (model, *compared)])
+    edges, shares, note = binned_shares([one.histogram for one in (model, *compared)])
     name = textwrap.fill(model.label, LABEL_LETTERS)
     with style.canvas(SINGLE, title, f"{name}\n{subtitle}", dark=dark) as (figure, axes, theme):
         _bin_axis(axes, edges, note)
@@ -134,9 +134,11 @@ def histogram(
         groups = [split_label(model.label, model.group)[0], *company]
         colour = style.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
-        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=style.short(model.label))
+        axes.stairs(
+            shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=style.short_label(model.label)
+        )
         for other, heights in zip(compared, shares[1:], strict=True):
-            name = f"noise floor ({style.short(other.label)})"
+            name = f"noise floor ({style.short_label(other.label)})"
             axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
         marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
         for (x, name), side in zip(marks, ("right", "left"), strict=True):
@@ -151,15 +153,15 @@ def histogram(
             below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
             columns = 2 if sum(len(words) for words in axes.get_legend_handles_labels()[1]) <= LETTERS * 0.8 else 1
             axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below, ncols=columns)
-        style.freeze(figure)
+        style.freeze_layout(figure)
     return figure
 
 
-def binned(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
-    """(edges [B + 1], shares [N, B] of the tokens in each bin, what the axis must say); each row of shares sums to 1.
+def binned_shares(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64], NDArray[np.float64], str]:
+    """(edges [B + 1], shares [N, B] of the tokens in each bin, a note for the axis); each row of shares sums to 1.
 
     The first bin pools all smaller values: as many bins as hold at most ``CUT`` of each model's tokens together, and at
-    least what lies below the first edge.  What lies above the last edge is a bin too.
+    least the values below the first edge.  The values above the last edge have a bin, too.
     """
     first, per_decade = histograms[0].first, histograms[0].per_decade
     counts = np.array([[h.below, *h.counts, h.above] for h in histograms], dtype=np.float64)
@@ -183,11 +185,11 @@ def _ranked(models: Sequence[Divergence]) -> list[Divergence]:
 def _rows(
     axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
 ) -> list[tuple[str, str]]:
-    """Sets rows up, each with its label at the left, and the line of the noise floor; colour and marker of each."""
+    """Sets up the rows, with their labels at the left, and the noise floor's line; colour and marker of each row."""
     groups = [split_label(model.label, model.group)[0] for model in ranked]
     styles = style.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(ranked) - 0.4, top)
-    axes.set_yticks(range(len(ranked)), [style.short(model.label) for model in ranked])
+    axes.set_yticks(range(len(ranked)), [style.short_label(model.label) for model in ranked])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -202,13 +204,13 @@ def _rows(
 
 
 def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
-    """The name of the noise floor at the top of its line: right of it, or left, or without the label, as has room."""
+    """The name of the noise floor at the top of its line: right or left, or without the label, as there is room."""
     if floor is None or not axes.get_xlim()[0] <= floor.mean <= axes.get_xlim()[1]:
         return
     name = axes.annotate("", (floor.mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
     for label, (flush, shift) in itertools.product(
-        (f"noise floor ({style.short(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
+        (f"noise floor ({style.short_label(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
     ):
         name.set(text=f"{label} {_short(floor.mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()
@@ -230,7 +232,7 @@ def _bin_axis(axes: Axes, edges: NDArray[np.float64], note: str) -> None:
 
 
 def _short(value: float) -> str:
-    """Two or three significant digits, as room for a column of them has: 0.00154, 12.3, -0.0200; 0 for rounding."""
+    """Two or three significant digits, for which a column has room: 0.00154, 12.3, -0.0200; 0 for rounding."""
     if abs(value) < SMALLEST:
         return "0"
     if value < 0:

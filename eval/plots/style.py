@@ -25,9 +25,9 @@ DPI = 160
 WIDTH = 13.0
 """Inches."""
 NAME_LETTERS = 40
-"""Letters of a label that stands beside the axes, or in the name of a line: 40 W take 6 of the 13 inches."""
+"""Letters of a label beside the axes or in the name of a line: 40 W take 6 of the 13 inches."""
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""What can be written, and the metadata that would change with the time of day."""
+"""Formats that can be written, each with the metadata that would change with the time of day."""
 
 # Okabe-Ito, but grey for its yellow, which vanishes on white, and ink ("") for its black; the groups that prefer each.
 # Without red or green sight a lighter grey (#8C8C8C) is as good as the green beside it: 0.08 apart, this one 0.12.
@@ -54,7 +54,7 @@ DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37")
 def split_label(label: str, group: str = "") -> tuple[str, str]:
     """(group, point text): "EXL3 4.0 [h8]" -> ("EXL3", "4.0"), "bf16" -> ("bf16", "bf16").
 
-    A ``group`` that the spec names takes the place of the first word, which is left out of the text only if it is it.
+    A ``group`` that the spec names takes the place of the first word; the text keeps that word unless it is the group.
     """
     words = re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"]
     text = " ".join(words)
@@ -62,8 +62,8 @@ def split_label(label: str, group: str = "") -> tuple[str, str]:
     return start, text.removeprefix(start).strip() if text.startswith(f"{start} ") else text
 
 
-def short(label: str) -> str:
-    """A label of at most ``NAME_LETTERS``, cut in its middle: models differ in the last words, and the mark is last."""
+def short_label(label: str) -> str:
+    """A label of at most ``NAME_LETTERS``, cut in its middle: models differ in the last words, and a mark is last."""
     label = " ".join(label.split())
     tail = NAME_LETTERS // 2 - 3
     return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3 - tail]}...{label[-tail:]}"
@@ -91,7 +91,7 @@ def ink_of(colour: str, theme: Theme) -> tuple[float, ...]:
     return _between(colour, theme.ink)
 
 
-def pale(colour: str, theme: Theme) -> tuple[float, ...]:
+def paper_of(colour: str, theme: Theme) -> tuple[float, ...]:
     """A group's colour for surfaces: half way to the paper."""
     return _between(colour, theme.paper)
 
@@ -126,8 +126,8 @@ def canvas(
         yield figure, axes, theme
 
 
-def freeze(figure: Figure) -> None:
-    """Lays the figure out once and for all: what is placed to the pixel from here on stays where it is.
+def freeze_layout(figure: Figure) -> None:
+    """Lays the figure out once and for all: artists that are placed to the pixel afterwards keep their places.
 
     Without an engine saving draws once and not twice; all pictures of 27 models take 8.5 s of a core instead of 10.3.
     """
@@ -137,7 +137,7 @@ def freeze(figure: Figure) -> None:
     figure.set_layout_engine(None)
 
 
-def plain(value: float) -> str:
+def tick_text(value: float) -> str:
     """A tick: 0.0001, but 1e-5; 1,000."""
     return f"{value:,.8g}".replace("e-0", "e-")
 
@@ -148,12 +148,12 @@ def log_ticks(axis: Axis) -> None:
     decades = math.log10(high / low)
     subs = (1.0, 2.0, 5.0) if decades < 5 else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=50) if decades > 1 else MaxNLocator(8))
-    axis.set_major_formatter(lambda value, _: plain(value))
+    axis.set_major_formatter(lambda value, _: tick_text(value))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Writes PNG, SVG or PDF by suffix, whole or not at all, the same bytes for the same figure."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:

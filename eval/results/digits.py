@@ -5,43 +5,43 @@ from __future__ import annotations
 import math
 
 PPL_DIGITS, KLD_DIGITS = 4, 5
-"""Decimals of PPL and of KLD, whose values of 0.0004 (an 8-bit format) would be left one digit by four."""
+"""Decimals of PPL and of KLD.  A KLD of 0.0004 (an 8-bit format) would have a single digit left with four decimals."""
 LARGEST = 1e7
-"""Values from it on are written as 1.2346e+07."""
+"""Values of this size and above are written as 1.2346e+07."""
 SMALLEST = 1e-4
-"""Errors below it are written as 4.5e-6: a column of errors of KLD has room for 0.00045."""
+"""Errors below this are written as 4.5e-6: a column of errors of KLD has room for 0.00045."""
 
 
-def cell(value: float | None, digits: int) -> str:
+def number_text(value: float | None, digits: int) -> str:
     """A number with thousands separators, or n/a; never "-0.0", as rounding can take a KLD just below 0."""
     if value is None:
         return "n/a"
     return f"{value:z,.{digits}f}" if abs(value) < LARGEST else f"{value:.4e}"
 
 
-def error(stderr: float | None) -> str:
+def error_text(stderr: float | None) -> str:
     """An error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
     if stderr is None:
         return ""
     if 0 < stderr < SMALLEST:
         mantissa, exponent = f"{stderr:.1e}".split("e")
         return f"{mantissa}e{int(exponent)}"
-    return f"{rounded(stderr):,.{decimals(stderr)}f}"
+    return f"{two_digits(stderr):,.{decimals_of_error(stderr)}f}"
 
 
-def decimals(stderr: float) -> int:
+def decimals_of_error(stderr: float) -> int:
     """Decimals with which a number >= 0 has two significant digits; 0 of 0."""
-    return max(0, 1 - math.floor(math.log10(rounded(stderr)))) if stderr else 0
+    return max(0, 1 - math.floor(math.log10(two_digits(stderr)))) if stderr else 0
 
 
-def rounded(stderr: float) -> float:
+def two_digits(stderr: float) -> float:
     """Two significant digits of a number: 0.0996 is 0.10, 123 is 120."""
     return float(f"{stderr:.1e}")
 
 
-def with_error(value: float, stderr: float | None, unit: str = "", *, sign: bool = False) -> str:
+def number_with_error(value: float, stderr: float | None, unit: str = "", *, sign: bool = False) -> str:
     """``0.2940 ± 0.0042 nats``: a number with the decimals of its error, five where that is 0 or not known."""
-    digits = decimals(stderr) if stderr else 5
+    digits = decimals_of_error(stderr) if stderr else 5
     shown = f"{value:+,.{digits}f}" if sign else f"{value:z,.{digits}f}"
-    off = f"{rounded(stderr):,.{digits}f}" if stderr else error(stderr) or "n/a"
+    off = f"{two_digits(stderr):,.{digits}f}" if stderr else error_text(stderr) or "n/a"
     return f"{shown} ± {off} {unit}".rstrip()

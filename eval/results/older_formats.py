@@ -9,7 +9,7 @@ READABLE = (4,)
 
 
 def upgraded(raw: dict[str, Any]) -> dict[str, Any]:
-    """A results.json of a readable older format, in today's; anything damaged is left for the reader to find.
+    """A results.json of a readable older format with the keys of today's; the reader finds what is damaged.
 
     Format 4 called windows "rows", and the blocks of text that errors come from "stretches".
     """
@@ -18,7 +18,7 @@ def upgraded(raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     return {
         **raw,
-        "data": renamed(raw["data"], "rows", "windows"),
+        "data": with_renamed_key(raw["data"], "rows", "windows"),
         "models": [upgraded_model(model) if isinstance(model, dict) else model for model in models],
     }
 
@@ -27,18 +27,18 @@ def upgraded_model(model: dict[str, Any]) -> dict[str, Any]:
     """One model of a results.json of format 4."""
     estimates = model.get("estimates")
     if isinstance(estimates, dict):
-        model = {**model, "estimates": renamed(estimates, "stretches", "blocks")}
-    return renamed(model, "rows", "windows")
+        model = {**model, "estimates": with_renamed_key(estimates, "stretches", "blocks")}
+    return with_renamed_key(model, "rows", "windows")
 
 
 def upgraded_inspection(inspection: Any) -> Any:
-    """What a report.html of format 4 says of single tokens."""
+    """The excerpts with single tokens from a report.html of format 4."""
     if isinstance(inspection, dict):
         return {renamed_key(key, "row", "window"): upgraded_inspection(value) for key, value in inspection.items()}
     return [upgraded_inspection(value) for value in inspection] if isinstance(inspection, list) else inspection
 
 
-def renamed(found: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+def with_renamed_key(found: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """The same object, in the same order, with one key called otherwise."""
     return {renamed_key(key, old, new): value for key, value in found.items()}
 

@@ -8,7 +8,6 @@ import datetime
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,66 +21,20 @@ from backends.layers import groups
 from eval.common import machine
 from eval.common.files import replacing
 from eval.results import older_formats
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
 from eval.stats.uncertainty import MOST_BLOCKS, Value
 
 FORMAT = 5
-"""Version of the layout of results.json: 4 is the layout of compare_q 0.1 and 0.2; 5 calls windows
-"windows" (4: "rows") and the blocks of text that errors come from "blocks" (4: "stretches")."""
+"""Version of the layout of results.json.
+
+1: perplexity of each model
+2: KL divergence and same top, the reference, and the keys of the token scores in the cache
+3: how the layers ran (``provenance.layers``), the kernel and the deviations of each model
+4: all estimates with their errors (``estimates``); written by compare_q 0.1 and 0.2
+5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches")
+"""
 PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
-ORIGIN = ("created", "command", "commit", "versions", "hardware")
-"""What results.json says of the run that made it."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the runs that were merged (``eval/results/merge.py``): its file, its ``ORIGIN``, and what its KLDs are
-    against.
-
-    ``labels``: the rows of the merged run that come from it.  ``reference_ppl``: the reference's perplexity there.
-    """
-
-    file: str
-    labels: tuple[str, ...]
-    origin: dict[str, Any]
-    reference: dict[str, Any] | None = None
-    reference_ppl: float | None = None
-
-    @property
-    def where(self) -> str:
-        """The GPUs or the CPU of its machine."""
-        return machine.words(self.origin["hardware"]) or "an unknown machine"
-
-    @property
-    def created(self) -> str:
-        """When its results were written, ISO 8601."""
-        return str(self.origin.get("created"))
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages there."""
-        return dict(self.origin["versions"])
-
-
-@dataclass(frozen=True)
-class StoredRun(RunResult):
-    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes into every copy of it as it was.
-
-    ``parts``: the runs that it was merged from; empty for one that ran as a whole.
-    """
-
-    origin: dict[str, Any] = field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
-
-
-def kld_of(model: ModelResult) -> float | None:
-    """Mean KLD in nats; the reference's is 0 by definition; None for a failed model and where it is not known."""
-    if model.error:
-        return None
-    if model.is_reference:
-        return 0.0
-    return model.kld.value if model.kld else None
 
 
 def model_json(model: ModelResult) -> dict[str, Any]:
@@ -131,7 +84,7 @@ def flat_estimates(model: ModelResult) -> dict[str, Any]:
         "non_finite": ppl.non_finite if ppl else None,
         "ln_ppl_ratio": ratio.value if ratio else None,
         "ln_ppl_ratio_stderr": ratio.stderr if ratio else None,
-        "kld": kld_of(model),
+        "kld": model.mean_kld,
         "kld_stderr": kld.stderr if kld else None,
         "kld_median": spread.get("50"),
         "kld_p99": spread.get("99"),
@@ -150,7 +103,7 @@ def flat_estimates(model: ModelResult) -> dict[str, Any]:
 
 
 def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
-    """results.json: everything needed to check or repeat the run; of one that was read back, its own ``ORIGIN``."""
+    """results.json: everything needed to check or repeat the run; a run that was read back keeps its own ``ORIGIN``."""
     made = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
@@ -179,12 +132,13 @@ def from_json(raw: Any) -> StoredRun:
         raw = older_formats.upgraded(raw)
     elif raw["format"] != FORMAT:
         raise InputError(
-            f"results of format {raw['format']!r}, and this compare_q reads format {FORMAT}; write them again with -o "
-            "(scores in the cache are used)"
+            f"results of format {raw['format']!r}, but this compare_q reads formats "
+            f"{', '.join(map(str, older_formats.READABLE))} and {FORMAT}; run compare_q again with -o (token scores in "
+            "the cache are used)"
         )
     try:
         run = {key: raw[key] for key in ("data", "subtitle", "reference")}
-        run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # neither in results of before they were kept
+        run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # older results have neither
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
         check_models(run["models"])
         check_data(run["data"])
@@ -202,7 +156,7 @@ def from_json(raw: Any) -> StoredRun:
 
 
 def check_models(models: Sequence[dict[str, Any]]) -> None:
-    """ValueError for what no run writes, and what shows it would trip over."""
+    """ValueError for models that no run writes, and that table and report could not show."""
     labels = [model["label"] for model in models]
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("no models" if not labels else "models with one label")
@@ -213,7 +167,7 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
 
 
 def check_data(data: Any) -> None:
-    """ValueError for numbers of the text that are none."""
+    """ValueError if the number of the text's tokens is no number."""
     if not isinstance(data, dict) or not isinstance(data.get("text_tokens", 0), int | None):
         raise ValueError("data: text_tokens is no number")
 
@@ -226,7 +180,7 @@ def check_references(references: Sequence[Any]) -> None:
 
 
 def check_origins(origins: Sequence[dict[str, Any]]) -> None:
-    """ValueError for what merging and footnotes would trip over."""
+    """ValueError for an origin with which runs could not be merged nor footnotes written."""
     for origin in origins:
         for name in ("versions", "hardware"):
             if not isinstance(origin.get(name), dict):

@@ -1,4 +1,4 @@
-"""What a run yields: one ModelResult a model, in the order of the specs."""
+"""The results of a run: one ModelResult a model, in the order of the specs; and of runs read back or merged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from eval.stats.uncertainty import Mean, Perplexity
 
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
+ORIGIN = ("created", "command", "commit", "versions", "hardware")
+"""Keys of results.json that say when, how and where the run was made."""
 
 
 @dataclass(frozen=True)
 class ModelResult:
     """One row of the table.  ``error`` is set, and ``estimates`` None, if the model failed.
 
-    ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell,
-    which ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's per-token
-    scores in the cache.  ``reference_key``: of the reference that its KLD is against, where a merged run has several.
+    ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
+    them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
+    scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
+    model's KLD is against.
     """
 
     label: str
@@ -52,6 +55,15 @@ class ModelResult:
         return self.estimates.kld if self.estimates else None
 
     @property
+    def mean_kld(self) -> float | None:
+        """Mean KLD in nats; 0 for the reference, by definition; None where it is not known, and for a failed model."""
+        if self.error:
+            return None
+        if self.is_reference:
+            return 0.0
+        return self.kld.value if self.kld else None
+
+    @property
     def same_top(self) -> Mean | None:
         """Share of positions with the reference's most probable token."""
         return self.estimates.same_top if self.estimates else None
@@ -68,9 +80,9 @@ class ModelResult:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its layers store less than 16 bits a weight; where the size is not known, whether any is quantized.
+        """Whether its layers store less than 16 bits a weight; if the size is not known, whether any is quantized.
 
-        A model of which neither is known counts as quantized.
+        A model whose size and layers are both unknown counts as quantized.
         """
         if self.storage.bpw_layer is not None:
             return self.storage.bpw_layer < 16
@@ -83,7 +95,7 @@ class ModelResult:
 
     @property
     def where(self) -> str:
-        """The GPUs or the CPU that it ran on; empty where that is not known, as of a server."""
+        """The GPUs or the CPU that it ran on; empty where the engine does not tell (a server)."""
         return machine.words(self.provenance)
 
     @property
@@ -99,10 +111,10 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A whole run: its data (JSON types), its subtitle for plots, its models, and what KLD is measured against.
+    """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
 
     ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
-    None without a reference.  ``title``: the user's, of report and plots; None: each says what it shows.
+    None without a reference.  ``title``: the user's title of report and plots; None: each has its own.
     """
 
     data: dict[str, Any]
@@ -113,7 +125,7 @@ class RunResult:
 
     @property
     def reference_ppl(self) -> float | None:
-        """The reference's perplexity: of its row, or else as most of its tokens were scored beside a model."""
+        """The reference's perplexity: of its row, or else from the model beside which most tokens were scored."""
         rows = [model.ppl for model in self.models if model.is_reference and model.ppl]
         beside = [found.against.ref_ppl for model in self.models if (found := model.estimates) and found.against]
         known = [ppl for ppl in rows or beside if ppl.value is not None]
@@ -121,7 +133,7 @@ class RunResult:
 
     @property
     def noise_floor(self) -> ModelResult | None:
-        """The row that its spec calls the noise floor; of several, that with the largest KLD."""
+        """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
         floors = ((model.kld, model) for model in self.models if model.is_noise_floor)
         known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
         return max(known, key=lambda pair: pair[0])[1] if known else None
@@ -130,3 +142,44 @@ class RunResult:
     def failed(self) -> tuple[ModelResult, ...]:
         """The models that have no score."""
         return tuple(model for model in self.models if model.error)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the runs that were merged (``eval/results/merge.py``): its file, its ``ORIGIN``, and the reference of
+    its KLDs.
+
+    ``labels``: the merged run's rows that come from this one.  ``reference_ppl``: the reference's perplexity in it.
+    """
+
+    file: str
+    labels: tuple[str, ...]
+    origin: dict[str, Any]
+    reference: dict[str, Any] | None = None
+    reference_ppl: float | None = None
+
+    @property
+    def where(self) -> str:
+        """The GPUs or the CPU of its machine."""
+        return machine.words(self.origin["hardware"]) or "an unknown machine"
+
+    @property
+    def created(self) -> str:
+        """When its results were written, ISO 8601."""
+        return str(self.origin.get("created"))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages with which it ran."""
+        return dict(self.origin["versions"])
+
+
+@dataclass(frozen=True)
+class StoredRun(RunResult):
+    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes unchanged into every copy.
+
+    ``parts``: the runs that it was merged from; empty for one that ran as a whole.
+    """
+
+    origin: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()

@@ -1,8 +1,8 @@
-"""Model specs -> jobs: every check that needs no engine, and the key under which a model's scores are kept."""
+"""Model specs -> jobs: every check that needs no engine, and the key under which a model's token scores are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,12 +19,17 @@ from eval.text import vocabulary
 from eval.text.windows import EvalData
 
 SCORES_VERSION = 3
-"""Method of measuring; a change that moves numbers raises it, so that stored scores are not mixed."""
+"""Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
+
+1: log-probabilities of the real tokens, in vLLM.
+2: every engine is compared with one reference store, on the same positions.
+3: the run's provenance lists every group of layers with its kernel, which older records lack.
+"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model, checked: its engine, and what the engine will be told."""
+    """One model whose spec was checked: its engine, and what the engine will be told."""
 
     spec: ModelSpec
     engine: str
@@ -41,8 +46,20 @@ class Job:
         return self.backend.facts(self.request)
 
 
+@dataclass(frozen=True)
+class FetchedJob:
+    """A job whose model is on this machine, and ``identity``: everything that the model's scores depend on."""
+
+    job: Job
+    identity: Mapping[str, Any]
+
+    def scores_key(self, reference_key: str | None) -> str:
+        """Key of the model's token scores, alone (None) or beside the reference that has this key."""
+        return Cache.key("scores", {**self.identity, "reference": reference_key})
+
+
 def plan(specs: Sequence[ModelSpec], max_tokens: int) -> tuple[list[Job], list[str]]:
-    """(jobs, problems) for windows of ``max_tokens``: each model against what is installed and on disk."""
+    """(jobs, problems) for windows of ``max_tokens``: each model is checked against what is installed and on disk."""
     jobs, problems = [], []
     for spec in specs:
         try:
@@ -85,6 +102,20 @@ def check(job: Job) -> None:
         raise InputError(f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}")
 
 
+def fit(jobs: Sequence[Job], data: EvalData) -> tuple[list[Job], list[str]]:
+    """(the jobs for these windows, problems): a chat prefix may have made the windows longer than the plan knew."""
+    fitted, problems = [], []
+    for job in jobs:
+        try:
+            fitted.append(replace(job, request=replace(job.request, max_tokens=data.length)))
+            if data.length > job.request.max_tokens:
+                check(fitted[-1])
+            check_vocabulary(fitted[-1], data)
+        except InputError as error:
+            problems.append(f"{job.request.label}: {error}")
+    return fitted, problems
+
+
 def check_vocabulary(job: Job, data: EvalData) -> None:
     """InputError if the tokenizer has ordinary tokens that the model has no logit for, or that mean others to it."""
     if job.is_remote:
@@ -102,10 +133,13 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
         raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 
 
-def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
-    """The job with its model fetched to this machine, checked as a local one is; a local job as it is."""
+def fetch(job: Job, data: EvalData, progress: Progress) -> FetchedJob:
+    """The job with its model on this machine: downloaded where need be, and then checked as a local model is.
+
+    InputError or ModelError if the model cannot be had, or if its files are damaged.
+    """
     if not job.is_remote:
-        return job
+        return identified(job, data)
     with (
         progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
         backends.other_engines_named(),
@@ -113,17 +147,38 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> Job:
         local = replace(job, request=job.backend.fetch(job.request, phase))
     check(local)
     check_vocabulary(local, data)
-    return local
+    return identified(local, data)
+
+
+def without_download(job: Job, data: EvalData) -> FetchedJob | None:
+    """The job, if its model is on this machine already; None if something would have to be downloaded."""
+    request = job.backend.here(job.request)
+    return None if request is None else identified(replace(job, request=request), data)
+
+
+def identified(job: Job, data: EvalData) -> FetchedJob:
+    """A fetched job with what its scores depend on; reads the headers of the model's files (InputError if damaged)."""
+    identity = {
+        "version": SCORES_VERSION,
+        "windows": data.digest,
+        "model": job.backend.stamp(job.request),
+        "engine": job.engine,
+        "load_fn": job.request.load_fn,
+        "options": job.request.options,
+        "versions": job.backend.versions(),
+        "hardware": hardware(job),
+    }
+    return FetchedJob(job, identity)
 
 
 def hardware(job: Job) -> dict[str, Any]:
-    """What the scores of a job are computed on, as far as this machine knows; part of their key."""
+    """What the scores of a job are computed on, as far as this machine knows; part of the scores' key."""
     capabilities = job.backend.capabilities
     return {**machine.hardware(torch=capabilities.torch), **machine.settings()} if capabilities.here else {}
 
 
 def what_ran(job: Job, backend: Backend) -> dict[str, Any]:
-    """Provenance of a run that has finished; what an engine cannot tell any more becomes a note, and loses no score."""
+    """Provenance of a run that has finished; what an engine cannot tell any more becomes a note and loses no score."""
     threads = machine.threads() if job.backend.capabilities.here else {}
     found = {"engine": job.engine, **job.backend.versions(), **hardware(job), **threads}
     try:
@@ -143,22 +198,3 @@ def opened(job: Job, progress: Progress) -> Iterator[Backend]:
             backend.close()
         except Exception as error:  # an engine that is stopped in the middle raises what it likes
             progress.say(f"{job.request.label}: closing its engine failed: {one_line(error)}")
-
-
-def scores_identity(job: Job, data: EvalData) -> dict[str, Any]:
-    """What a fetched model's scores depend on: windows, model content, engine, options, versions, hardware, method."""
-    return {
-        "version": SCORES_VERSION,
-        "windows": data.digest,
-        "model": job.backend.stamp(job.request),
-        "engine": job.engine,
-        "load_fn": job.request.load_fn,
-        "options": job.request.options,
-        "versions": job.backend.versions(),
-        "hardware": hardware(job),
-    }
-
-
-def scores_key(job: Job, data: EvalData, reference_key: str | None) -> str:
-    """Key of a fetched model's scores, alone or against a reference."""
-    return Cache.key("scores", {**scores_identity(job, data), "reference": reference_key})

@@ -1,7 +1,8 @@
-"""Which reference a run's KL divergences are against, where its store lies, and whether it is the right one.
+"""Which reference a run's KL divergences are against, where its store lies, and whether it is the right store.
 
-A store belongs to one text, tokenizer, set of windows, model, engine and method.  In the cache, and in a folder that
-``out_logits`` names, it lies under a key of all of them; a path that the user gives is checked against them.
+A store belongs to one text, tokenizer, set of windows, model, engine and version of the recording.  In the cache, and
+in a folder that ``out_logits`` names, the store lies under a key of them all; at a path that the user gives, what the
+store says of them is checked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
 from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.run import jobs
-from eval.run.jobs import Job
+from eval.run.jobs import FetchedJob, Job
+from eval.run.session import Session
 from eval.text.windows import EvalData
 
-VERSION = 3
-"""Method of recording; a change that moves numbers raises it."""
+RECORDING_VERSION = 3
+"""Version of the recording; a change that moves numbers raises it.
+
+1: hidden states and one head, or logits in float16 where the head cannot be recomputed.
+2: float32 logits less their row's maximum, since float16 has steps of 1/32 at llama.cpp's logits of 38.
+3: logits bit for bit in the dtype that the engine gave.
+"""
 MEANING = {
     "vocabulary": "was made with another tokenizer",
     "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of windows",
@@ -37,13 +43,26 @@ MEANING = {
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A run's reference: ``key`` stands for it in the keys of scores, ``job`` makes it if it is not at ``path``."""
+class NoReference:
+    """A run in which no model is compared with another one."""
+
+
+@dataclass(frozen=True)
+class LostReference:
+    """The reference of a run failed: the other models have perplexities and no KL divergence."""
+
+
+@dataclass(frozen=True)
+class HeldReference:
+    """A run's reference: ``key`` stands for it in the keys of scores, ``path`` is where its store lies or will lie.
+
+    ``identity``: everything that the store depends on; ``job``: the model, fetched, that makes a missing store.
+    """
 
     key: str
     path: Path
     label: str
-    identity: dict[str, Any]
+    identity: Mapping[str, Any]
     job: Job | None = None
 
     @property
@@ -52,19 +71,33 @@ class Reference:
         return (self.path / MANIFEST).is_file()
 
 
-def planned(job: Job, data: EvalData, cache: Cache, logits_file: Path | None, *, clear: bool = False) -> Reference:
-    """The reference that a fetched job is; InputError if a path that was given holds another one.
+Reference = NoReference | LostReference | HeldReference
 
-    ``clear``: what lies under the reference's own key is going to be deleted, so that it may be damaged.
+
+def key_for(reference: Reference, job: Job) -> str | None:
+    """What a model's scores are compared with, as part of their key; None if nothing of them depends on a reference.
+
+    Nothing does where there is no reference, for the reference itself, and in an engine that cannot be compared.
     """
-    identity = {**jobs.scores_identity(job, data), "vocabulary": data.vocabulary, "reference": VERSION}
+    compared = not job.spec.is_reference and job.backend.capabilities.compares
+    return reference.key if compared and isinstance(reference, HeldReference) else None
+
+
+def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldReference:
+    """The reference that a fetched model is; InputError if a path that the user gave holds another one.
+
+    With ``session.clear`` a store under the reference's own key is going to be deleted, so that it may be damaged.
+    """
+    job, logits_file = fetched.job, session.logits_file
+    identity = {**fetched.identity, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
     key = Cache.key("reference", identity)
     folder = job.spec.out_logits
-    path = logits_file or (Path(job.spec.locate(folder)) / key if folder else cache.path("references", key, ""))
-    reference = Reference(key, path, job.request.label, identity, job)
+    in_cache = session.cache.path("references", key, "")
+    path = logits_file or (Path(job.spec.locate(folder)) / key if folder else in_cache)
+    reference = HeldReference(key, path, job.request.label, identity, job)
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
-        if not (clear and logits_file is None):
+        if not (session.clear and logits_file is None):
             check(open_reference(path), identity)
     elif path.exists():
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
@@ -77,11 +110,11 @@ def planned(job: Job, data: EvalData, cache: Cache, logits_file: Path | None, *,
     return reference
 
 
-def given(path: Path, data: EvalData, progress: Progress) -> Reference:
-    """A reference from a store alone: ours, or upstream's, which says nothing of where it comes from."""
+def of_store(path: Path, data: EvalData, progress: Progress) -> HeldReference:
+    """A reference from a store alone: compare_q's own, or upstream's, which does not say where it comes from."""
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
-        check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": VERSION})
+        check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
     elif data.method != "exllamav3":
         raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
     if store.n_windows < len(data.windows):
@@ -101,11 +134,11 @@ def given(path: Path, data: EvalData, progress: Progress) -> Reference:
     if isinstance(store, UpstreamReader):
         with progress.phase("reading upstream's logits"):
             identity["upstream"] = content_of(store)
-    return Reference(Cache.key("reference", identity), path, label, identity)
+    return HeldReference(Cache.key("reference", identity), path, label, identity)
 
 
 def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
-    """InputError that says in what a store differs from what is expected of it."""
+    """InputError that says in what a store's identity differs from the ``expected`` entries."""
     for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
         if store.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")
@@ -121,17 +154,17 @@ def content_of(store: UpstreamReader) -> str:
     return digest.hexdigest()
 
 
-def describe_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
-    """The reference for results.json."""
-    described: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
+def as_json(reference: HeldReference, n_tokens: int) -> dict[str, Any]:
+    """The reference for results.json, with the bytes that its store takes for each of ``n_tokens`` scored tokens."""
+    known: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
     if reference.job is not None:
-        described["content"] = reference.job.backend.content(reference.job.request)
+        known["content"] = reference.job.backend.content(reference.job.request)
     try:
         store = open_reference(reference.path)
     except InputError:  # the scores came from the cache, and the store has been deleted since
-        return described
+        return known
     return {
-        **described,
+        **known,
         "kind": store.kind,
         "kind_reason": store.reason,
         "vocab_size": store.head.vocab_size,

@@ -1,4 +1,4 @@
-"""A job and its stored scores -> what its row of the table says of it."""
+"""A job and its stored scores -> what the model's row of the table says."""
 
 from __future__ import annotations
 
@@ -6,24 +6,51 @@ import json
 from dataclasses import replace
 
 from backends.base import Storage
+from backends.common.errors import ModelError
 from eval.results.run_result import ModelResult
-from eval.run import token_scores
 from eval.run.jobs import Job
+from eval.run.references import LostReference, NoReference, Reference
+from eval.run.token_scores import StoredScores
 from eval.specs.types import ModelSpec
 from eval.stats import estimates
 from eval.text.windows import EvalData
 
 
-def described(job: Job) -> ModelResult:
-    """A result that holds no more than what the spec says."""
+def row_of(job: Job) -> ModelResult:
+    """A row that holds no more than what the spec says."""
     return ModelResult(
         job.request.label, job.engine, spec=json.loads(job.spec.model_dump_json(exclude_unset=True)),
         spec_sha256=job.spec.digest(), is_reference=job.spec.is_reference,
     )  # fmt: skip
 
 
-def summarize(stored: token_scores.StoredScores, data: EvalData) -> estimates.Estimates:
-    """A model's estimates: its scores, and which tokens of the text they are of."""
+def scored_row(
+    job: Job, stored: StoredScores, data: EvalData, reference: Reference, *, key: str, cached: bool
+) -> ModelResult:
+    """The whole row of a model; ModelError if none of its scores is finite.
+
+    ``key``: of the scores in the cache; ``cached``: they were there before this run.
+    """
+    found = summarize(stored, data)
+    if not found.ppl.tokens:
+        raise ModelError(f"no perplexity: none of {len(stored.logprob)} positions is finite")
+    record = stored.run_record
+    return replace(
+        row_of(job),
+        storage=overridden(job.backend(job.request).storage(), job.spec),
+        estimates=found,
+        windows=stored.windows,
+        load_seconds=record["load_seconds"],
+        score_seconds=record["score_seconds"],
+        provenance=record["provenance"],
+        scores_key=key,
+        cached=cached,
+        notes=(*kld_notes(job, stored, reference), *record["provenance"].get("notes", ())),
+    )
+
+
+def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
+    """A model's estimates, from its scores and from the places in the text that the scored tokens have."""
     index = data.text_index(stored.window, stored.position)
     size = data.text_size
     return estimates.summarize(
@@ -32,10 +59,23 @@ def summarize(stored: token_scores.StoredScores, data: EvalData) -> estimates.Es
 
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:
-    """The measured storage with the spec's override_* in its place."""
+    """The measured storage, with the spec's override_* values in place of the measured ones."""
     return replace(
         storage,
         bpw_layer=storage.bpw_layer if spec.override_bpw_layer is None else spec.override_bpw_layer,
         bpw_head=storage.bpw_head if spec.override_bpw_head is None else spec.override_bpw_head,
         vram_bits=storage.vram_bits if spec.override_vram_bits is None else spec.override_vram_bits,
     )
+
+
+def kld_notes(job: Job, stored: StoredScores, reference: Reference) -> tuple[str, ...]:
+    """What has to be said of a model's KL divergence."""
+    if job.spec.is_reference or isinstance(reference, NoReference):
+        return ()
+    if isinstance(reference, LostReference):
+        return ("no KLD: the reference failed",)
+    if "kld" not in stored.columns:
+        return ("no KLD: this engine gives no more than the real tokens' log-probabilities",)
+    entries = stored.run_record["reference"]["vocab_size"]
+    size = stored.run_record["reference"]["model_vocab_size"]
+    return () if size in (None, entries) else (f"of {size} and {entries} logits, only those that both have count",)

@@ -1,6 +1,6 @@
-"""Per-token scores in the cache: parquet, one row a scored token, and the facts of the run beside it as JSON.
+"""Token scores in the cache: parquet, a row for each scored token, and the record of the run beside it as JSON.
 
-Columns: ``row`` (window), ``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other
+Columns: ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other
 field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they did not give is
 absent; one that is there has no nulls, and nan is nan.  Any statistic can be made from them later without running a
 model.
@@ -43,17 +43,17 @@ SCORES = {
 
 @dataclass(frozen=True)
 class StoredScores:
-    """A model's scores over all windows, and the facts of the run that made them.
+    """A model's scores over all windows, and the record of the run that made them.
 
-    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and what else of ``SCORES`` was stored.  ``window``
-    and ``position``, int32 [N]: the window, and the place of the scored token in it. ``facts``: provenance,
-    load_seconds, score_seconds, and reference (JSON types; None without one).
+    ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
+    ``window`` and ``position``, int32 [N]: the window of a scored token, and the token's place in the window.
+    ``run_record`` (JSON types): provenance, load_seconds, score_seconds, and reference (None without one).
     """
 
     columns: dict[str, NDArray[Any]]
     window: NDArray[np.int32]
     position: NDArray[np.int32]
-    facts: dict[str, Any]
+    run_record: dict[str, Any]
 
     @property
     def windows(self) -> int:
@@ -67,11 +67,12 @@ class StoredScores:
 
 
 def save(
-    cache: Cache, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], facts: Mapping[str, Any]
+    cache: Cache, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], run_record: Mapping[str, Any]
 ) -> None:
-    """Write the scores and then the facts, whose presence says that both are whole.
+    """Write the scores and then the run's record, whose presence says that both files are whole.
 
-    ModelError if a window is missing, a position of it was not scored, or it lacks a column that another has.
+    ModelError if a window is missing, if one of its positions was not scored, or if it lacks a column that another
+    window has.
     """
     tables: list[pa.Table] = []
     for window in windows:
@@ -83,7 +84,7 @@ def save(
     with cache.write("scores", key, ".parquet") as file:
         parquet.write_table(pa.concat_tables(tables), file)
     with cache.write("scores", key, ".json") as file:
-        file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(run_record, indent=2) + "\n", encoding="utf-8")
 
 
 def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
@@ -110,13 +111,13 @@ def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
 
 def load(cache: Cache, key: str) -> StoredScores | None:
     """The scores under ``key``, or None; InputError that names the file if it is damaged."""
-    facts_file, scores_file = cache.path("scores", key, ".json"), cache.path("scores", key, ".parquet")
-    if not facts_file.is_file():
+    record_file, scores_file = cache.path("scores", key, ".json"), cache.path("scores", key, ".parquet")
+    if not record_file.is_file():
         return None
     try:
-        facts = json.loads(facts_file.read_text(encoding="utf-8"))
-        kept = {name: facts[name] for name in ("provenance", "load_seconds", "score_seconds")}
-        kept["reference"] = facts.get("reference")
+        record = json.loads(record_file.read_text(encoding="utf-8"))
+        run_record = {name: record[name] for name in ("provenance", "load_seconds", "score_seconds")}
+        run_record["reference"] = record.get("reference")
         stored = parquet.read_schema(scores_file).names
         names = [name for name in stored if name in SCORES]
         windows = "row" if "row" in stored else "window"  # compare_q 0.1 and 0.2 called the column "row"
@@ -127,7 +128,7 @@ def load(cache: Cache, key: str) -> StoredScores | None:
         window, position = table[windows].to_numpy(), table["position"].to_numpy()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
-    return StoredScores({name: table[name].to_numpy() for name in names}, window, position, kept)
+    return StoredScores({name: table[name].to_numpy() for name in names}, window, position, run_record)
 
 
 def copy(cache: Cache, key: str, target: Path) -> None:
@@ -157,7 +158,7 @@ def expected_load(cache: Cache, engine: str) -> float | None:
     """Seconds that this engine's last load took with this cache, for the ETA; None the first time."""
     for file in sorted((cache.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
-            facts = json.loads(file.read_text(encoding="utf-8"))
-            if facts["provenance"]["engine"] == engine:
-                return float(facts["load_seconds"])
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if record["provenance"]["engine"] == engine:
+                return float(record["load_seconds"])
     return None

@@ -1,6 +1,6 @@
-"""The methods by which a text can be cut into windows, and which keys of a data spec go with each.
+"""The methods by which a text can be cut into windows, and the keys of a data spec that go with each method.
 
-``eval/text/cutting.py`` says what they do, and does it.
+``eval/text/cutting.py`` explains the methods and cuts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Detokenizer = Literal["wikitext"]
 
 
 def default_stride(method: Method, eval_len: int) -> int:
-    """Tokens between the starts of two windows where the spec does not say."""
+    """Tokens between the starts of two windows where the spec has no ``eval_stride``."""
     return eval_len // 2 if method == "once" else eval_len
 
 

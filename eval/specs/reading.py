@@ -17,8 +17,8 @@ from eval.specs.types import DataSpec, ModelSpec, Spec
 S = TypeVar("S", bound=Spec)
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; InputError for a key that stands in it twice, which json would settle in silence."""
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its pairs; InputError for a key that stands there twice, of which json would keep the last."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:
@@ -29,7 +29,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_json(file: Path) -> Any:
     """Parsed JSON; InputError with file, line and column."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=object_of)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except json.JSONDecodeError as error:
@@ -48,8 +48,8 @@ def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
     try:
         spec = model.model_validate(raw)
     except ValidationError as error:
-        text = describe(error, model.model_fields).removeprefix("(whole object): ")
-        raise InputError(" ".join(f"{file}: {where}{text}".split())) from None  # keys and labels may hold line breaks
+        reason = describe(error, model.model_fields).removeprefix("(whole object): ")
+        raise InputError(" ".join(f"{file}: {where}{reason}".split())) from None  # keys and labels may hold line breaks
     spec._folder = file.parent
     return spec
 
@@ -60,7 +60,7 @@ def parse_data_spec(raw: Any, file: Path) -> DataSpec:
 
 
 def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
-    """A model spec from parsed JSON, likewise; ``where`` comes before the key in errors."""
+    """A model spec from parsed JSON; ``file`` as for a data spec, ``where`` comes before the key in errors."""
     return _parse(ModelSpec, raw, file, where)
 
 
@@ -82,7 +82,7 @@ def expand(patterns: Sequence[str]) -> list[Path]:
 
 
 def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
-    """The model specs of all files in order, each under a label of its own; a file holds a list of models, or one."""
+    """The model specs of all files in order, no two with one label; a file holds a list of models, or one model."""
     specs: list[ModelSpec] = []
     for file in files:
         raw = read_json(file)
@@ -92,11 +92,11 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
         for number, entry in enumerate(entries, 1):
             label = entry.get("label") if isinstance(entry, dict) else None
             specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
-    return told_apart(specs)
+    return with_own_labels(specs)
 
 
-def told_apart(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """The same specs, of which the second with one label is called ``Label (2)``, the third ``Label (3)``."""
+def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """The same specs; where several have one label, the second is called ``Label (2)``, the third ``Label (3)``."""
     taken = {spec.name for spec in specs}
     seen: set[str] = set()
     found = []
@@ -106,11 +106,11 @@ def told_apart(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
             number += 1
             name = f"{spec.name} ({number})"
         seen.add(name)
-        found.append(spec if name == spec.name else changed(spec, label=name))
+        found.append(spec if name == spec.name else with_keys(spec, label=name))
     return found
 
 
-def changed(spec: ModelSpec, **keys: Any) -> ModelSpec:
+def with_keys(spec: ModelSpec, **keys: Any) -> ModelSpec:
     """A spec with other values for some keys, from the same file."""
     other = spec.model_copy(update=keys)
     other._folder = spec._folder
@@ -131,9 +131,9 @@ def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
 
 
 def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:
-    """(the specs with at most one reference, what must be said of it).
+    """(the specs with at most one reference, lines that must be said about the reference).
 
-    Example files mark their unquantized model, so a run of several of them has several marks: the first one counts.
+    Example files mark their unquantized model, so that a run of several files has several marks: the first one counts.
     """
     marked = [spec for spec in specs if spec.is_reference]
     if len(marked) > 1:
@@ -147,7 +147,7 @@ def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str
 
 def unmarked(spec: ModelSpec) -> ModelSpec:
     """The spec without its marks of a reference."""
-    return changed(spec, reference=False, out_logits=None)
+    return with_keys(spec, reference=False, out_logits=None)
 
 
 NO_REFERENCE = (

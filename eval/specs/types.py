@@ -1,7 +1,7 @@
-"""The two specs: upstream compare_q's keys with upstream's meaning, and ours; ``eval/specs/reading.py`` reads them.
+"""The two specs: the keys of upstream's compare_q with upstream's meaning, and compare_q's own keys.
 
-An unknown key, a wrong type or an impossible value is one line that names file and key.  What this file does not
-know: any engine's options (``engine`` is passed on and checked by the engine), any data set.
+``eval/specs/reading.py`` reads specs: an unknown key, a wrong type or an impossible value is one line that names file
+and key.  What this file does not know: any engine's options (the engine checks ``engine`` itself), any data set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER = {"method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None}
-"""Keys that came after the first results, with their defaults: left out of digests, so that those stay as they were."""
+"""Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 
 
 class Spec(BaseModel):
@@ -34,11 +34,11 @@ class Spec(BaseModel):
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
         keys = self.model_dump(mode="json").items()
-        text = json.dumps({key: value for key, value in keys if (key, value) not in LATER.items()}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        canonical = json.dumps({key: value for key, value in keys if (key, value) not in LATER.items()}, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
     def locate(self, name: str) -> str:
-        """``name`` relative to the spec's folder if it is there, else as it is: a path from here, a hub id, a URL."""
+        """``name`` relative to the spec's folder if it lies there; else unchanged: another path, a hub id or a URL."""
         path = Path(name).expanduser()
         beside = self._folder / path
         if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
@@ -96,12 +96,12 @@ class DataSpec(Spec):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest window: lm-eval does not count the last one, which it only predicts."""
+        """Tokens of the longest window: lm-eval does not count the last token, which is only predicted."""
         return self.eval_len + (self.method == "lm_eval")
 
     @property
     def stride(self) -> int:
-        """Tokens between the starts of two windows, the method's own where the spec has none."""
+        """Tokens between the starts of two windows: the spec's, or else the method's default."""
         return self.eval_stride or methods.default_stride(self.method, self.eval_len)
 
 
@@ -126,8 +126,8 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
-        for key, text in (("label", self.label), ("group", self.group)):
-            if text is not None and (not text.strip() or len(text.splitlines()) > 1 or not text.isprintable()):
+        for key, name in (("label", self.label), ("group", self.group)):
+            if name is not None and (not name.strip() or len(name.splitlines()) > 1 or not name.isprintable()):
                 raise ValueError(f"{key}: must be one line of printable text")
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
@@ -171,7 +171,7 @@ class ModelSpec(Spec):
 
     @property
     def override_tensors(self) -> tuple[Path, ...]:
-        """The files of ``[dir, override_tensors]``, whose tensors replace those of the same name; of a folder, all."""
+        """The files of ``[dir, override_tensors]``, whose tensors replace the model's; for a folder, all its files."""
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
         found = [Path(self.locate(name)) for name in names]

@@ -47,7 +47,7 @@ class Curve:
     kld: tuple[float | None, ...] | None = None
 
 
-def percentiles(values: NDArray[Any]) -> dict[str, float]:
+def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
     """Percent -> percentile of finite values [N], "min" and "max" too, interpolated linearly at (N - 1) p as llama.cpp
     does; empty without values."""
     if not len(values):
@@ -56,7 +56,7 @@ def percentiles(values: NDArray[Any]) -> dict[str, float]:
     return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], found.tolist(), strict=True))
 
 
-def histogram(kld: NDArray[Any]) -> Histogram:
+def histogram_of(kld: NDArray[Any]) -> Histogram:
     """Histogram of finite KLD [N] over equal steps of its logarithm."""
     (low, high), edges = DECADES, (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1
     bins = np.power(10.0, np.linspace(low, high, edges))
@@ -70,7 +70,7 @@ def bucket_of(ref_top1_logprob: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(CONFIDENCES[1:-1], np.exp(ref_top1_logprob.astype(np.float64)), side="right")
 
 
-def curve(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
+def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None) -> Curve:
     """Mean loss and KLD over position [N] in the window, in bins whose widths grow with the position.
 
     Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.

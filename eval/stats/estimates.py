@@ -1,8 +1,9 @@
 """Per-token scores -> estimates with their errors (``eval/stats/uncertainty.py``), of a model and against a reference.
 
 **Against a reference**, llama.cpp's statistics (tools/perplexity): with a = -ln q(token), b = -ln p_ref(token),
-ln(PPL(Q)/PPL(ref)) = mean(a - b), whose error is the paired one, as that of PPL(Q) - PPL(ref) is that of the mean of
-PPL(Q) a - PPL(ref) b; the change of probability is q(token) - p_ref(token).
+ln(PPL(Q)/PPL(ref)) = mean(a - b), and its error is the error of that mean, so a paired one; the error of
+PPL(Q) - PPL(ref) is the error of the mean of PPL(Q) a - PPL(ref) b; the change of probability is
+q(token) - p_ref(token).
 """
 
 from __future__ import annotations
@@ -16,20 +17,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.stats.distributions import CONFIDENCES, Curve, Histogram, bucket_of, curve, histogram, percentiles
+from eval.stats.distributions import (
+    CONFIDENCES,
+    Curve,
+    Histogram,
+    bucket_of,
+    curve_over_position,
+    histogram_of,
+    percentiles_of,
+)
 from eval.stats.uncertainty import (
     Mean,
     Perplexity,
     Places,
     Value,
-    caution,
-    clustered,
-    exponential,
-    mean,
-    perplexity,
-    perplexity_of,
+    clustered_error,
+    exponential_of,
+    mean_with_errors,
+    perplexity_of_logprobs,
+    perplexity_of_mean,
     places_of,
-    root,  # fmt: skip
+    root_of_mean,  # fmt: skip
+    short_text_caution,
 )
 
 
@@ -37,9 +46,9 @@ from eval.stats.uncertainty import (
 class BlockSums:
     """Sums over the entries of each of G blocks: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
 
-    The difference of any two models' means, and its error, follow from them.  ``whole`` names the sums in which every
-    entry is finite, and only those can be compared; the others leave the others out.  ``length``: tokens of the text
-    that the blocks cut, each counted once.
+    The difference of any two models' means, and its error, follow from the sums.  ``whole`` names the sums of which
+    every entry is finite: only these can be compared; the other sums leave out what is not finite.  ``length``: tokens
+    of the text that the blocks cover, each counted once.
     """
 
     tokens: tuple[int, ...]
@@ -63,12 +72,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """A model beside its reference, on the entries at which both log-probabilities are finite (KLD: at which it is).
+    """A model beside its reference, on the entries at which both log-probabilities are finite (KLD: at which KLD is).
 
     Nats, and probabilities from 0 to 1; ``ref_ppl`` is of the same entries, so that it differs from the reference's own
     perplexity where the model has infinite losses.
 
-    ``correlation``: of the two losses over the entries; None if one of them is constant.  ``delta_p``: model minus
+    ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
     reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
     """
 
@@ -89,7 +98,7 @@ class AgainstReference:
 
 @dataclass(frozen=True)
 class TextRates:
-    """What does not depend on the tokenizer: nats over the bytes (UTF-8) or words of the scored text."""
+    """Losses in units that no tokenizer changes: nats over the bytes (UTF-8) or words of the scored text."""
 
     bits_per_byte: Value
     byte_perplexity: Value
@@ -100,7 +109,7 @@ class TextRates:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a model's scores say of it; None for what it has no scores of.
+    """All estimates from a model's scores; None for an estimate whose scores the engine does not give.
 
     ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
     model's most probable one, of those with a finite log-probability.
@@ -125,9 +134,9 @@ class Estimates:
         return self.against.same_top if self.against else None
 
 
-def cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
-    """What must be said of the errors of models, each once; of a text of so many tokens, if that is known."""
-    said = (caution(each.blocks.length, text_tokens) for each in found)
+def short_text_cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
+    """The cautions about the errors of these models, each once; ``text_tokens``: tokens of the whole text, if known."""
+    said = (short_text_caution(each.blocks.length, text_tokens) for each in found)
     return sorted({each for each in said if each})
 
 
@@ -142,67 +151,67 @@ def summarize(
     """
     logprob, places = columns["logprob"], places_of(index)
     finite = np.isfinite(logprob)
-    mean_logprob = mean(logprob, None, places)
-    ppl = perplexity_of(mean_logprob)
+    mean_logprob = mean_with_errors(logprob, None, places)
+    ppl = perplexity_of_mean(mean_logprob)
     compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
     return Estimates(
         ppl=ppl,
         against=against_reference(columns, places) if compared else None,
-        top1=mean(columns["top1"], finite, places) if "top1" in columns else None,
-        entropy=mean(columns["entropy"], None, places) if "entropy" in columns else None,
+        top1=mean_with_errors(columns["top1"], finite, places) if "top1" in columns else None,
+        entropy=mean_with_errors(columns["entropy"], None, places) if "entropy" in columns else None,
         rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
-        blocks=sums(columns, places),
-        curve=curve(position, -logprob, columns.get("kld")),
+        blocks=block_sums(columns, places),
+        curve=curve_over_position(position, -logprob, columns.get("kld")),
     )
 
 
 def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> AgainstReference:
     """The statistics of a model's columns [N] that need its reference's."""
     model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
-    # Where the reference is nan, its most probable token is whatever argmax made of that.
+    # Where the reference's logits are nan, its most probable token is whatever argmax made of nan.
     both = np.isfinite(model) & np.isfinite(reference)
     model, reference = (np.where(both, each, np.nan) for each in (model, reference))  # inf - inf would warn
-    ppl, ref_ppl = (perplexity(each, None, places) for each in (model, reference))
-    ratio = mean(reference - model, None, places)
+    ppl, ref_ppl = (perplexity_of_logprobs(each, None, places) for each in (model, reference))
+    ratio = mean_with_errors(reference - model, None, places)
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
     return AgainstReference(
         ref_ppl=ref_ppl,
         ln_ppl_ratio=ratio,
         correlation=correlation(model[both], reference[both]),
-        ppl_ratio=exponential(ratio),
-        ppl_difference=difference_of(ppl, ref_ppl, model, reference, places),
-        kld=mean(kld, None, places),
-        kld_percentiles=percentiles(kld[np.isfinite(kld)]),
-        kld_histogram=histogram(kld[np.isfinite(kld)]),
-        delta_p=mean(delta, None, places),
-        delta_p_rms=root(mean(delta**2, None, places)),
-        delta_p_percentiles=percentiles(delta[both]),
-        same_top=mean(columns["same_top"], both, places),
+        ppl_ratio=exponential_of(ratio),
+        ppl_difference=perplexity_difference(ppl, ref_ppl, model, reference, places),
+        kld=mean_with_errors(kld, None, places),
+        kld_percentiles=percentiles_of(kld[np.isfinite(kld)]),
+        kld_histogram=histogram_of(kld[np.isfinite(kld)]),
+        delta_p=mean_with_errors(delta, None, places),
+        delta_p_rms=root_of_mean(mean_with_errors(delta**2, None, places)),
+        delta_p_percentiles=percentiles_of(delta[both]),
+        same_top=mean_with_errors(columns["same_top"], both, places),
         confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
     )
 
 
 def correlation(model: NDArray[np.float64], reference: NDArray[np.float64]) -> float | None:
-    """Pearson's correlation of two losses [N]; None if one of them does not vary."""
+    """Pearson's correlation of two losses [N]; None if either does not vary."""
     if not len(model) or not (np.ptp(model) and np.ptp(reference)):  # the std of a constant may be 1e-17
         return None
     return float(np.corrcoef(model, reference)[0, 1])
 
 
-def difference_of(
+def perplexity_difference(
     ppl: Perplexity, ref_ppl: Perplexity, model: NDArray[np.float64], reference: NDArray[np.float64],
     places: Places,
 ) -> Value:  # fmt: skip
     """PPL(Q) - PPL(ref), of log-probabilities [N] that are finite in both, or nan in both."""
     if ppl.value is None or ref_ppl.value is None:
         return Value(None)
-    linear = mean(ref_ppl.value * reference - ppl.value * model, None, places)
+    linear = mean_with_errors(ref_ppl.value * reference - ppl.value * model, None, places)
     return Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
 
 
 def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Places) -> tuple[Bucket, ...]:
-    """KLD in each bucket of the reference's largest probability; tokens where that is not finite are in none."""
+    """KLD in each bucket of the reference's largest probability; a token whose probability is not finite is in none."""
     known = np.isfinite(ref_top1_logprob)
     place = np.where(known, bucket_of(np.where(known, ref_top1_logprob, 0)), -1)
     found = []
@@ -210,7 +219,9 @@ def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Pla
         inside = place == i
         values = kld[inside & np.isfinite(kld)]
         median = float(np.median(values)) if len(values) else None
-        found.append(Bucket(low, high, float(inside.mean()), mean(kld[inside], None, places[inside]), median))
+        found.append(
+            Bucket(low, high, float(inside.mean()), mean_with_errors(kld[inside], None, places[inside]), median)
+        )
     return tuple(found)
 
 
@@ -229,11 +240,11 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
 
     nats = per(n_bytes)
     bits = (None if x is None else x / math.log(2) for x in (nats.value, nats.stderr, nats.stderr_independent))
-    return TextRates(Value(*bits), exponential(nats), exponential(per(n_words)), n_bytes, n_words)
+    return TextRates(Value(*bits), exponential_of(nats), exponential_of(per(n_words)), n_bytes, n_words)
 
 
-def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
-    """Sums of what can be compared between models, by block."""
+def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
+    """Sums, by block, of the scores that can be compared between models."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
     found: dict[str, tuple[float, ...]] = {}
@@ -248,13 +259,13 @@ def sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
     return BlockSums(tuple(np.bincount(places.block).tolist()), **found, whole=tuple(whole), length=places.length)
 
 
-def difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
-    """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus that of b, paired.
+def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
+    """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus the mean of b, paired.
 
-    None if one of them has no such scores, or some that are not finite, or they were not made from the same windows.
+    None if a model has no such scores, or some that are not finite, or the windows are not the same.
     """
     if name not in a.whole or name not in b.whole or a.tokens != b.tokens:
         return None
     tokens = np.asarray(a.tokens)
     off = np.asarray(getattr(a, name)) - np.asarray(getattr(b, name))
-    return Value(float(off.sum()) / int(tokens.sum()), clustered(off, tokens, a.length))
+    return Value(float(off.sum()) / int(tokens.sum()), clustered_error(off, tokens, a.length))

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from backends.layers import groups
-from eval.results.differences import best
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, cell, error
-from eval.results.results_json import kld_of
+from eval.results.differences import best_labels
+from eval.results.digits import KLD_DIGITS, PPL_DIGITS, error_text, number_text
 from eval.results.run_result import ModelResult, RunResult
 
 BEST = "\N{BLACK STAR}"
@@ -18,15 +17,15 @@ FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
 RATIO, HEAD, TOP_ERROR, P99, SECONDS = "ratio", "head", "top error", "p99", "seconds"
 EXTRAS = (RATIO, HEAD, TOP_ERROR, P99, SECONDS)
-"""Columns that a narrow table leaves out, the last one first.  The ratio has the paired error, PPL only the text's."""
+"""Columns that a narrow table leaves out, the last one first.  The ratio has a paired error, PPL mostly the text's."""
 ORDERS: dict[str, Callable[[ModelResult], float | str | None]] = {
-    "kld": kld_of,
+    "kld": lambda model: model.mean_kld,
     "bpw": lambda model: model.storage.bpw_layer,
     "vram": lambda model: model.storage.vram_gib,
     "ppl": lambda model: model.ppl.value if model.ppl else None,
     "label": lambda model: model.label.casefold(),
 }
-"""``--sort``: what it sorts by, the smallest first."""
+"""``--sort``: the values that it can sort by, the smallest first."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Column:
 
 
 def ordered(run: RunResult, key: str | None) -> RunResult:
-    """The run with its models sorted by a key of ``ORDERS`` (None: as they are), unknown ones and failed ones last."""
+    """The run with its models sorted by a key of ``ORDERS`` (None: as they are), unknown values and failures last."""
     if key is None:
         return run
 
@@ -63,27 +62,27 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
     return replace(run, models=tuple(sorted(run.models, key=place)))
 
 
-def extras(run: RunResult) -> tuple[str, ...]:
+def possible_extras(run: RunResult) -> tuple[str, ...]:
     """The ``EXTRAS`` that a run can have."""
     return EXTRAS if run.reference is not None else (HEAD, SECONDS)
 
 
-def columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
-    """The columns of numbers with the chosen ``EXTRAS``; non-finite positions where there are any."""
-    letters = places(run)
-    marks = {name: best(run.models, name) for name in ("nll", "kld", "same_top")}
+def number_columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
+    """The columns of numbers with the chosen ``EXTRAS``; one counts non-finite positions, where there are any."""
+    letters = machine_letters(run)
+    marks = {name: best_labels(run.models, name) for name in ("nll", "kld", "same_top")}
     found: list[tuple[str, Callable[[ModelResult], Cell], bool]] = [
         ("where", lambda m: Cell(letters.get(m.where, "n/a")), bool(letters)),
-        ("layer\nbpw", lambda m: Cell(cell(m.storage.bpw_layer, 2)), True),
-        ("head\nbpw", lambda m: Cell(cell(m.storage.bpw_head, 2)), HEAD in chosen),
-        ("VRAM\nGiB", lambda m: Cell(cell(m.storage.vram_gib, 2)), True),
+        ("layer\nbpw", lambda m: Cell(number_text(m.storage.bpw_layer, 2)), True),
+        ("head\nbpw", lambda m: Cell(number_text(m.storage.bpw_head, 2)), HEAD in chosen),
+        ("VRAM\nGiB", lambda m: Cell(number_text(m.storage.vram_gib, 2)), True),
         ("PPL", lambda m: ppl_cell(m, marks["nll"]), True),
         ("PPL vs\nref %", ratio_cell, RATIO in chosen),
         ("KLD", lambda m: kld_cell(m, marks["kld"]), run.reference is not None),
         ("KLD\np99", p99_cell, P99 in chosen),
-        ("same\ntop %", lambda m: same_cell(m, marks["same_top"], TOP_ERROR in chosen), run.reference is not None),
-        ("non-\nfinite", holes_cell, any(m.ppl and m.ppl.non_finite for m in run.models)),
-        ("seconds", lambda m: Cell(cell(m.score_seconds, 1) + ("*" if m.cached else "")), SECONDS in chosen),
+        ("same\ntop %", lambda m: same_top_cell(m, marks["same_top"], TOP_ERROR in chosen), run.reference is not None),
+        ("non-\nfinite", non_finite_cell, any(m.ppl and m.ppl.non_finite for m in run.models)),
+        ("seconds", lambda m: Cell(number_text(m.score_seconds, 1) + ("*" if m.cached else "")), SECONDS in chosen),
     ]
     return [
         Column(header, tuple(failed_cell(header) if m.error or m.ppl is None else of(m) for m in run.models))
@@ -91,7 +90,7 @@ def columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
     ]  # fmt: skip
 
 
-def places(run: RunResult) -> dict[str, str]:
+def machine_letters(run: RunResult) -> dict[str, str]:
     """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one."""
     found = dict.fromkeys(model.where for model in run.models if model.where)
     return dict(zip(found, map(chr, itertools.count(ord("A"))), strict=False)) if len(found) > 1 else {}
@@ -103,10 +102,10 @@ def failed_cell(header: str) -> Cell:
 
 
 def ppl_cell(model: ModelResult, marked: Collection[str]) -> Cell:
-    """Perplexity; its error is the text's."""
+    """Perplexity; its error is mostly the text's."""
     ppl = model.ppl
     value, stderr = (ppl.value, ppl.stderr) if ppl else (None, None)
-    return Cell(cell(value, PPL_DIGITS), "" if value is None else error(stderr), model.label in marked)
+    return Cell(number_text(value, PPL_DIGITS), "" if value is None else error_text(stderr), model.label in marked)
 
 
 def ratio_cell(model: ModelResult) -> Cell:
@@ -117,7 +116,7 @@ def ratio_cell(model: ModelResult) -> Cell:
     if against is None or against.ppl_ratio.value is None:
         return Cell("n/a")
     stderr = against.ppl_ratio.stderr
-    return Cell(f"{100 * (against.ppl_ratio.value - 1):+,.2f}", error(None if stderr is None else 100 * stderr))
+    return Cell(f"{100 * (against.ppl_ratio.value - 1):+,.2f}", error_text(None if stderr is None else 100 * stderr))
 
 
 def kld_cell(model: ModelResult, marked: Collection[str]) -> Cell:
@@ -126,27 +125,27 @@ def kld_cell(model: ModelResult, marked: Collection[str]) -> Cell:
         return Cell("ref")
     if model.kld is None or model.kld.value is None:
         return Cell("n/a")
-    return Cell(cell(model.kld.value, KLD_DIGITS), error(model.kld.stderr), model.label in marked)
+    return Cell(number_text(model.kld.value, KLD_DIGITS), error_text(model.kld.stderr), model.label in marked)
 
 
 def p99_cell(model: ModelResult) -> Cell:
     """The KLD that one token in a hundred exceeds."""
     against = model.estimates.against if model.estimates else None
-    return Cell("ref" if model.is_reference else cell(against.kld_percentiles.get("99") if against else None, 4))
+    return Cell("ref" if model.is_reference else number_text(against.kld_percentiles.get("99") if against else None, 4))
 
 
-def same_cell(model: ModelResult, marked: Collection[str], with_error: bool) -> Cell:
+def same_top_cell(model: ModelResult, marked: Collection[str], with_error: bool) -> Cell:
     """Same top token, percent."""
     if model.is_reference:
         return Cell("ref")
     if model.same_top is None or model.same_top.value is None:
         return Cell("n/a")
     stderr = model.same_top.stderr
-    shown = error(None if stderr is None else 100 * stderr) if with_error else ""
-    return Cell(cell(100 * model.same_top.value, 2), shown, model.label in marked)
+    shown = error_text(None if stderr is None else 100 * stderr) if with_error else ""
+    return Cell(number_text(100 * model.same_top.value, 2), shown, model.label in marked)
 
 
-def holes_cell(model: ModelResult) -> Cell:
+def non_finite_cell(model: ModelResult) -> Cell:
     """Positions without a finite log-probability."""
     return Cell(f"{model.ppl.non_finite:,}" if model.ppl else "")
 

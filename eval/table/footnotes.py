@@ -1,15 +1,15 @@
-"""What a table needs said below it: marks, windows, errors, the reference, and each model's own notes."""
+"""The footnotes of a table: marks, windows, errors, the reference, and each model's own notes."""
 
 from __future__ import annotations
 
-from eval.results import merge
-from eval.results.differences import LEAST, best, groups, too_short
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, cell
-from eval.results.results_json import StoredRun
-from eval.results.run_result import MARK, ModelResult, RunResult
-from eval.stats.estimates import cautions
-from eval.stats.uncertainty import documents
-from eval.table.columns import BEST, FLOOR, places
+from typing import Any
+
+from eval.results.differences import LEAST_TOKENS, best_labels, n_blocks, too_short_for_best
+from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
+from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
+from eval.stats.estimates import short_text_cautions
+from eval.stats.uncertainty import longest_documents
+from eval.table.columns import BEST, FLOOR, machine_letters
 
 
 def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
@@ -18,8 +18,8 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
     ]  # fmt: skip
-    notes += [f"where {letter}: {machine}" for machine, letter in places(run).items() if letters]
-    notes += [*merge.notes(run), *windows(run), *error_notes(run)]
+    notes += [f"where {letter}: {machine}" for machine, letter in machine_letters(run).items() if letters]
+    notes += [*merge_notes(run), *window_notes(run), *error_notes(run)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
         notes += text_rates(run)
@@ -37,7 +37,7 @@ def machine_name(model: ModelResult) -> str:
     return str(gpus[0] if gpus else model.provenance.get("cpu", "an unknown machine"))
 
 
-def windows(run: RunResult) -> list[str]:
+def window_notes(run: RunResult) -> list[str]:
     """How many windows and tokens were scored, and by which method they were cut."""
     method = run.data.get("method")
     cut = f"method {method}: " if method else ""
@@ -46,11 +46,11 @@ def windows(run: RunResult) -> list[str]:
 
 
 def best_notes(run: RunResult) -> list[str]:
-    """What the mark of the best means, or why there is none."""
-    if (length := too_short(run.models)) is not None:
+    """The meaning of the mark of the best, or why no row has it."""
+    if (length := too_short_for_best(run.models)) is not None:
         reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
-        return [f"no {BEST}: {reason} (from {LEAST:,} on it mostly is)"]
-    if not any(best(run.models, name) for name in ("nll", "kld", "same_top")):
+        return [f"no {BEST}: {reason} (from {LEAST_TOKENS:,} on it mostly is)"]
+    if not any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
         return []
     return [
         f"{BEST} the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
@@ -59,26 +59,26 @@ def best_notes(run: RunResult) -> list[str]:
 
 
 def error_notes(run: RunResult) -> list[str]:
-    """What the errors are; nothing without a model."""
+    """What the errors are; no note if no model was measured."""
     measured = [model.estimates for model in run.models if model.estimates]
     if not measured:
         return []
-    count = max(groups(found.blocks) for found in measured)
+    count = max(n_blocks(found.blocks) for found in measured)
     if count < 2:
         reason = "the text is too short to tell any" if count else "they were not measured with these results"
         return [f"errors n/a: {reason}"]
-    longest = documents(max(found.blocks.length for found in measured))
-    short = cautions(measured, run.data.get("text_tokens"))
-    holds = "" if short else f" (too small if its documents are longer than some {longest:,} tokens)"
+    longest = longest_documents(max(found.blocks.length for found in measured))
+    short = short_text_cautions(measured, run.data.get("text_tokens"))
+    holds = "" if short else f" (too small if the documents of the text are longer than about {longest:,} tokens)"
     about = (
-        f"± one standard error, from {count} blocks of the text{holds}; that of PPL is about the text and common to "
-        "all rows: differences between rows are far more certain (--pairs)"
+        f"± is one standard error, from {count} blocks of the text{holds}; the error of PPL is mostly the text's, and "
+        "common to all rows: differences between rows are far more certain (--pairs)"
     )
     return [about, *short, *older_errors(run)]
 
 
 def older_errors(run: RunResult) -> list[str]:
-    """What must be said of errors that compare_q 0.1 wrote: 0.2 finds up to 1.9 times as large ones on short texts."""
+    """The note on errors that compare_q 0.1 wrote: the errors of 0.2 are up to 1.9 times as large on short texts."""
     if not isinstance(run, StoredRun):
         return []
     origins = [part.origin for part in run.parts] or [run.origin]
@@ -86,36 +86,70 @@ def older_errors(run: RunResult) -> list[str]:
     written = [str(origin["versions"].get("compare-q", "0.1.0")) for origin in origins]
     if not any(version.startswith("0.1.") for version in written):
         return []
-    return ["the ± in the table are by the rule of compare_q 0.1, and too small; ★ and --pairs are by today's"]
+    return ["the ± in the table follow the rule of compare_q 0.1 and are too small; ★ and --pairs follow today's rule"]
+
+
+def merge_notes(run: RunResult) -> list[str]:
+    """Footnotes of a merged run: its parts, the versions in which they differ, and the references of their KLDs."""
+    if not isinstance(run, StoredRun) or not run.parts:
+        return []
+    found = [f"{part.file} ({part.created[:10]}, {part.where}; rows: {len(part.labels)})" for part in run.parts]
+    versions = {name: None for part in run.parts for name in part.versions}
+    off = [
+        f"{name} " + ", ".join(part.versions.get(name, "none") for part in run.parts)
+        for name in versions if len({part.versions.get(name) for part in run.parts}) > 1
+    ]  # fmt: skip
+    return [
+        f"merged from {len(run.parts)} runs: {'; '.join(found)}",
+        *([f"their versions differ, in this order: {'; '.join(off)}"] if off else []),
+        *reference_notes(run),
+    ]
+
+
+def reference_notes(run: StoredRun) -> list[str]:
+    """Where each machine had a reference of its own: how far these references are apart."""
+    first: dict[Any, Part] = {}
+    for part in run.parts:
+        if part.reference is not None:
+            first.setdefault(part.reference.get("key"), part)
+    if len(first) < 2:
+        return []
+    found = [f"{number_text(part.reference_ppl, PPL_DIGITS)} on {part.where} ({part.file})" for part in first.values()]
+    known = [part.reference_ppl for part in first.values() if part.reference_ppl]
+    apart = f", {100 * (max(known) / min(known) - 1):.3f} % apart" if len(known) == len(first) else ""
+    return [
+        "KLD and same top of each row are against the reference as the row's own machine computes it (the same model, "
+        f"engine and options), PPL {'; '.join(found)}{apart}; KLDs of two machines are not paired, and have no star"
+    ]
 
 
 def reference_ppl(run: RunResult) -> str:
-    """The perplexity of a reference that has no row, so that a store of another text shows at once."""
+    """The perplexity of a reference that has no row, so that a reference store of another text is noticed at once."""
     if run.reference_ppl is None or any(model.is_reference for model in run.models):
         return ""
-    return f", whose own PPL on these tokens is {cell(run.reference_ppl, PPL_DIGITS)}"
+    return f", whose own PPL on these tokens is {number_text(run.reference_ppl, PPL_DIGITS)}"
 
 
 def text_rates(run: RunResult) -> list[str]:
-    """What the reference's row says in units that no tokenizer changes."""
+    """The reference's losses in units that no tokenizer changes."""
     rows = [(m.label, m.estimates.rates) for m in run.models if m.is_reference and m.estimates]
     return [
-        f"{label}: {cell(rates.bits_per_byte.value, 4)} bits per byte, byte perplexity "
-        f"{cell(rates.byte_perplexity.value, 4)}, word perplexity {cell(rates.word_perplexity.value, 4)}"
+        f"{label}: {number_text(rates.bits_per_byte.value, 4)} bits per byte, byte perplexity "
+        f"{number_text(rates.byte_perplexity.value, 4)}, word perplexity {number_text(rates.word_perplexity.value, 4)}"
         for label, rates in rows if rates
     ]  # fmt: skip
 
 
 def floor_kld(run: RunResult) -> str:
-    """What the noise floor's KLD means, if it has one."""
+    """The meaning of the noise floor's KLD, if it has one."""
     floor = run.noise_floor
     if floor is None or floor.kld is None:
         return ""
-    return f"; a KLD near or below its {cell(floor.kld.value, KLD_DIGITS)} says nothing about a quantization"
+    return f"; a KLD near or below its {number_text(floor.kld.value, KLD_DIGITS)} says nothing about a quantization"
 
 
 def model_notes(model: ModelResult, run: RunResult) -> list[str]:
-    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and what the run noted."""
+    """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and the notes of the run."""
     notes = []
     if model.error:
         notes.append(f"failed: {model.error}")

@@ -7,41 +7,46 @@ from pathlib import Path
 
 from eval.common.files import replacing
 from eval.results.run_result import RunResult
-from eval.table.columns import Cell, columns, extras, kernel_of, label_of
+from eval.table.columns import Cell, kernel_of, label_of, number_columns, possible_extras
 from eval.table.footnotes import footnotes
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
-"""What means something in the middle of a line, to GitHub or to Reddit (^: superscript)."""
+"""Letters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
 
 
-def text(run: RunResult) -> str:
+def markdown_text(run: RunResult) -> str:
     """Subtitle, table and footnotes."""
-    numbers = columns(run, extras(run))
+    numbers = number_columns(run, possible_extras(run))
     headers = ["label", "kernel", *(column.header.replace("\n", " ").replace("- ", "-") for column in numbers)]
-    lines = [f"**{escaped(run.subtitle)}**", "", row(headers), row([":--", ":--", *["--:"] * len(numbers)])]
+    lines = [
+        f"**{escaped(run.subtitle)}**",
+        "",
+        markdown_row(headers),
+        markdown_row([":--", ":--", *["--:"] * len(numbers)]),
+    ]
     for i, model in enumerate(run.models):
         names = [escaped(label_of(model)), escaped(kernel_of(model))]
-        lines.append(row([*names, *(shown(column.cells[i]) for column in numbers)]))
+        lines.append(markdown_row([*names, *(markdown_cell(column.cells[i]) for column in numbers)]))
     return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in footnotes(run)), ""])
 
 
-def row(cells: list[str]) -> str:
+def markdown_row(cells: list[str]) -> str:
     """One line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
-def shown(cell: Cell) -> str:
+def markdown_cell(cell: Cell) -> str:
     """A number with its error; the best in bold."""
     value = escaped(cell.shown)
     return (f"**{value}**" if cell.is_best else value) + (f" ± {cell.error}" if cell.error else "")
 
 
 def escaped(words: str) -> str:
-    """Text that renders as it is, on one line."""
+    """The words on one line, so that they render unchanged."""
     return SPECIAL.sub(r"\\\1", " ".join(words.split()))
 
 
 def write(run: RunResult, file: Path) -> None:
     """Write the table atomically."""
     with replacing(file) as part:
-        part.write_text(text(run), encoding="utf-8")
+        part.write_text(markdown_text(run), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``--pairs`` and ``--pair``: what can be said of the difference between two models, in words and numbers."""
+"""``--pairs`` and ``--pair``: the difference between two models, in words and numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 
 from backends.common.errors import InputError
-from eval.results.differences import Difference, compared
-from eval.results.digits import decimals, with_error
+from eval.results.differences import Difference, difference_or_reason
+from eval.results.digits import decimals_of_error, number_with_error
 from eval.results.run_result import ModelResult, RunResult
-from eval.stats.estimates import cautions
+from eval.stats.estimates import short_text_cautions
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
-    "Each is for one comparison: of 20 pairs that do not differ, one will seem to",
+    "Each interval is for one pair: of 20 pairs that do not differ, one will seem to",
 )
 Pair = tuple[ModelResult, ModelResult]
 
@@ -24,7 +24,7 @@ def neighbours(run: RunResult) -> list[Pair]:
     return list(itertools.pairwise(model for model in run.models if not model.error))
 
 
-def named(run: RunResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
+def pairs_by_label(run: RunResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
     """The models of each pair of labels."""
     models = {model.label: model for model in run.models}
     return [(models[first], models[second]) for first, second in labels]
@@ -37,43 +37,49 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
             raise InputError(f"--pair: no model is called {label!r}; there are: {', '.join(known)}")
 
 
-def text(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[str]:
+def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[str]:
     """The lines of all pairs, ``HEADING`` first.  ``text_tokens``: of the whole text that the windows were cut from."""
     measured = [found for pair in pairs for model in pair if (found := model.estimates)]
-    lines = [*HEADING, *(f"Caution: {each}" for each in cautions(measured, text_tokens))]
+    lines = [*HEADING, *(f"Caution: {each}" for each in short_text_cautions(measured, text_tokens))]
     for pair in pairs:
-        lines += ["", f"{pair[0].label} against {pair[1].label}", *measure(pair, "PPL", "nll")]
-        lines += measure(pair, "KLD", "kld")
+        lines += ["", f"{pair[0].label} against {pair[1].label}", *measure_lines(pair, "PPL", "nll")]
+        lines += measure_lines(pair, "KLD", "kld")
     return lines
 
 
-def measure(pair: Pair, title: str, name: str) -> list[str]:
+def measure_lines(pair: Pair, title: str, name: str) -> list[str]:
     """The verdict by one measure, and its numbers in a second line."""
-    found = compared(*pair, name)
+    found = difference_or_reason(*pair, name)
     if isinstance(found, str):
         return [f"  {title}: n/a: {found}"]
-    numbers = f"ln(PPL ratio) {reach(found)}; PPL {percent(found)}" if name == "nll" else f"difference {reach(found)}"
+    numbers = (
+        f"ln(PPL ratio) {difference_with_limits(found)}; PPL {percent_above(found)}"
+        if name == "nll"
+        else f"difference {difference_with_limits(found)}"
+    )
     return [f"  {title}: {verdict(pair, found)}", f"       {numbers}"]
 
 
 def verdict(pair: Pair, found: Difference) -> str:
     """Which of the two is better, if the interval says so; less is better."""
     if found.limits is None:
-        return f"the text is too short to tell: {with_error(found.value, None, 'nats')}"
+        return f"the text is too short to tell: {number_with_error(found.value, None, 'nats')}"
     if not found.is_seen:
-        return f"no difference to be seen: {with_error(found.value, found.stderr, 'nats')}"
+        return f"no difference to be seen: {number_with_error(found.value, found.stderr, 'nats')}"
     better = pair[0] if found.value < 0 else pair[1]
-    return f"{better.label} is better: {with_error(abs(found.value), found.stderr, 'nats')}"
+    return f"{better.label} is better: {number_with_error(abs(found.value), found.stderr, 'nats')}"
 
 
-def reach(found: Difference) -> str:
+def difference_with_limits(found: Difference) -> str:
     """The difference with its sign, and its interval."""
-    digits = decimals(found.stderr) if found.stderr else 5
+    digits = decimals_of_error(found.stderr) if found.stderr else 5
     value, *ends = (f"{number:+.{digits}f}" for number in (found.value, *(found.limits or ())))
     return f"{value}, 95 %: {ends[0]} to {ends[1]}" if ends else value
 
 
-def percent(found: Difference) -> str:
+def percent_above(found: Difference) -> str:
     """By how many percent the first perplexity is above the second."""
     times = math.exp(found.value)
-    return with_error(100 * (times - 1), None if found.stderr is None else 100 * times * found.stderr, "%", sign=True)
+    return number_with_error(
+        100 * (times - 1), None if found.stderr is None else 100 * times * found.stderr, "%", sign=True
+    )

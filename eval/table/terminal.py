@@ -8,35 +8,35 @@ from rich.table import Table
 from rich.text import Text
 
 from eval.results.run_result import RunResult
-from eval.table.columns import Column, columns, extras, kernel_of, label_of
+from eval.table.columns import Column, kernel_of, label_of, number_columns, possible_extras
 from eval.table.footnotes import footnotes
 
 HEADERS = ("label", "kernel")
 TEXT = 26
-"""Columns that label and kernel keep together before a further column of numbers is shown."""
+"""Letters that label and kernel together keep, before a further column of numbers is shown."""
 MARGIN = 2
-"""Columns that the table's box takes left and right."""
+"""Letters that the table's box takes left and right."""
 
 
 def show(run: RunResult, console: Console) -> None:
     """Print the table and its footnotes."""
-    console.print(table(run, console.width))
+    console.print(rich_table(run, console.width))
     for note in footnotes(run):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
-def table(run: RunResult, width: int) -> Table:
+def rich_table(run: RunResult, width: int) -> Table:
     """The table for a terminal of so many columns."""
     words = [(label_of(model), kernel_of(model)) for model in run.models]
     natural = sum(max(len(HEADERS[i]), *(len(names[i]) for names in words)) for i in range(len(HEADERS)))
-    numbers, room = fitting(run, width, natural)
+    numbers, room = columns_that_fit(run, width, natural)
     gap = 1 if room - natural > len(numbers) else 0  # beside the one of the box
     drawn = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(run.subtitle), title_justify="left"
     )
     for header in HEADERS:
         drawn.add_column(header, overflow="fold")
-    texts = [aligned(column) for column in numbers]
+    texts = [aligned_cells(column) for column in numbers]
     for _, header, _ in texts:
         drawn.add_column(header, no_wrap=True)
     for names, *row in zip(words, *(cells for _, _, cells in texts), strict=True):
@@ -44,25 +44,25 @@ def table(run: RunResult, width: int) -> Table:
     return drawn
 
 
-def fitting(run: RunResult, width: int, natural: int) -> tuple[list[Column], int]:
-    """(columns of numbers, what they leave to label and kernel, whose texts would like ``natural``)."""
+def columns_that_fit(run: RunResult, width: int, natural: int) -> tuple[list[Column], int]:
+    """(columns of numbers, letters left for label and kernel); ``natural``: letters that label and kernel want."""
     chosen: list[str] = []
-    numbers = columns(run, chosen)
-    for extra in extras(run):
-        more = columns(run, [*chosen, extra])
-        if left(more, width) < min(natural, TEXT):
+    numbers = number_columns(run, chosen)
+    for extra in possible_extras(run):
+        more = number_columns(run, [*chosen, extra])
+        if width_left(more, width) < min(natural, TEXT):
             break
         chosen.append(extra)
         numbers = more
-    return numbers, left(numbers, width)
+    return numbers, width_left(numbers, width)
 
 
-def left(numbers: list[Column], width: int) -> int:
-    """Columns of the terminal that these leave to label and kernel."""
-    return width - MARGIN - len(HEADERS) + 1 - sum(1 + aligned(column)[0] for column in numbers)
+def width_left(numbers: list[Column], width: int) -> int:
+    """Letters of the terminal's width that these columns leave to label and kernel."""
+    return width - MARGIN - len(HEADERS) + 1 - sum(1 + aligned_cells(column)[0] for column in numbers)
 
 
-def aligned(column: Column) -> tuple[int, str, list[Text]]:
+def aligned_cells(column: Column) -> tuple[int, str, list[Text]]:
     """(width, header, cells): numbers flush right, their errors flush left behind them."""
     lines = column.header.split("\n")
     errors = [f"±{cell.error}" if cell.error else "" for cell in column.cells]

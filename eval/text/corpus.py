@@ -1,8 +1,9 @@
-"""Data sets -> text: those of the hub (``eval/text/hub_datasets.py``), and local text files.
+"""Data sets of the hub (``eval/text/hub_datasets.py``) and local text files -> text.
 
-Rows of a data set: the non-blank ones, joined by a blank line; for GPTQ's windows the blank ones too; for lm-eval's
-each row is a document.  A local text file is taken whole, every line end read as a newline, but for llama.cpp's windows
-as it stands.  The same corpus as rows and as a file tokenizes differently: say which one a number belongs to.
+Of a data set the rows that are not blank are joined by a blank line; GPTQ's windows keep the blank rows, and for
+lm-eval's windows each row is a document.  A local text file is taken whole, and every line end is read as a newline,
+but for llama.cpp's windows, which read the file as it stands.  The same corpus as rows and as a file tokenizes
+differently: a number must say to which of the two it belongs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def display_name(spec: DataSpec) -> str:
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the text depends on, as JSON types: the content of local files, the coordinates of a data set."""
+    """What the text depends on (JSON types): the content of local files, or where a data set lies on the hub."""
     if spec.dataset == "text":
         file = text_file(spec)
         return {
@@ -80,9 +81,9 @@ def text_file(spec: DataSpec) -> Path:
     return file
 
 
-def probe(spec: DataSpec) -> str:
-    """What text a run would read, in a few words; InputError in one line if it is not there.  Downloads no data."""
-    return text_file(spec).name if spec.dataset == "text" else hub_datasets.probe(spec)
+def would_fetch(spec: DataSpec) -> str:
+    """The text that a run would fetch, in a few words; downloads no data.  InputError if the text is not there."""
+    return text_file(spec).name if spec.dataset == "text" else hub_datasets.would_fetch(spec)
 
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
@@ -93,9 +94,9 @@ def load_text(spec: DataSpec, progress: Progress) -> str:
 
 
 def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
-    """The texts that are documents of their own: a file, or every row of a data set that holds text, if only blanks.
+    """The documents of a data spec: a whole file, or every row of a data set that holds a string, be it blank.
 
-    lm-eval counts an empty row as a word, and scores the tokens of a blank one.
+    lm-eval counts an empty row as a word, and scores the tokens of a blank row.
     """
     return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
 
@@ -132,7 +133,7 @@ def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
 
 
 def whole_file(file: Path, *, raw: bool = False) -> str:
-    """A plain text file, every line end read as a newline; ``raw``: as it stands, a byte order mark always stays.
+    """A plain text file, every line end read as a newline; ``raw``: line ends stay.  A byte order mark always stays.
 
     A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
     has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.

@@ -1,21 +1,22 @@
-"""How a tokenized text is cut into windows: five methods, four of them those of the tools they are named after.
+"""How a tokenized text is cut into windows: by five methods, of which four bear the name of the tool that they follow.
 
 - ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens - eval_len, eval_stride)``,
-  so that one that would end exactly at the last token is left out; every position is scored but the first, or the
-  first after the warm-up; overlaps each time.
+  so that a window that would end exactly at the last token is left out.  Every position is scored but the first, or
+  the first after the warm-up; where windows overlap, a token is scored each time.
 - ``llamacpp`` (llama-perplexity): ``n_tokens // eval_len`` chunks that follow one another; where the tokenizer adds
   BOS, it stands in place of each chunk's first token; positions ``eval_len // 2 + 1`` to ``eval_len - 1`` are scored,
   255 of 512.  One newline at the end of the text is dropped, as its ``-f`` drops it, and special tokens that are
-  written in the text are text.
+  written in the text are read as plain text.
 - ``lm_eval`` (lm-eval 0.4.13's loglikelihood_rolling with ``max_length`` = ``eval_len``): each row of a data set is a
   document, tokenized by itself, and begins with a prefix token, BOS or else EOS, that is not scored.  Every token of a
-  document is scored once, a BOS of its own included, ``eval_len`` a window, the last window's context reaching back as
-  far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
+  document is scored once, also a BOS that the tokenizer put there, ``eval_len`` a window; the context of the last
+  window reaches back as far as fits.  A window here ends with its last target, one token more than lm-eval feeds.
 - ``gptq`` (the evaluation of GPTQ's repository, which QuIP#, AWQ, FlatQuant and most papers on quantization took over):
   ``n_tokens // eval_len`` windows that follow one another; every position is scored but the first, ``eval_len - 1`` a
-  window, so that its mean over windows of their means is the mean over all.  Rows of a data set are joined with the
-  blank ones among them (``eval/text/corpus.py``), and BOS stands where the tokenizer adds it, in the first window only.
-- ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what the ones before it have
+  window, so that the mean over windows of the windows' means is the mean over all tokens.  Rows of a data set are
+  joined with the blank rows among them (``eval/text/corpus.py``), and BOS stands where the tokenizer adds it, in the
+  first window only.
+- ``once``: windows start every ``eval_stride`` tokens (half of ``eval_len``); each scores what earlier windows have
   not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
   after the first window.  The last window is full and ends at the last token.
 
@@ -51,13 +52,13 @@ class Cut(NamedTuple):
 
 
 def exllamav3(ids: Ids, eval_len: int, eval_stride: int, warmup: int = 0) -> list[Cut]:
-    """Windows of ``eval_len`` of a text int32 [n]; see the module's docstring, as for the others."""
+    """Windows of ``eval_len`` of a text int32 [n]; the module's docstring explains this and the other methods."""
     starts = range(0, len(ids) - eval_len, eval_stride)
     return [Cut(start, ids[start : start + eval_len], warmup + 1) for start in starts]
 
 
 def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
-    """Chunks of ``eval_len``; ``bos`` replaces the first token of each, None leaves it."""
+    """Chunks of ``eval_len``; ``bos`` replaces the first token of each chunk, None leaves it."""
     cuts = []
     for start in range(0, len(ids) - eval_len + 1, eval_len):
         chunk = ids[start : start + eval_len].copy()
@@ -68,7 +69,7 @@ def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
 
 
 def gptq(ids: Ids, eval_len: int) -> list[Cut]:
-    """Windows of ``eval_len`` that follow one another; what is left at the end of the text is dropped."""
+    """Windows of ``eval_len`` that follow one another; the tokens after the last whole window are dropped."""
     starts = range(0, len(ids) - eval_len + 1, eval_len)
     return [Cut(start, ids[start : start + eval_len], 1) for start in starts]
 
@@ -84,7 +85,7 @@ def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> li
 
 
 def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
-    """Windows of ``eval_len``, or one of the whole text where it is shorter; none if it has no second token."""
+    """Windows of ``eval_len``, or one window of a shorter text; none for a text without a second token."""
     done = min(eval_len, len(ids))
     cuts = [Cut(0, ids[:done], 1)] if done > 1 else []
     while done < len(ids):
@@ -95,5 +96,5 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
 
 
 def least_tokens(method: Method, eval_len: int) -> int:
-    """Tokens of a text that has a window at all."""
+    """Tokens of the shortest text that has a window."""
     return {"exllamav3": eval_len + 1, "llamacpp": eval_len, "lm_eval": 1, "gptq": eval_len, "once": 2}[method]

@@ -1,7 +1,7 @@
 """Rewriting a document before it is tokenized, where a protocol asks for it.
 
 WikiText comes tokenized: marks stand between spaces (``8 @,@ 600 , he said``).  lm-eval's task ``wikitext`` undoes most
-of that before it scores a page, while words and bytes are those of the page as it is.  ``wikitext`` below does what
+of this before it scores a page, while it counts words and bytes of the unchanged page.  ``wikitext`` below does what
 lm-eval 0.4.13's detokenizer does, its slips included, since only the same text gives the same perplexity; on all 62
 pages of WikiText-2's test split the two give the same string (``benchmarks/against_lm_eval.py``).
 """

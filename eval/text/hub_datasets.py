@@ -1,4 +1,4 @@
-"""Data sets of the hub: where the twelve names lie there, and their rows.
+"""Data sets of the hub: where the twelve known names lie there, and the rows of any data set.
 
 Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub/repositories.py``);
 the library's ``load_dataset`` would fetch every split of a configuration, which is 327 GB for c4's, by its card.  Where
@@ -36,7 +36,7 @@ CONVERTED = "refs/convert/parquet"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set lies: arguments of ``datasets.load_dataset``, and how it is called in titles.
+    """Where a data set lies: the arguments of ``datasets.load_dataset``, and the data set's name in titles.
 
     ``pattern``: the files of a known name's split in its repository, with ``{split}`` for the name of the split;
     ``streamed``: it is never fetched as a whole.
@@ -110,7 +110,7 @@ SOURCES = {
 
 
 def source_of(spec: DataSpec) -> Source:
-    """The known source, with every key that the spec sets in its place; its files only as long as they are its own."""
+    """The known source, changed by every key that the spec sets; other files than its own have no pattern."""
     known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
     moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
     return Source(
@@ -143,12 +143,12 @@ def names_in(names: Any) -> list[str]:
 
 
 def row_limit(spec: DataSpec) -> int:
-    """How many rows of the data set are wanted; 0: all.  ``max_text_rows`` comes first if it is there at all."""
+    """How many rows of the data set are wanted; 0: all.  Where both keys are set, ``max_text_rows`` counts."""
     return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
 
 
 def is_streamed(source: Source, limit: int) -> bool:
-    """Whether only first rows are wanted.  A stream cannot be sliced: ``train[:1000]`` is cut here, another loaded."""
+    """Whether only first rows are read.  A stream has no slices: ``train[:1000]`` is cut here, others are loaded."""
     if "[" in source.split:
         return FIRST_ROWS.fullmatch(source.split) is not None
     return limit > 0 or source.streamed
@@ -163,24 +163,24 @@ def is_fetched(source: Source, limit: int) -> bool:
 def fetch(spec: DataSpec, progress: Progress) -> None:
     """Bring a known data set's files to this machine, if they are read whole; InputError with the reason.
 
-    Before they are read, since two bars cannot be shown at once.
+    Called before the files are read, since two bars cannot be shown at once.
     """
     source = source_of(spec)
     if spec.dataset == "text" or not is_fetched(source, row_limit(spec)):
         return
-    with named(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
+    with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
         repositories.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
 def hub_rows(spec: DataSpec) -> Iterator[Any]:
-    """The text column of a data set, row by row; InputError with the reason if it cannot be had."""
+    """The text column of a data set, row by row; InputError with the reason if the data set cannot be had."""
     source = source_of(spec)
-    with named(spec, source):
+    with in_one_line(spec, source):
         yield from open_rows(source, row_limit(spec))
 
 
 @contextmanager
-def named(spec: DataSpec, source: Source) -> Iterator[None]:
+def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     """Errors of a data set as one line: its name in the spec, its path, the reason, a near name."""
     try:
         yield
@@ -190,15 +190,15 @@ def named(spec: DataSpec, source: Source) -> Iterator[None]:
         page = repositories.page("dataset", source.path)
         why = str(error) if isinstance(error, InputError) else client.reason(error, page, source.revision)
         hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
-        text = why.removeprefix(f"{source.path}: ")
-        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {text}{hint}") from None
+        bare = why.removeprefix(f"{source.path}: ")
+        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
 
 
 def open_rows(source: Source, limit: int) -> Iterator[Any]:
     """The text column of a source."""
     first = FIRST_ROWS.fullmatch(source.split)
     with client.heard(SILENT, source.path):
-        rows = table(source, limit)
+        rows = split_rows(source, limit)
         if rows.column_names:
             check_column(source.column, rows.column_names, f"dataset {source.path!r}")
         for row in itertools.islice(rows, int(first["rows"])) if first else rows:
@@ -206,7 +206,7 @@ def open_rows(source: Source, limit: int) -> Iterator[Any]:
             yield row[source.column]
 
 
-def table(source: Source, limit: int) -> Any:
+def split_rows(source: Source, limit: int) -> Any:
     """The rows of a split, as the library's data set or stream."""
     library, stream = quiet_library(), is_streamed(source, limit)
     if not is_fetched(source, limit):
@@ -220,7 +220,7 @@ def table(source: Source, limit: int) -> Any:
 
 
 def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
-    """``load_dataset`` or ``load_dataset_builder`` for a data set on the hub or on disk; from the cache if need be."""
+    """``load_dataset`` or its builder, for the hub or a disk; from the library's cache where the hub is away."""
     files = {source.base_split: source.patterns} if source.pattern else source.data_files
     name = None if source.pattern else source.name
     asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
@@ -241,7 +241,7 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
 
 
 def check_there(source: Source) -> None:
-    """InputError if the hub has no such data set; HubAwayError if it cannot be asked.  Local ones are not looked at."""
+    """InputError if the hub has no such data set, HubAwayError if the hub cannot be asked; local data sets pass."""
     from datasets import packaged_modules
 
     if Path(source.path).is_file():
@@ -258,7 +258,7 @@ def check_there(source: Source) -> None:
 
 
 def owner_of(bare: str) -> str:
-    """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows, else nothing."""
+    """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows; else empty."""
     try:
         found = repositories.ask("dataset", bare, None, files=False).id
     except InputError:
@@ -266,14 +266,14 @@ def owner_of(bare: str) -> str:
     return f": this one is {found!r}" if "/" in found else ""
 
 
-def probe(spec: DataSpec) -> str:
-    """What reading a data set of the hub would mean, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
+def would_fetch(spec: DataSpec) -> str:
+    """What reading a data set of the hub would fetch, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
 
     Downloads no data (the library reads the data set's card).  InputError with the reason in one line if the data set,
     its configuration or its split is not there.
     """
     source = source_of(spec)
-    with named(spec, source), client.heard(SILENT, source.path):
+    with in_one_line(spec, source), client.heard(SILENT, source.path):
         if is_fetched(source, row_limit(spec)):
             return f"{source.path}, {repositories.probe(source.path, source.revision, source.patterns, kind='dataset')}"
         builder = ask_library(quiet_library().load_dataset_builder, source)

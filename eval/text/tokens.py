@@ -1,12 +1,12 @@
-"""Text -> tokens, and the bytes that each stands for; kept in the cache under everything they depend on.
+"""Text -> tokens, and the bytes that each token stands for; kept in the cache under all that they depend on.
 
-A text is tokenized as a whole, BOS as the tokenizer adds it.  Two methods (``eval/text/cutting.py``) ask for more:
+A text is tokenized as a whole, with BOS where the tokenizer adds it.  Two methods (``eval/text/cutting.py``) differ:
 
-- ``llamacpp``: one newline at the end of the text is dropped, special tokens that are written in it are text, and the
-  token that stands in place of each chunk's first is the one that the tokenizer puts before a text, if it does;
-- ``lm_eval``: documents are tokenized by themselves, one that begins with the prefix token's own text without any
-  special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each is rewritten first
-  (``eval/text/detokenizers.py``); its bytes and words stay those of the original.
+- ``llamacpp``: one newline at the end of the text is dropped, special tokens that are written in it are
+  plain text, and each chunk's first token is replaced by the token that the tokenizer puts before a text, if any;
+- ``lm_eval``: documents are tokenized by themselves, and a document that begins with the prefix token's text is
+  tokenized without special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each
+  document is rewritten first (``eval/text/detokenizers.py``); bytes and words are counted in the original.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ from eval.text import corpus, detokenizers, vocabulary
 from eval.text.cutting import Ids
 
 TOKENS_VERSION = 5
-"""5: ``llamacpp`` reads the line ends of a plain file as they are; texts may be detokenized."""
+"""Version of the tokens; a change of what is tokenized or kept raises it.
+
+1: token ids and the chat prefix.
+2: every line end of a text file is read as a newline: with Windows line ends a window's PPL was 15.02 for 15.20.
+3: the digest of the vocabulary, since tokenizers are compared by content.
+4: the methods of other tools: documents, the token before them, and the bytes of every token.
+5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
+"""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
@@ -47,8 +54,8 @@ class Tokens:
 
     ``vocabulary`` is the digest of what the plain ids stand for (``eval/text/vocabulary.py``).  ``lead``: the token
     that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
-    document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (a BOS: 0); None if the
-    tokenizer cannot tell.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.
+    document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (0 for a BOS); None if
+    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.
     """
 
     ids: NDArray[np.int32]
@@ -83,7 +90,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
 
 
 def texts_of(spec: DataSpec, progress: Progress) -> list[str]:
-    """The texts that are tokenized one by one: one, but for lm-eval's documents."""
+    """The texts that are tokenized one by one: lm-eval's documents, or a single text."""
     if spec.method == "lm_eval":
         return corpus.load_documents(spec, progress)
     text = corpus.load_text(spec, progress)
@@ -107,7 +114,7 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
             sizes.append(byte_sizes(text, found["offset_mapping"]) if "offset_mapping" in found else None)
             phase.advance(len(ids[-1]))
     prefix = chat_prefix(tokenizer) if spec.chat_template else []
-    ordinary = vocabulary.ordinary(tokenizer)
+    ordinary = vocabulary.plain_tokens(tokenizer)
     known = [each for each in sizes if each is not None]
     return Tokens(
         np.concatenate(ids), np.asarray(prefix, dtype=np.int32), max(ordinary), vocabulary.digest(ordinary), lead,
@@ -117,7 +124,7 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
 
 
 def lead_of(tokenizer: Any, method: Method) -> int | None:
-    """The token that the method puts before a document, or in place of a chunk's first; InputError if it has none."""
+    """The token before a document or in place of a chunk's first token; InputError if the tokenizer has none."""
     if method == "lm_eval":
         lead: int | None = tokenizer.bos_token_id
         lead = tokenizer.eos_token_id if lead is None else lead
@@ -139,7 +146,7 @@ def lead_of(tokenizer: Any, method: Method) -> int | None:
 
 
 def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
-    """``input_ids`` of a text, and ``offset_mapping`` where the tokenizer can tell."""
+    """``input_ids`` of a text, and ``offset_mapping`` where the tokenizer gives one."""
     options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
     if method == "lm_eval" and text.startswith(tokenizer.decode(lead)):
         options["add_special_tokens"] = False
@@ -165,8 +172,9 @@ def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
 def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:
     """UTF-8 bytes of ``text`` that end with each token, int32 [n], from the tokens' offsets in characters.
 
-    From the end of the token before, so that what no token stands for counts with the next, or the last; a character
-    that is split over tokens counts with the first of them, and a special token that was added has none.
+    Bytes are counted from the end of the previous token, so that text for which no token stands counts with the next
+    token, or with the last; a character that is split over several tokens counts with the first, and a special token
+    that was added has no bytes.
     """
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)

@@ -1,4 +1,4 @@
-"""What token ids stand for: the tokenizers of text, reference and models must agree, or no number means anything."""
+"""The tokens behind the ids: the tokenizers of text, reference and models must agree, or no number means anything."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
         raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
 
 
-def ordinary(tokenizer: Any) -> dict[int, str]:
+def plain_tokens(tokenizer: Any) -> dict[int, str]:
     """Id -> token, without added special tokens.
 
-    Those need no row in a model that never sees them: a text model may come with a multimodal sibling's tokenizer,
-    whose image token lies outside its vocabulary.
+    A model that never sees a special token needs no logit for it: a text model may come with the tokenizer of a
+    multimodal model, whose image token lies outside the text model's vocabulary.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
@@ -45,16 +45,16 @@ def digest(vocabulary: Mapping[int, str]) -> str:
 def of_folder(folder: Path, trust_remote_code: bool) -> Mapping[int, str] | None:
     """The vocabulary of a folder's tokenizer; None if it has none that loads."""
     try:
-        return ordinary(load_tokenizer(folder, trust_remote_code=trust_remote_code))
+        return plain_tokens(load_tokenizer(folder, trust_remote_code=trust_remote_code))
     except InputError:
         return None
 
 
 def disagreement(model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool) -> str:
-    """Which id stands for different tokens in a model's own vocabulary and in the data's tokenizer; empty if none does.
+    """An id that means different tokens to a model's own vocabulary and to the data's tokenizer; empty if they agree.
 
-    ``model``: its folder, or its vocabulary.  ``trusted``: whether the spec of each lets its tokenizer run code.  Ids
-    that only one of them has are no disagreement, and a folder without a tokenizer cannot disagree.
+    ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``: whether the two specs let their
+    tokenizers run code.  Ids that only one vocabulary has are no disagreement; a folder without a tokenizer has none.
     """
     if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
         return ""

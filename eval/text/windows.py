@@ -1,7 +1,7 @@
 """Text -> tokens -> windows, by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.
 
-The text is tokenized once, as a whole, BOS as the tokenizer adds it (``lm_eval``: each document by itself).
-``max_rows`` 0, null or absent: all windows.
+The text is tokenized once, as a whole, with BOS where the tokenizer adds it (``lm_eval``: each document by itself).
+Without ``max_rows``, and with 0 or null, all windows count.
 
 With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
 generation prompt) stands before each window; its tokens and the window's first are not scored.
@@ -32,11 +32,11 @@ from eval.text.tokens import Tokens
 
 @dataclass(frozen=True)
 class TextSize:
-    """What exactly the scored entries of a run stand for, overlaps counted each time.
+    """Bytes and words of the scored tokens of a run; where windows overlap, a token counts each time.
 
     ``n_bytes``: UTF-8 bytes, so that bits per byte = nats / ln 2 / ``n_bytes``.  ``n_words``: the same share of the
-    text's words, which lm-eval separates by white space; over all of a text it is lm-eval's own count.  Of a text that
-    was detokenized both are those of the original, as in lm-eval's ``wikitext``.
+    text's words, which lm-eval separates by white space; for a whole text this is lm-eval's own count.  If the text was
+    detokenized, both are counted in the original, as lm-eval's ``wikitext`` does.
     """
 
     n_bytes: int
@@ -45,7 +45,7 @@ class TextSize:
 
 @dataclass(frozen=True)
 class EvalData:
-    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` is the whole text's.
+    """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` counts the tokens of the whole text.
 
     ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
     spec may have ``trusted`` to run code.  ``starts[window] + position`` is the index of a scored token in the whole
@@ -72,6 +72,11 @@ class EvalData:
     def length(self) -> int:
         """Tokens in the longest window, chat prefix included."""
         return max(len(window.token_ids) for window in self.windows)
+
+    @property
+    def n_scored(self) -> int:
+        """Scored tokens of all windows; where windows overlap, a token counts each time."""
+        return sum(window.n_scored for window in self.windows)
 
 
 def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
@@ -109,7 +114,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
 
 
 def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:
-    """SHA-256 of the windows: the method, then where each starts, how long it is, what it scores, and its tokens.
+    """SHA-256 of the method and, for each window, of its start, its length, ``score_from`` and its tokens.
 
     Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
     """
@@ -121,18 +126,21 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
 
 
 def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
-    """Bytes and words of the scored entries, their share of the text's, or why they are not known."""
+    """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
     scored = sum(int(text.sizes[each.start + each.score_from : each.end].sum()) for each in found)
     if not scored:
         return None, "bytes and words are not known: the scored tokens stand for none"
-    read = int(text.sizes.sum())  # other than the text's own bytes where that was detokenized
+    read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
     return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
 
 
-def build(spec: DataSpec, max_rows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
-    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed."""
+def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
+    """The windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
+
+    ``n_windows``: how many windows this run asks for, 0 for all; None: the spec's ``max_rows``.
+    """
     folder = tokenizer_folder(spec, progress)
     key = cache.key("tokens", tokens.identity(spec, folder))
     cache.use("tokens", key)
@@ -143,7 +151,7 @@ def build(spec: DataSpec, max_rows: int | None, cache: Cache, progress: Progress
         hub_datasets.fetch(spec, progress)
         found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
         tokens.save(cache, key, found)
-    return cut(found, spec, max_rows, folder)
+    return cut(found, spec, spec.max_rows if n_windows is None else n_windows, folder)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
@@ -164,7 +172,7 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
 
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:
-    """What a plot says below its title, e.g. ``wikitext2, 141 x 2048 tokens``."""
+    """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
@@ -179,7 +187,7 @@ def subtitle(spec: DataSpec, data: EvalData) -> str:
     return ", ".join(parts)
 
 
-def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
+def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
     """The data of a run for results.json."""
     return {
         "spec": json.loads(spec.model_dump_json(exclude_unset=True)),
@@ -190,7 +198,7 @@ def describe_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "method": data.method,
         "windows": len(data.windows),
         "window_length": data.length,
-        "scored_tokens": sum(window.n_scored for window in data.windows),
+        "scored_tokens": data.n_scored,
         "bytes": data.text_size and data.text_size.n_bytes,
         "words": data.text_size and data.text_size.n_words,
         **({"text_note": data.text_note} if data.text_note else {}),

@@ -8,20 +8,22 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage
-from eval.stats.uncertainty import mean, places_of
+from eval.stats.uncertainty import mean_with_errors, places_of
 
 
 def test_the_simulation_estimates_as_the_tables_do() -> None:
-    """Its shortcuts, over tokens times how often they are scored, against ``mean`` over every entry."""
+    """Its shortcuts, over tokens times how often they are scored, against ``mean_with_errors`` over every entry."""
     tokens = 70_000
     score = coverage.Score(2.95, 0.27, {}, 0.0, 0.0, coverage.losses)  # no noise of entries, no effect of context
     scores = next(coverage.simulate("loss", tokens, 1))
     for method, (length, stride, first) in coverage.METHODS.items():
         index = np.concatenate([np.arange(at + first, at + length) for at in range(0, tokens - length, stride)])
         window = np.repeat(np.arange(len(index) // (length - first)), length - first)
-        found = mean(scores[index], None, places_of(index))
+        found = mean_with_errors(scores[index], None, places_of(index))
         by_window = coverage.by_cluster(np.bincount(window, scores[index]), np.bincount(window))
-        off, half = coverage.estimate(scores, coverage.cut(tokens, method), score, np.random.default_rng(0))
+        off, half = coverage.errors_of_text(
+            scores, coverage.windows_of_method(tokens, method), score, np.random.default_rng(0)
+        )
         assert found.value
         assert found.stderr
         assert found.stderr_independent
@@ -45,7 +47,7 @@ def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
 
 def test_simulated_errors_grow_with_the_blocks_as_the_real_ones_do() -> None:
     """In 50 texts; the real ones are one text's, and known to 3 % (64 tokens) and 17 % (16,384)."""
-    for length, simulated in coverage.growth(texts=50).items():
+    for length, simulated in coverage.error_growth(texts=50).items():
         assert simulated == pytest.approx(coverage.REAL[length], rel=0.06 if length < 8192 else 0.17)
 
 

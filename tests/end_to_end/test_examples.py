@@ -1,4 +1,4 @@
-"""Every spec in eval/spec loads, and the generated schemas are current."""
+"""Every spec in eval/spec loads and says what its name promises, and the generated schemas are current."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ import pytest
 
 import backends
 from eval.specs import methods, reading, types
+from eval.text.hub_datasets import SOURCES
 from tests.support import ROOT
 
 FOLDER = ROOT / "eval" / "spec"
 FILES = sorted(FOLDER.glob("*.json"))
 DATA_FILES = [file for file in FILES if "dataset" in json.loads(file.read_text())]
 MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
+ENGINES = {
+    "vllm_server": "vllm_server", "vllm": "vllm_score", "gguf": "llamacpp", "exl2": "exllamav2", "exl3": "exllamav3",
+    "transformers": "transformers", "hf": "transformers",
+}  # fmt: skip
+"""A word of a file's name -> its engine; the first that fits counts."""
 
 
 def test_there_are_examples_for_every_kind() -> None:
@@ -29,8 +35,11 @@ def test_there_are_examples_for_every_kind() -> None:
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
+    """The spec names a data set that compare_q or the hub knows, or a text, and its windows hold what they score."""
     spec = reading.load_data_spec(file)
-    assert spec.eval_len > 0
+    assert spec.dataset == "text" or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
+    assert spec.stride <= spec.eval_len
     jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))
 
 
@@ -59,10 +68,11 @@ def test_specs_of_the_page_of_published_numbers() -> None:
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
 def test_model_examples(file: Path) -> None:
+    """The engine is the one that the file's name promises, and every model has a label of its own."""
     models = reading.load_model_specs([file])
-    assert models
-    for model in models:
-        backends.resolve(model.load_fn, model.fwd_fn)
+    engines = {backends.resolve(model.load_fn, model.fwd_fn)[0] for model in models}
+    assert engines == {next(engine for word, engine in ENGINES.items() if word in file.stem)}
+    assert all(model.label for model in models)
     jsonschema.validate(
         json.loads(file.read_text()), json.loads((FOLDER / "schema" / "models.schema.json").read_text())
     )

@@ -70,6 +70,7 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
     return [str(word) for word in words]
 
 
+@pytest.mark.engine
 def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     """One table with a sharded model, a renamed, a gated and a missing one; then from the caches, without the hub."""
     models = [("toy", "org/toy"), ("renamed", "org/old"), ("gated", "org/gated"), ("missing", "org/none")]

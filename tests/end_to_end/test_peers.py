@@ -22,7 +22,7 @@ from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
-from demo.recipes import BASE, gguf, make_models
+from demo.recipes import BASE, make_gguf_file, make_models
 from demo.smollm2 import find_gguf, save_tokenizer
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
@@ -62,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_models()
     folder = tmp_path_factory.mktemp("peers")
     for kind in ("F16", "Q4_0"):
-        gguf(folder / f"{kind}.gguf", kind)
+        make_gguf_file(folder / f"{kind}.gguf", kind)
     (folder / "bos").mkdir()
     for file in BASE.iterdir():
         (folder / "bos" / file.name).symlink_to(file)
@@ -92,8 +92,8 @@ def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
     args = arguments(files, "Q4_0", BASE)
     data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
     exact, rounded, _ = llama_peer.by_logits(args, data.windows)
-    tool = formulas.printed((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
-    return Llama(tool, llama_peer.ours(estimates), formulas.statistics(exact), formulas.statistics(rounded))
+    tool = formulas.printed_numbers((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
+    return Llama(tool, llama_peer.ours(estimates), formulas.tool_statistics(exact), formulas.tool_statistics(rounded))
 
 
 @needs_llama_cpp

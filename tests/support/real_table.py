@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.base import Storage
 from eval.results.run_result import ModelResult, RunResult
-from eval.stats.distributions import Curve, histogram, percentiles
+from eval.stats.distributions import Curve, histogram_of, percentiles_of
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
 
@@ -52,13 +52,13 @@ EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 @functools.cache
-def tokens(kld: float) -> np.ndarray:
+def token_klds(kld: float) -> np.ndarray:
     """Token KLDs with that mean: lognormal, but a hundredth of them 0."""
     made_up = np.random.default_rng(0).lognormal(-1.1, 1.5, 5000) * (np.arange(5000) % 100 > 0)
     return made_up * kld / made_up.mean()
 
 
-def model(row: tuple) -> ModelResult:
+def row_result(row: tuple) -> ModelResult:
     """One row as a result; position b of its curves is 1 + 8 / b times its KLD, and PPL."""
     label, bpw, bits, ppl, kld, ppl_error, kld_error = row
     bends = [1 + 8 / edge for edge in EDGES[:-1]]
@@ -70,8 +70,8 @@ def model(row: tuple) -> ModelResult:
             ref_ppl=Perplexity(ROWS[0][3], 0.0, 40, 0),
             ln_ppl_ratio=Mean(float(np.log(ppl / ROWS[0][3])), 0.0, 40, 0, ppl_error / ppl),
             kld=Mean(kld, 0.0, 40, 0, kld_error),
-            kld_percentiles=percentiles(tokens(kld)),
-            kld_histogram=histogram(tokens(kld)),
+            kld_percentiles=percentiles_of(token_klds(kld)),
+            kld_histogram=histogram_of(token_klds(kld)),
         )
     estimates = replace(made.ALONE, ppl=Perplexity(ppl, 0.0, 40, 0, 0.1 * ppl), against=against, curve=curve)
     layers = made.LAYERS | {"asked": "nvfp4"} if label == MARKED else made.LAYERS
@@ -83,7 +83,9 @@ def model(row: tuple) -> ModelResult:
 
 
 @functools.cache
-def run() -> RunResult:
+def real_run() -> RunResult:
     """The whole table."""
     reference = {"label": "bf16 vLLM"}
-    return RunResult({"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(model(row) for row in ROWS), reference)
+    return RunResult(
+        {"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(row_result(row) for row in ROWS), reference
+    )

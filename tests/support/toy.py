@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ GPU = torch.cuda.is_available()
 ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
 
 
+PROGRESS = ("tokenizing ", "checking reference ", "reading ")
+"""How lines of progress begin that may stand before a refusal."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a command line did."""
@@ -33,6 +37,17 @@ class Ran:
     status: int
     out: str
     err: str
+
+
+def assert_refused(ran: Ran, *parts: str) -> None:
+    """A command line ended with exit status 2 and one line of error that holds every part; no model was loaded."""
+    assert ran.status == 2, ran.out + ran.err
+    (line,) = [line for line in ran.err.splitlines() if not line.startswith(PROGRESS)]
+    assert line.startswith("error: ")
+    assert "Traceback" not in line
+    for part in parts:
+        assert part in line
+    assert ran.out == ""
 
 
 def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> str:
@@ -65,12 +80,14 @@ def toy_windows(count: int = 4, length: int = 100, score_from: int = 1) -> list[
     return [Window(row, generator.integers(0, 256, length, dtype=np.int32), score_from) for row in range(count)]
 
 
+def log_softmax(logits: Sequence[float]) -> list[float]:
+    """The logarithm of the softmax in float64, in plain Python: nothing shared with the code under test."""
+    peak = max(logits)
+    log_total = math.log(math.fsum(math.exp(z - peak) for z in logits))
+    return [z - peak - log_total for z in logits]
+
+
 def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
-    """log softmax in float64, one position at a time in plain Python loops: nothing shared with the code under test."""
-    scores = []
-    for position in range(window.score_from, len(window.token_ids)):
-        row = [float(z) for z in logits[position - 1].double()]
-        peak = max(row)
-        total = math.fsum(math.exp(z - peak) for z in row)
-        scores.append(row[int(window.token_ids[position])] - peak - math.log(total))
-    return scores
+    """Log-probabilities of a window's scored tokens from its logits [L, V], one position at a time."""
+    positions = range(window.score_from, len(window.token_ids))
+    return [log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions]

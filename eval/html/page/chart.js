@@ -15,7 +15,7 @@ function niceTicks(low, high, wanted) {
   return found;
 }
 
-// Decades, with 2 and 5 where there are few of them; within less than a decade as on a linear axis.
+// Ticks at powers of ten, and at 2 and 5 times these where they are few; within a decade, the ticks of a linear axis.
 function ticks(kind, low, high, wanted) {
   if (kind !== "log") return niceTicks(low, high, wanted);
   const decades = Math.log10(high / low);
@@ -39,15 +39,15 @@ function tickText(value, all) {
   return String(+value.toPrecision(6)).replace("-", "−");
 }
 
-// A drawing as wide as its place, with grid, axes and their names. x and y: {kind, low, high, name}; y also: zero, where
-// a logarithmic axis shows 0, and least, below which it has no other tick.
-function frame(width, height, x, y, described) {
+// A drawing of that width, with grid, axes and their names. x and y: {kind, low, high, name}; y can have zero, the place
+// at which a logarithmic axis shows 0, and least: below that value there is no other tick.
+function frame(width, height, x, y, label) {
   const up = ticks(y.kind, y.least ?? y.low, y.high, height / 55),
     letters = Math.max(...up.map((each) => tickText(each, up).length));
   const box = { left: Math.max(62, 32 + 7 * letters), right: width - 14, top: 12, bottom: height - 46 };
   const toX = scale(x.kind, x.low, x.high, box.left, box.right),
     toY = scale(y.kind, y.low, y.high, box.bottom, box.top);
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": described });
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label });
   const across = ticks(x.kind, x.low, x.high, width / 90);
   let last = -Infinity;
   for (const each of across) {
@@ -79,7 +79,7 @@ function frame(width, height, x, y, described) {
   return { root, box, toX, toY };
 }
 
-// Matplotlib's markers, which eval/plots/scatter.py names by a letter.
+// Matplotlib's markers, which eval/plots/style.py (MARKERS) names by a letter.
 function shape(kind, x, y, r) {
   const ring = (corners, turn, size) =>
     Array.from({ length: corners }, (_, i) => {
@@ -118,7 +118,7 @@ function shape(kind, x, y, r) {
   };
   return (shapes[kind] || (() => `M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0Z`))();
 }
-// A group's marker; with a dash (null: none), the line of one of its models, long enough to tell dashes apart.
+// A group's marker; or, with a dash (null: a solid line), a line long enough to tell dashes apart, for one model.
 function swatch(group, dash) {
   const colour = colourOf(group),
     width = dash === undefined ? 14 : 34;
@@ -129,17 +129,17 @@ function swatch(group, dash) {
   return svg("svg", { width, height: 14, "aria-hidden": "true", class: "swatch" }, sign);
 }
 
-// The tooltip: rows of [name, text] under a heading, beside a place (a function, as the page may scroll), in the window.
+// The tooltip: rows of [name, text] under a heading, beside a place (a function, since the page may scroll), inside the browser's window.
 const tip = byId("tip");
 let tipPlace = null;
 function hideTip() {
   tip.hidden = true;
 }
 function showTip(heading, rows, place) {
-  const facts = rows.map(([name, text]) =>
+  const terms = rows.map(([name, text]) =>
     name ? [h("dt", {}, name), h("dd", {}, text)] : [h("dd", { class: "wide" }, text)],
   );
-  tip.replaceChildren(h("strong", {}, heading), h("dl", {}, facts));
+  tip.replaceChildren(h("strong", {}, heading), h("dl", {}, terms));
   tip.hidden = false;
   tipPlace = place;
   moveTip();
@@ -156,7 +156,7 @@ function moveTip() {
   tip.style.setProperty("left", `${x}px`);
   tip.style.setProperty("top", `${y}px`);
 }
-// Shows a tooltip while the pointer is over an element or the focus in it.
+// Shows a tooltip while the pointer is over an element, or while it has the focus.
 function explain(node, heading, rows) {
   const show = () => showTip(heading, typeof rows === "function" ? rows() : rows, () => node.getBoundingClientRect());
   node.addEventListener("pointerenter", show);
@@ -166,7 +166,7 @@ function explain(node, heading, rows) {
   return node;
 }
 
-// One of several, as radio buttons; the drawing is called again after a choice.
+// Radio buttons; pick is called with the value that is chosen.
 function choice(legend, options, chosen, pick) {
   const name = `choice-${legend.replace(/\W+/g, "-")}`;
   const button = ([value, text]) =>
@@ -217,7 +217,7 @@ function modelSelect(name, id, models, pick) {
   );
 }
 
-// One tab stop for many cells: arrows move within the element, by ``columns`` up and down.
+// One tab stop for many cells: arrow keys move between them, up and down by ``columns`` cells.
 function roving(parent, cells, columns) {
   cells.forEach((cell, i) => cell.setAttribute("tabindex", i ? "-1" : "0"));
   parent.addEventListener("keydown", (event) => {
@@ -231,7 +231,7 @@ function roving(parent, cells, columns) {
     to.focus();
   });
 }
-// Draws again whenever the width of its place changes.
+// A function that draws into a place; it is called again whenever the width of the place changes.
 function drawn(place, draw) {
   let width = 0;
   const again = () => {

@@ -5,7 +5,7 @@ const INSPECTION = PAYLOAD.inspection;
 const NA = "n/a";
 const SVG = "http://www.w3.org/2000/svg";
 
-// Sets attributes: "on..." listens, style is an object (the content policy forbids style attributes), null is left out.
+// Sets attributes: "on..." listens, style is an object (the content policy forbids style attributes), null values are left out.
 function dress(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -24,7 +24,7 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 const sum = (values) => values.reduce((total, each) => total + each, 0);
 const estimate = (found) => ({ value: null, stderr: null, ...(found || {}) });
 
-// A model as the sections use it; what is not known is null.
+// A model for the sections of the page; unknown values are null.
 function model(raw, id) {
   const all = raw.estimates,
     against = all && all.against,
@@ -119,7 +119,7 @@ function toggleGroup(group) {
 const visible = (each) => !state.hidden.has(each.group);
 const chosenModels = () => state.chosen.map((id) => MODELS[id]).filter(visible);
 
-// A dash for each of the selected models of one group, which share its colour.
+// A dash of its own for each selected model of a group, since these models share a colour.
 function dashOf(each) {
   const alike = chosenModels().filter((other) => other.group === each.group);
   return [null, "7 3", "2 3", "9 3 2 3", "12 4", "1 2"][Math.max(alike.indexOf(each), 0) % 6];

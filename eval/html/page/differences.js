@@ -1,11 +1,11 @@
-// Any two models with paired errors, and all pairs.
+// Differences of any two models with paired errors, and of all pairs.
 const LARGEST_MATRIX = 60;
 const PAIRED = [
   ["nll", "PPL"],
   ["kld", "KLD"],
   ["same_top", "same top"],
 ].filter(([name]) => MEASURED.filter((m) => m.blocks.whole.includes(name)).length > 1);
-const pairing = { a: null, b: null, kind: PAIRED.some(([name]) => name === "kld") ? "kld" : "nll" };
+const pairing = { a: null, b: null, score: PAIRED.some(([name]) => name === "kld") ? "kld" : "nll" };
 const better = (name, value) => (name === "same_top" ? value > 0 : value < 0);
 
 function verdict(a, b, name, found) {
@@ -32,7 +32,7 @@ function pairRows(a, b) {
           h("td", {}, say),
         ),
       );
-  const nll = difference(a, b, "nll"),
+  const nll = pairedDifference(a, b, "nll"),
     like = (found, value, scale = 1) => fixed(value * scale, decimals((found.stderr || found.value || 1) * scale, 2));
   const interval = (found, scale) =>
     known(found.low) ? [like(found, found.low, scale), like(found, found.high, scale)] : [null, null];
@@ -52,7 +52,7 @@ function pairRows(a, b) {
     ["kld", "KLD A − KLD B", 1],
     ["same_top", "same top A − B, % points", 100],
   ]) {
-    const found = difference(a, b, name);
+    const found = pairedDifference(a, b, name);
     if (found)
       add(name, [title, plusMinus(found, scale)], ...interval(found, scale), verdict(a, b, name, found), found);
   }
@@ -85,10 +85,10 @@ function pairTable() {
   ];
 }
 
-function matrixCell(a, b, kind, largest) {
-  const found = a === b ? null : difference(a, b, kind),
+function matrixCell(a, b, score, largest) {
+  const found = a === b ? null : pairedDifference(a, b, score),
     told = distinct(found);
-  const side = !found || !found.value ? "none" : better(kind, found.value) ? "better" : "worse";
+  const side = !found || !found.value ? "none" : better(score, found.value) ? "better" : "worse";
   const strength = told
     ? 0.35 + 0.65 * Math.min(Math.log1p(100 * Math.abs(found.value)) / Math.log1p(100 * largest), 1)
     : 0.1;
@@ -111,36 +111,36 @@ function matrixCell(a, b, kind, largest) {
     cell,
     {
       role: "button",
-      "aria-label": `${a.label} against ${b.label}: ${found ? verdict(a, b, kind, found) : "not comparable"}`,
+      "aria-label": `${a.label} against ${b.label}: ${found ? verdict(a, b, score, found) : "not comparable"}`,
       "data-key": `pair-${a.id}-${b.id}`,
       onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), cell.click()),
     },
     [],
   );
-  const title = PAIRED.find(([name]) => name === kind)[1],
-    what = kind === "nll" ? "ln of the PPL ratio" : `${title} difference`;
+  const title = PAIRED.find(([name]) => name === score)[1],
+    what = score === "nll" ? "ln of the PPL ratio" : `${title} difference`;
   return explain(cell, `${a.label} against ${b.label}`, () =>
     found
       ? [
-          [what, plusMinus(found, kind === "same_top" ? 100 : 1)],
-          ["", verdict(a, b, kind, found)],
+          [what, plusMinus(found, score === "same_top" ? 100 : 1)],
+          ["", verdict(a, b, score, found)],
         ]
       : [["", "not comparable"]],
   );
 }
 function matrix() {
-  const kind = pairing.kind,
-    value = { nll: (m) => m.ppl.value, kld: (m) => m.kld.value, same_top: (m) => -m.same.value }[kind];
+  const score = pairing.score,
+    value = { nll: (m) => m.ppl.value, kld: (m) => m.kld.value, same_top: (m) => -m.same.value }[score];
   const models = MEASURED.filter(visible)
-    .filter((m) => m.blocks.whole.includes(kind))
+    .filter((m) => m.blocks.whole.includes(score))
     .sort((a, b) => value(a) - value(b));
   if (models.length < 2) return h("p", { class: "hint" }, "Fewer than two shown models can be compared by this.");
   if (models.length > LARGEST_MATRIX)
     return h("p", { class: "hint" }, `No more than ${LARGEST_MATRIX} models fit: of the ${models.length}, hide groups.`);
   let largest = 0;
   for (const a of models)
-    for (const b of models) largest = Math.max(largest, Math.abs((difference(a, b, kind) || { value: 0 }).value));
-  const cells = models.map((a) => models.map((b) => matrixCell(a, b, kind, largest || 1)));
+    for (const b of models) largest = Math.max(largest, Math.abs((pairedDifference(a, b, score) || { value: 0 }).value));
+  const cells = models.map((a) => models.map((b) => matrixCell(a, b, score, largest || 1)));
   const row = (a, i) => h("tr", {}, h("th", { scope: "row" }, h("span", {}, a.label), h("b", {}, i + 1)), cells[i]);
   const table = h(
     "table",
@@ -174,7 +174,7 @@ function differencesSection() {
     h(
       "p",
       { class: "hint" },
-      "Both models scored the same tokens: what makes a block of text hard is hard for both and cancels. ± is one standard error of the difference; intervals hold the difference for 95 % of such texts.",
+      "Both models scored the same tokens: a block of the text that is hard for one model is hard for the other, and that cancels. ± is one standard error of the difference; intervals hold the difference for 95 % of such texts.",
     ),
     pair,
     h("h3", {}, "All pairs"),
@@ -193,7 +193,7 @@ function differencesSection() {
   onChange(() => {
     pair.replaceChildren(...pairTable());
     controls.replaceChildren(
-      PAIRED.length > 1 ? choice("compare by", PAIRED, pairing.kind, (value) => ((pairing.kind = value), changed())) : "",
+      PAIRED.length > 1 ? choice("compare by", PAIRED, pairing.score, (value) => ((pairing.score = value), changed())) : "",
     );
     all.replaceChildren(matrix());
   });

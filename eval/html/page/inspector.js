@@ -29,7 +29,7 @@ function probability(logprob) {
 }
 const visibleText = (text, end = "↵\n") => (text === "" ? "▯" : text.replace(/\n/g, end));
 
-function tokenFacts(p, id, i) {
+function tokenRows(p, id, i) {
   const own = p.logprob[id] ? p.logprob[id][i] : null,
     ref = p.ref_logprob ? p.ref_logprob[i] : null,
     kld = p.kld[id] ? p.kld[id][i] : null;
@@ -52,7 +52,7 @@ function passage(p, id) {
       },
       visibleText(text),
     );
-    return explain(cell, JSON.stringify(text), tokenFacts(p, id, i));
+    return explain(cell, JSON.stringify(text), tokenRows(p, id, i));
   });
   const text = h(
     "div",
@@ -146,7 +146,7 @@ function tokensSection() {
       h(
         "p",
         { class: "hint" },
-        `The largest ${first ? "KLD" : "losses"} of ${each.label}; the probabilities are those of the text's own token.`,
+        `The largest ${first ? "KLD" : "losses"} of ${each.label}; the probabilities are of the text's own token.`,
       ),
       sufferers(each.id),
     );

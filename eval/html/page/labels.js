@@ -1,11 +1,11 @@
-// Greedy labels: the first place around a point that touches no point, no label, no edge and, if there is one, no line;
-// else none.
+// Labels of the scatter plot: each takes the first place around its point that touches no point, label or edge, if there
+// is one without touching a line; a label without a place is left out.
 const pen = document.createElement("canvas").getContext("2d");
 function textWidth(text) {
   pen.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
   return pen.measureText(text).width;
 }
-function dots(points) {
+function dotsOfSeries(points) {
   return series(points)
     .flatMap((members) =>
       members.slice(1).flatMap((to, i) => {
@@ -19,7 +19,6 @@ function dots(points) {
     )
     .map(([x, y]) => [x - 1, y - 1, x + 1, y + 1]);
 }
-// A place further off, with a line to it that passes through no point and no label.
 function leader(p, box) {
   return {
     x1: p.cx,
@@ -28,7 +27,8 @@ function leader(p, box) {
     y2: Math.min(Math.max(p.cy, box[1]), box[3]),
   };
 }
-function far(p, width, height, half, clear, others, hit) {
+// A place farther from the point, such that the leader passes through no point and no label.
+function fartherPlace(p, width, height, half, clear, others, hit) {
   for (const reach of [14, 26, 40, 56])
     for (let k = 0; k < 16; k++) {
       const angle = (k * Math.PI) / 8,
@@ -49,7 +49,7 @@ function scatterLabels(points, axes, taken, across) {
   const half = (p) => (state.chosen.includes(p.m.id) ? 10.5 : 7) + 2.2 * Math.min(p.covering, 4),
     spots = points.map((p) => [p.cx - half(p), p.cy - half(p), p.cx + half(p), p.cy + half(p)]);
   const boxes = [...taken, ...spots],
-    lines = [...dots(points), ...across],
+    lines = [...dotsOfSeries(points), ...across],
     hit = (box, b) => box[0] < b[2] && b[0] < box[2] && box[1] < b[3] && b[1] < box[3];
   const clear = (box) =>
     box[0] >= axes.box.left &&
@@ -77,7 +77,7 @@ function scatterLabels(points, axes, taken, across) {
     const box =
       free.find((each) => !lines.some((b) => hit(each, b))) ||
       free[0] ||
-      far(
+      fartherPlace(
         p,
         width,
         height,

@@ -31,7 +31,7 @@ function curveDrawing(width) {
     { ...y, name: CURVES[curveKind].axis },
     "Score over position in the window",
   );
-  // Of a bin's first and last position, by their logarithm: eval/plots/curves.py
+  // The middle of a bin's first and last position on a logarithmic axis: eval/plots/curves.py
   const middle = (i) => Math.sqrt(Math.max(edges[i], 1) * Math.max(edges[i + 1] - 1, 1)),
     line = svg("line", { class: "cursor", y1: axes.box.top, y2: axes.box.bottom, visibility: "hidden" });
   if (y.low < 0 && y.high > 0)
@@ -113,7 +113,7 @@ function positionSection() {
     h(
       "p",
       { class: "hint" },
-      "Means over the windows' tokens at each place: how a model gains from context. Pointer or arrow keys show the numbers.",
+      "Means over the tokens at each position of their windows: how a model gains from context. Pointer or arrow keys show the numbers.",
     ),
   );
   const again = drawn(place, curveDrawing);

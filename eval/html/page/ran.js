@@ -1,10 +1,10 @@
-// What ran: kernels, versions, options and notes of each model, the machine, the command line; and the start of it all.
-function pairs(record) {
+// What ran: kernels, versions, options and notes of each model, the machine, the command line; and the calls that start the page.
+function recordList(record) {
   const text = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
   const rows = Object.entries(record || {}).filter(([, value]) => value !== null && value !== "");
   return h(
     "dl",
-    { class: "facts" },
+    { class: "terms" },
     rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]),
   );
 }
@@ -25,7 +25,7 @@ function layerTable(groups) {
     h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, groups.map(row))),
   );
 }
-function list(title, texts) {
+function titledList(title, texts) {
   return texts && texts.length
     ? [
         h("h4", {}, title),
@@ -44,26 +44,26 @@ function details(each) {
     raw.error ? h("p", {}, `failed: ${raw.error}`) : null,
     raw.deviations ? h("p", {}, `† ${raw.deviations}`) : null,
     raw.storage_note ? h("p", {}, `size: ${raw.storage_note}`) : null,
-    list("Notes", [...new Set([...(raw.notes || []), ...(notes || [])])]),
+    titledList("Notes", [...new Set([...(raw.notes || []), ...(notes || [])])]),
     layers && layers.length
       ? [h("h4", {}, "Layers"), layerTable(layers)]
       : each.failed
         ? null
         : h("p", {}, "kernel n/a: this engine does not say what it runs"),
-    Object.keys(rest).length ? [h("h4", {}, "Engine and machine"), pairs(rest)] : null,
-    options ? [h("h4", {}, "Options as they ran"), pairs(options)] : null,
+    Object.keys(rest).length ? [h("h4", {}, "Engine and machine"), recordList(rest)] : null,
+    options ? [h("h4", {}, "Options as they ran"), recordList(options)] : null,
     h("h4", {}, "Spec"),
     h("pre", {}, JSON.stringify(raw.spec, null, 1)),
-    list("Warnings of the engine", warnings),
+    titledList("Warnings of the engine", warnings),
   ];
 }
-// One of the runs that a merged one was made of.
-function part({ file, labels, origin, reference_ppl }) {
+// One of the runs that were merged.
+function mergedPart({ file, labels, origin, reference_ppl }) {
   const { created, commit, command, versions, hardware } = origin;
   return [
     h("h3", {}, `Merged: ${file}`),
     h("pre", { class: "command" }, (command || []).join(" ")),
-    pairs({ rows: labels.join(", "), created, commit, "reference's PPL": reference_ppl, ...versions, ...hardware }),
+    recordList({ rows: labels.join(", "), created, commit, "reference's PPL": reference_ppl, ...versions, ...hardware }),
   ];
 }
 function ranSection() {
@@ -88,18 +88,18 @@ function ranSection() {
   };
   byId("ran").append(
     models,
-    h("div", { id: "parts" }, (RUN.parts || []).map(part)),
-    h("h3", {}, RUN.parts ? "What these share" : "This run"),
+    h("div", { id: "parts" }, (RUN.parts || []).map(mergedPart)),
+    h("h3", {}, RUN.parts ? "What these runs share" : "This run"),
     ...(RUN.parts ? [] : [h("pre", { class: "command" }, (RUN.command || []).join(" "))]),
-    pairs({ created: RUN.created, commit: RUN.commit }),
+    recordList({ created: RUN.created, commit: RUN.commit }),
     h("h4", {}, "Versions"),
-    pairs(RUN.versions),
+    recordList(RUN.versions),
     h("h4", {}, "Hardware"),
-    pairs(RUN.hardware),
+    recordList(RUN.hardware),
     h("h4", {}, "Data"),
-    pairs(RUN.data),
+    recordList(RUN.data),
     RUN.reference
-      ? [h("h4", {}, "Reference"), pairs(RUN.reference)].reduce((all, one) => (all.append(one), all), h("div", {}))
+      ? [h("h4", {}, "Reference"), recordList(RUN.reference)].reduce((all, one) => (all.append(one), all), h("div", {}))
       : "",
   );
   onChange(() => models.replaceChildren(...MODELS.filter(visible).map(entry)));
@@ -126,6 +126,6 @@ differencesSection();
 confidenceSection();
 tokensSection();
 ranSection();
-bar();
+selectionBar();
 document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 document.addEventListener("scroll", moveTip, { capture: true, passive: true });

@@ -8,7 +8,7 @@ const SIZES = {
   bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
   vram: { name: "VRAM", axis: "stored weights / GiB (without embedding, with head)" },
 };
-const look = {
+const view = {
   y: COMPARED.length ? "kld" : "ppl",
   x: "bpw",
   yScale: COMPARED.length ? "log" : "linear",
@@ -27,13 +27,13 @@ function limits(values, kind, zero) {
   return { kind, low: zero && low >= 0 ? 0 : low - pad, high: high + pad };
 }
 
-// Axes over the shown models and their error bars; a value that they leave out (0 on a logarithm, an outlier) is drawn
-// at the edge. As in eval/plots/scatter.py, _set_limits().
+// Axes over the shown models and their error bars; a value outside them (0 on a logarithmic axis, an outlier) is drawn at
+// the edge. As in eval/plots/scatter.py, _set_limits().
 function scatterAxes(points) {
-  const measure = MEASURES[look.y],
+  const measure = MEASURES[view.y],
     values = points.map((p) => p.y),
     above = values.filter((v) => v > 0),
-    kind = look.yScale === "log" && above.length ? "log" : "linear";
+    kind = view.yScale === "log" && above.length ? "log" : "linear";
   const top = kind === "log" ? Infinity : ceiling(values, measure.least),
     least = kind === "log" ? Math.min(...above) / 2 : -Infinity; // a bar may reach down to 0
   for (const p of points) {
@@ -50,42 +50,42 @@ function scatterAxes(points) {
     Object.assign(y, { least: y.low, zero: y.low / step, low: y.low / step ** 2 });
   }
   const sizes = points.map((p) => p.x),
-    xKind = look.xScale === "log" && Math.min(...sizes) > 0 ? "log" : "linear";
+    xKind = view.xScale === "log" && Math.min(...sizes) > 0 ? "log" : "linear";
   return [
-    { ...limits(sizes, xKind, false), name: SIZES[look.x].axis },
+    { ...limits(sizes, xKind, false), name: SIZES[view.x].axis },
     { ...y, name: measure.axis },
   ];
 }
 
 function scatterPoints(models) {
-  const measure = MEASURES[look.y];
+  const measure = MEASURES[view.y];
   return models
-    .map((m) => ({ m, x: m[look.x], y: measure.of(m).value, error: measure.of(m).stderr }))
+    .map((m) => ({ m, x: m[view.x], y: measure.of(m).value, error: measure.of(m).stderr }))
     .filter((p) => known(p.x) && known(p.y));
 }
 
-// The reference and the noise floor: lines, the boxes of their names, where they cover no point, and of themselves.
+// The lines of the reference and the noise floor, with names where these cover no point; the boxes of names and lines.
 function levels(axes, y, points) {
-  const of = MEASURES[look.y].of,
+  const of = MEASURES[view.y].of,
     found = [];
   const reference =
-    look.y === "ppl" && !REFERENCE && COMPARED.length
+    view.y === "ppl" && !REFERENCE && COMPARED.length
       ? COMPARED[0].against.ref_ppl.value
       : REFERENCE && of(REFERENCE).value;
   if (RUN.reference && known(reference)) found.push([reference, `reference: ${brief(RUN.reference.label)}`, "level"]);
-  if (FLOOR && look.y === "kld") found.push([FLOOR.kld.value, `noise floor: ${brief(FLOOR.raw.label)}`, "level floor"]);
+  if (FLOOR && view.y === "kld") found.push([FLOOR.kld.value, `noise floor: ${brief(FLOOR.raw.label)}`, "level floor"]);
   const lines = [],
     names = [],
     across = [],
     hit = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
   const spots = points.map((p) => [p.cx - 9, p.cy - 9, p.cx + 9, p.cy + 9]);
-  for (const [value, text, kind] of found) {
+  for (const [value, text, className] of found) {
     if (value < y.low || value > y.high) continue;
     const at = axes.toY(value),
       width = textWidth(text),
       box = ([x, top]) => [x, top, x + width, top + 14];
     across.push([axes.box.left, at - 1, axes.box.right, at + 1]);
-    lines.push(svg("line", { class: kind, x1: axes.box.left, x2: axes.box.right, y1: at, y2: at }));
+    lines.push(svg("line", { class: className, x1: axes.box.left, x2: axes.box.right, y1: at, y2: at }));
     const places = [axes.box.right - width, axes.box.left + 6]
       .flatMap((x) => [
         [x, at - 16],
@@ -133,7 +133,7 @@ function scatterPoint(p, axes, points) {
     parts.push(svg("path", { class: "beyond", stroke: colour, d: `M${p.cx},${p.cy - 8}v-8m-4,4l4,-4l4,4` }));
   const also = points.filter((other) => other !== p && Math.hypot(other.cx - p.cx, other.cy - p.cy) < 4);
   const rows = () => [
-    ...facts(m),
+    ...modelRows(m),
     ...(p.off > 0 ? [["", "drawn at the edge: its value is off the scale"]] : []),
     ...also.map((other) => ["also here", other.m.label]),
   ];
@@ -147,7 +147,7 @@ function scatterPoint(p, axes, points) {
       "data-model": m.id,
       "data-off": p.off || null,
       "aria-pressed": String(state.chosen.includes(m.id)),
-      "aria-label": `${m.label}: ${SIZES[look.x].name} ${fixed(p.x, 2)}, ${MEASURES[look.y].name} ${plusMinus(look.y === "ppl" ? m.ppl : MEASURES[look.y].of(m))}`,
+      "aria-label": `${m.label}: ${SIZES[view.x].name} ${fixed(p.x, 2)}, ${MEASURES[view.y].name} ${plusMinus(view.y === "ppl" ? m.ppl : MEASURES[view.y].of(m))}`,
       onclick: () => toggleModel(m.id),
       onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggleModel(m.id)),
     },
@@ -187,20 +187,20 @@ function scatterDrawing(width) {
       }),
     ),
   );
-  if (look.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken, across));
+  if (view.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken, across));
   axes.root.append(...points.map((p) => scatterPoint(p, axes, points)));
   const out = models.filter((m) => !points.some((p) => p.m === m)).map((m) => m.label);
-  const missing = `Not drawn, as size or ${MEASURES[look.y].name} is not known: ${out.join(", ")}.`;
+  const missing = `Not drawn, as size or ${MEASURES[view.y].name} is not known: ${out.join(", ")}.`;
   return [axes.root, h("p", { class: "hint" }, caption(points)), out.length ? h("p", { class: "hint" }, missing) : []];
 }
-// What the error bars and signs are, of those that there are: eval/plots/figures.py, error_note().
+// The explanation of the error bars and signs in the drawing: eval/plots/figures.py, error_note().
 function caption(points) {
   const barred = points.filter((p) => p.error && !p.off),
-    alone = look.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];
+    alone = view.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];
   const names = alone.map((p) => p.m.label).join(", "),
     apart = alone.length ? ` (${names}: of the perplexity)` : "";
   const what =
-    look.y === "kld"
+    view.y === "kld"
       ? "the mean"
       : alone.length && alone.length === barred.length
         ? "the perplexity (about the text, so nearly common to all)"
@@ -210,7 +210,7 @@ function caption(points) {
     points.some((p) => p.off > 0) ? "Hollow, with an arrow: off the scale. " : "",
     points.some((p) => p.off < 0) ? "Hollow, at 0: not above 0. " : "",
     "A click, or Enter, selects a model.",
-    look.labels === "yes" ? " Labels stand where there is room." : "",
+    view.labels === "yes" ? " Labels stand where there is room." : "",
   ].join("");
 }
 
@@ -220,8 +220,8 @@ function scatterSection() {
     place = h("div", { class: "chart" });
   const again = drawn(place, scatterDrawing),
     pick = (key) => (value) => {
-      look[key] = value;
-      if (key === "y") look.yScale = value === "kld" ? "log" : "linear";
+      view[key] = value;
+      if (key === "y") view.yScale = value === "kld" ? "log" : "linear";
       changed();
     };
   const measures = Object.entries(MEASURES)
@@ -233,25 +233,25 @@ function scatterSection() {
   ];
   byId("scatter").append(controls, buttons, place);
   onChange(() => {
-    const y = choice("y", measures, look.y, pick("y")),
+    const y = choice("y", measures, view.y, pick("y")),
       x = choice(
         "x",
         Object.entries(SIZES).map(([key, each]) => [key, each.name]),
-        look.x,
+        view.x,
         pick("x"),
       );
     controls.replaceChildren(
       y,
-      choice("y scale", both, look.yScale, pick("yScale")),
+      choice("y scale", both, view.yScale, pick("yScale")),
       x,
-      choice("x scale", both, look.xScale, pick("xScale")),
+      choice("x scale", both, view.xScale, pick("xScale")),
       choice(
         "labels",
         [
           ["yes", "on"],
           ["no", "off"],
         ],
-        look.labels,
+        view.labels,
         pick("labels"),
       ),
     );

@@ -7,7 +7,7 @@ function bins(each) {
 }
 const edge = (each, i) => 10 ** (each.histogram.first + i / each.histogram.per_decade);
 
-// Decades that hold more than 0.1 % of the tokens of some model.
+// The decades in which some model has a bin with more than 0.1 % of its tokens.
 function spreadLimits(models) {
   const used = models.flatMap((each) =>
     bins(each)
@@ -77,7 +77,7 @@ function histogramDrawing(width) {
               "aria-label": `${each.label} ${key === "99" ? "p99" : "median"}`,
             }),
             each.label,
-            facts(each),
+            modelRows(each),
           ),
         );
       };
@@ -141,7 +141,7 @@ function smallHistogram(each, range, top) {
       svg("line", { class: "axis", x1: 0, x2: width, y1: tall, y2: tall }),
     ),
   );
-  return explain(node, each.label, facts(each));
+  return explain(node, each.label, modelRows(each));
 }
 
 function spreadSection() {
@@ -153,7 +153,7 @@ function spreadSection() {
   if (section.hidden) return;
   const caption = h("p", { class: "hint" });
   section.append(
-    h("p", { class: "hint" }, "Selected models. Circle: median; diamond: 99 % of the tokens have less."),
+    h("p", { class: "hint" }, "The selected models. Circle: median; diamond: 99 % of the tokens have a smaller KLD."),
     place,
     h("h3", {}, "All models"),
     small,

@@ -1,18 +1,18 @@
-// Paired differences of two models' means, from their sums by block: eval/stats/uncertainty.py, clustered().
-// The waves over so many blocks: eval/stats/uncertainty.py, waves().
-const waves = (groups, length) =>
+// How many waves the errors of so many blocks (groups) come from: eval/stats/uncertainty.py, n_waves().
+const nWaves = (groups, length) =>
   Math.min(
     Math.max(Math.floor(Math.sqrt(Math.floor(length / PAYLOAD.rule.unit))), PAYLOAD.rule.fewest),
     PAYLOAD.rule.most,
     groups - 1,
   );
-function clustered(total, tokens, length) {
+// The standard error of a mean, from sums and counts by block: eval/stats/uncertainty.py, clustered_error().
+function clusteredError(total, tokens, length) {
   const kept = tokens.map((each, i) => i).filter((i) => tokens[i] > 0),
     groups = kept.length;
   const n = kept.reduce((sum, i) => sum + tokens[i], 0),
     mean = kept.reduce((sum, i) => sum + total[i], 0) / n;
   if (groups < 2) return null;
-  const count = waves(groups, length),
+  const count = nWaves(groups, length),
     memory = PAYLOAD.rule.memory / Math.max(length, PAYLOAD.rule.short);
   let squares = 0;
   for (let j = 1; j <= count; j++) {
@@ -23,28 +23,29 @@ function clustered(total, tokens, length) {
   return Math.sqrt(squares / count) / n;
 }
 
-// Mean of "nll", "kld" or "same_top" of a minus that of b: value, stderr, and the 95 % interval; null if they have none.
-function difference(a, b, name) {
+// Mean of "nll", "kld" or "same_top" of a minus the mean of b: value, stderr and 95 % interval; null if it is unknown.
+// eval/results/differences.py, difference_with_interval()
+function pairedDifference(a, b, name) {
   const one = a.blocks,
     other = b.blocks;
-  if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each against its own machine's
+  if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each KLD is against the reference of its own machine
   if (!one || !other || !one.whole.includes(name) || !other.whole.includes(name)) return null;
   if (one.tokens.length !== other.tokens.length || one.tokens.some((n, i) => n !== other.tokens[i])) return null;
   const off = one[name].map((each, i) => each - other[name][i]);
   const n = one.tokens.reduce((sum, each) => sum + each, 0);
   const value = off.reduce((sum, each) => sum + each, 0) / n,
-    stderr = clustered(off, one.tokens, one.length);
+    stderr = clusteredError(off, one.tokens, one.length);
   const groups = one.tokens.filter((each) => each > 0).length;
-  const reach = known(stderr) ? PAYLOAD.t975[waves(groups, one.length) - 1] * stderr : null;
+  const reach = known(stderr) ? PAYLOAD.t975[nWaves(groups, one.length) - 1] * stderr : null;
   return { value, stderr, low: known(reach) ? value - reach : null, high: known(reach) ? value + reach : null };
 }
 
-// Whether a difference is told apart from 0: its 95 % interval does not hold it (eval/results/differences.py).
+// Whether 0 lies outside the 95 % interval of a difference: eval/results/differences.py, is_seen.
 const distinct = (found) => found !== null && known(found.low) && (found.low > 0 || found.high < 0);
 
-// The quantized models with the best "nll", "kld" or "same_top", and those not told apart from it: eval/results/differences.py,
-// best().
-function best(models, name) {
+// The quantized models with the best "nll", "kld" or "same_top", and the models not told apart from the best:
+// eval/results/differences.py, best_labels().
+function bestModels(models, name) {
   const may = (m) => m.quantized && !m.isReference && !m.noiseFloor;
   const candidates = models.filter((m) => m.blocks && m.blocks[name] && may(m));
   const groups = (m) => m.blocks.tokens.filter((n) => n > 0).length;
@@ -55,14 +56,14 @@ function best(models, name) {
     m.blocks.tokens.reduce((sum, n) => sum + n, 0);
   const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
   if (!first.blocks.whole.includes(name)) return [];
-  const off = (m) => difference(m, first, name);
+  const off = (m) => pairedDifference(m, first, name);
   return candidates.filter((m) => off(m) !== null && !distinct(off(m)));
 }
 
-// The error of a model's perplexity against the reference's, and whether it is that: eval/plots/figures.py, ppl_error().
+// The error of a model's perplexity, paired with the reference where that is known: eval/plots/figures.py, ppl_error().
 function toReference(m) {
   const found = m.against && m.against.ln_ppl_ratio;
-  return found || (REFERENCE && difference(m, REFERENCE, "nll"));
+  return found || (REFERENCE && pairedDifference(m, REFERENCE, "nll"));
 }
 function pplError(m) {
   if (m.isReference || !known(m.ppl.value)) return { error: null, paired: true };

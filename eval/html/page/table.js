@@ -1,5 +1,5 @@
 // Header, bar of selected models, and the table.
-function facts(each) {
+function modelRows(each) {
   const p = each.percentiles,
     spread = known(p["50"]) ? ` (median ${short(p["50"])}, p99 ${short(p["99"])}, max ${short(p.max)})` : "";
   const rows = [
@@ -40,8 +40,8 @@ function header() {
   if (INSPECTION && INSPECTION.passages.length) add("Contains", "excerpts of the text");
   byId("about").append(...rows);
   byId("meaning").textContent = MEASURED.some((each) => known(each.ppl.stderr))
-    ? "± is one standard error, from disjoint blocks of the text. That of PPL says how far it would move on another text of this " +
-      "kind, and all models would move together: differences between them are far more certain, and below with their own, paired errors."
+    ? "± is one standard error, from disjoint blocks of the text. The error of PPL says how far PPL would move on another text of this " +
+      "kind. All models would move together: differences between models are far more certain, and have their own, paired errors below."
     : "";
 }
 
@@ -96,7 +96,7 @@ const COLUMNS = [
   {
     key: "p99",
     name: "KLD p99",
-    title: "99 % of the tokens have less",
+    title: "99 % of the tokens have a smaller KLD",
     value: (m) => (m.isReference ? 0 : m.percentiles["99"]),
     digits: 4,
     compared: true,
@@ -213,8 +213,8 @@ function tableRow(each, marks) {
         )
       : numberCells(column, each, marks[column.key]),
   );
-  const kind = [chosen && "chosen", each.isReference && "reference", each.failed && "failed"].filter(Boolean).join(" ");
-  return h("tr", { class: kind || null, "data-model": each.id, onclick: () => toggleModel(each.id) }, label, cells);
+  const names = [chosen && "chosen", each.isReference && "reference", each.failed && "failed"].filter(Boolean).join(" ");
+  return h("tr", { class: names || null, "data-model": each.id, onclick: () => toggleModel(each.id) }, label, cells);
 }
 
 function tableSection() {
@@ -233,7 +233,7 @@ function tableSection() {
   onChange(() => {
     const models = sorted(MODELS.filter(visible)),
       marks = {};
-    for (const column of COLUMNS) marks[column.key] = column.best ? best(models, column.best) : null;
+    for (const column of COLUMNS) marks[column.key] = column.best ? bestModels(models, column.best) : null;
     buttons.replaceChildren(groupButtons("table"));
     const left = scroll.scrollLeft;
     scroll.replaceChildren(
@@ -252,14 +252,14 @@ function tableSection() {
   });
 }
 
-// Unselects a model; the focus goes to the × of the next one, or the last, or else to the row.
+// Unselects a model; the focus goes to the × of the next model, else of the last, else to the model's row.
 function drop(id) {
   const at = chosenModels().findIndex((each) => each.id === id);
   toggleModel(id);
   const left = [...document.querySelectorAll("#chips .drop")];
   (left[Math.min(at, left.length - 1)] || document.querySelector(`[data-key="row-${id}"]`)).focus();
 }
-function bar() {
+function selectionBar() {
   const links = [...document.querySelectorAll("main > section")].filter((each) => !each.hidden);
   byId("links").append(
     ...links.map((each) =>

@@ -1,4 +1,7 @@
-"""Memory bounds and head comparison of the scorer in vLLM's workers; its scores are tested in test_vllm_score.py."""
+"""Memory bounds and head comparison of the scorer in vLLM's workers.
+
+Its scores are tested in tests/backends/vllm/test_backend.py.
+"""
 
 from __future__ import annotations
 

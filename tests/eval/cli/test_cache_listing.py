@@ -126,7 +126,7 @@ def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
     ],
 )
 def test_sizes(text: str, gold: int) -> None:
-    assert arguments.size(text) == gold
+    assert arguments.byte_size(text) == gold
 
 
 def test_what_a_killed_run_left_half_written_goes_too(cache: Cache) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.fake import FakeBackend
+from tests.support.command_line import Run, Specs
 from tests.support.toy import Ran
 
-Run = Callable[..., Ran]
-Specs = Callable[..., tuple[Path, Path]]
 HOW_TO = 'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true'
 
 

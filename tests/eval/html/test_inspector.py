@@ -22,8 +22,8 @@ from tests.support.toy import save_toy_tokenizer
 LENGTH, STRIDE, COUNT = 1025, 512, 4
 TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()[: STRIDE * (COUNT - 1) + LENGTH]
 POSITIONS = np.tile(np.arange(1, LENGTH, dtype=np.int32), COUNT)
-ROWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
-INDEX = ROWS * STRIDE + POSITIONS
+WINDOWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
+INDEX = WINDOWS * STRIDE + POSITIONS
 REFERENCE = {"label": "base"}
 
 
@@ -32,8 +32,8 @@ def data(tmp_path: Path) -> EvalData:
     save_toy_tokenizer(tmp_path)
     tokenizer = inspector.vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
     ids = np.asarray(tokenizer(TEXT.decode(errors="ignore"))["input_ids"], np.int32)
-    starts = tuple(row * STRIDE for row in range(COUNT))
-    windows = tuple(Window(row, ids[start : start + LENGTH], 1) for row, start in enumerate(starts))
+    starts = tuple(window * STRIDE for window in range(COUNT))
+    windows = tuple(Window(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
     return EvalData(windows, len(ids), 256, "", "", tmp_path, False, starts, "exllamav3", None)
 
 
@@ -46,7 +46,7 @@ def keep(cache: Cache, label: str, **columns: np.ndarray) -> ModelResult:
     """A model whose scores are in the cache: logprob -1 where nothing else is said."""
     n = len(INDEX)
     named = {"logprob": np.full(n, -1, np.float32), **columns}
-    table = {"window": ROWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
+    table = {"window": WINDOWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
     types = token_scores.INDEX | token_scores.SCORES
     with cache.write("scores", label, ".parquet") as file:
         parquet.write_table(pa.table({name: pa.array(c, type=types[name]) for name, c in table.items()}), file)
@@ -71,7 +71,7 @@ def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -
 def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, cache: Cache) -> None:
     """Place 600 is scored in two windows; the first has most of the text before it."""
     model = compared(cache, "a", {600: 2.0, 700: 3.0, 5: 1.0})
-    found = inspector.inspect(run_of(model), data, cache)
+    found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
@@ -89,7 +89,7 @@ def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, c
     """The broken model's KLD is a thousand times the other's: each counts by its own mean."""
     fine = compared(cache, "fine", {1200: 5.0}, size=0.01)
     broken = compared(cache, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
-    found = inspector.inspect(run_of(fine, broken), data, cache)
+    found = inspector.inspect_tokens(run_of(fine, broken), data, cache)
     assert found
     places = [each.window * STRIDE + each.position for each in found.passages]
     assert len(places) == inspector.PASSAGES
@@ -107,7 +107,7 @@ def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, c
 
 def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
     """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
-    found = inspector.inspect(run_of(compared(cache, "a", {})), data, cache)
+    found = inspector.inspect_tokens(run_of(compared(cache, "a", {})), data, cache)
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
@@ -119,7 +119,7 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) 
 def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> None:
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456
-    found = inspector.inspect(run_of(keep(cache, "a", logprob=logprob), reference=None), data, cache)
+    found = inspector.inspect_tokens(run_of(keep(cache, "a", logprob=logprob), reference=None), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
@@ -133,7 +133,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
     reference = replace(keep(cache, "base", logprob=loss), is_reference=True)
     # Each lost at places of its own that fill all passages but the first.
     model = compared(cache, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
-    found = inspector.inspect(run_of(reference, model), data, cache)
+    found = inspector.inspect_tokens(run_of(reference, model), data, cache)
     assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
     places = [each.window * STRIDE + each.position for each in found.passages]
@@ -142,7 +142,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
     model = compared(cache, "a", {10: np.inf, 11: np.nan, 12: 1.0})
-    found = inspector.inspect(run_of(model), data, cache)
+    found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
     assert worst is not None
@@ -153,25 +153,31 @@ def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: C
 def test_models_without_scores(data: EvalData, cache: Cache) -> None:
     failed = ModelResult("broken", "fake", error="told to fail", scores_key="a")
     model = compared(cache, "a", {})
-    found = inspector.inspect(run_of(failed, model), data, cache)
+    found = inspector.inspect_tokens(run_of(failed, model), data, cache)
     assert found
     assert found.worst[0] is None
     assert found.passages[0].kld[0] is None
     assert found.passages[0].kld[1] is not None
-    assert inspector.inspect(run_of(failed, ModelResult("x", "fake")), data, cache) is None
+    assert inspector.inspect_tokens(run_of(failed, ModelResult("x", "fake")), data, cache) is None
 
 
 def test_passages_of_one_text_do_not_overlap() -> None:
     """The second window begins 100 tokens after the first, so that its passages hold the same text."""
     index, total = np.concatenate((np.arange(512), np.arange(100, 612))), np.zeros(1024)
     total[index == 300] = 1
-    assert inspector.choose(total, index, np.repeat([0, 1], 512)) == [0, 256]
+    assert inspector.choose_passages(total, index, np.repeat([0, 1], 512)) == [0, 256]
 
 
 def test_windows_shorter_than_a_passage() -> None:
-    total, row = np.arange(30.0), np.repeat(np.arange(3), 10)
-    assert inspector.choose(total, np.arange(30) * 300, row) == [0, 20, 10]
+    total, window = np.arange(30.0), np.repeat(np.arange(3), 10)
+    assert inspector.choose_passages(total, np.arange(30) * 300, window) == [0, 20, 10]
 
 
 def test_numbers_have_three_digits() -> None:
-    assert inspector.rounded(np.array([0.0123456, -12.3456, np.inf, np.nan, 0])) == (0.0123, -12.3, None, None, 0.0)
+    assert inspector.three_digits(np.array([0.0123456, -12.3456, np.inf, np.nan, 0])) == (
+        0.0123,
+        -12.3,
+        None,
+        None,
+        0.0,
+    )

@@ -28,8 +28,8 @@ MODELS = (
 SCRIPT = """
 const found = { differences: [], best: {} };
 for (const name of ["nll", "kld", "same_top"]) {
-  for (const a of MODELS) for (const b of MODELS) found.differences.push(difference(a, b, name));
-  found.best[name] = best(MODELS, name).map((m) => m.raw.label);
+  for (const a of MODELS) for (const b of MODELS) found.differences.push(pairedDifference(a, b, name));
+  found.best[name] = bestModels(MODELS, name).map((m) => m.raw.label);
 }
 console.log(JSON.stringify(found));
 """
@@ -51,7 +51,7 @@ def in_node(models: tuple[ModelResult, ...]) -> dict[str, Any]:
     """What the report's scripts find of a run."""
     page = "const document = { getElementById: () => ({ textContent: INPUT }) };\n"
     scripts = "".join((report.FOLDER / f"{name}.js").read_text() for name in ("core", "statistics"))
-    payload = json.dumps(report.payload(run_of(*models), None, []))
+    payload = json.dumps(report.page_payload(run_of(*models), None, []))
     code = f"const INPUT = {json.dumps(payload)};\n{page}{scripts}{SCRIPT}"
     assert NODE
     done = subprocess.run([NODE, "-"], input=code, capture_output=True, text=True, check=False, timeout=60)
@@ -66,7 +66,7 @@ def test_differences_and_stars_are_pythons(length: int, groups: int) -> None:
     models = tuple(many(model, length, groups) for model in MODELS)
     found = in_node(models)
     expected = [
-        differences.between(a.estimates.blocks, b.estimates.blocks, name)
+        differences.difference_with_interval(a.estimates.blocks, b.estimates.blocks, name)
         for name in ("nll", "kld", "same_top") for a in models for b in models if a.estimates and b.estimates
     ]  # fmt: skip
     assert len(found["differences"]) == len(expected) == 75
@@ -77,6 +77,6 @@ def test_differences_and_stars_are_pythons(length: int, groups: int) -> None:
             assert [theirs[key] for key in ("value", "stderr", "low", "high")] == pytest.approx(
                 [ours.value, ours.stderr, *limits], rel=1e-9, abs=1e-12
             )
-    stars = {name: differences.best(models, name) for name in differences.SCORES}
+    stars = {name: differences.best_labels(models, name) for name in differences.SCORES}
     assert {name: frozenset(labels) for name, labels in found["best"].items()} == stars
-    assert any(stars.values()) == (length >= differences.LEAST)
+    assert any(stars.values()) == (length >= differences.LEAST_TOKENS)

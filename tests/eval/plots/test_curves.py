@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from eval.plots import curves, labels, style
 from eval.plots.curves import Line
 from tests.support import real_table
-from tests.support.drawn import closest, extents, named, within
+from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
 
 
 @functools.cache
 def real(kld: bool, dark: bool = False) -> Figure:
     lines = []
-    for model in real_table.run().models:
+    for model in real_table.real_run().models:
         curve = model.estimates.curve if model.estimates else None
         values = curve.kld if curve and kld else curve.nll if curve else None
         if curve and values:
@@ -27,13 +27,13 @@ def real(kld: bool, dark: bool = False) -> Figure:
 @pytest.mark.parametrize("dark", [False, True])
 def test_names_of_the_real_table_overlap_nothing_and_are_in_the_order_of_their_lines(kld: bool, dark: bool) -> None:
     figure = real(kld, dark)
-    axes, texts = figure.axes[0], named(figure, "label")
+    axes, texts = figure.axes[0], artists_of_kind(figure, "label")
     boxes = extents(texts)
     assert len(boxes) == (26 if kld else 27)
-    assert closest(boxes) > 0
-    assert closest(boxes, extents([*axes.get_xticklabels(), *axes.get_yticklabels()])) > 1
-    assert all(within(box, figure.bbox) and box.x0 > axes.bbox.x1 for box in boxes)
-    ends = [float(line.get_ydata()[-1]) for line in named(figure, "line")]
+    assert smallest_gap(boxes) > 0
+    assert smallest_gap(boxes, extents([*axes.get_xticklabels(), *axes.get_yticklabels()])) > 1
+    assert all(is_within(box, figure.bbox) and box.x0 > axes.bbox.x1 for box in boxes)
+    ends = [float(line.get_ydata()[-1]) for line in artists_of_kind(figure, "line")]
     heights = [(box.y0 + box.y1) / 2 for box in boxes]
     assert [end for _, end in sorted(zip(heights, ends, strict=True))] == sorted(ends)
     assert axes.bbox.y0 - 1 <= min(heights) <= max(heights) <= axes.bbox.y1 + 1
@@ -44,7 +44,7 @@ def test_a_leader_joins_each_line_and_its_name(kld: bool) -> None:
     figure = real(kld)
     axes = figure.axes[0]
     leaders = [line for line in axes.lines if not line.get_gid()]
-    for leader, line, box in zip(leaders, named(figure, "line"), labels.boxes_of(figure), strict=True):
+    for leader, line, box in zip(leaders, artists_of_kind(figure, "line"), labels.boxes_of(figure), strict=True):
         start, *_, end = axes.transAxes.transform(leader.get_xydata())
         assert start == pytest.approx(axes.transData.transform(line.get_xydata()[-1]))
         assert end[1] == pytest.approx((box.y0 + box.y1) / 2, abs=4)
@@ -54,7 +54,7 @@ def test_a_leader_joins_each_line_and_its_name(kld: bool) -> None:
 def test_bins_are_drawn_in_their_middle() -> None:
     """Positions 1; 2 and 3; 4 to 9: at 1, the roots of 2 * 3 and of 4 * 9."""
     figure = curves.over_position([Line("EXL3 4.0", (1, 2, 4, 10), (3.0, 2.0, 1.0))], y_label="y", title="t")
-    (line,) = named(figure, "line")
+    (line,) = artists_of_kind(figure, "line")
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
@@ -65,12 +65,12 @@ def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
     lines = [Line("a", (1, 2, 3, 4), (3.0, None, 1.0)), Line("b", (1, 2, 3, 4), (0.0, 2.0, None)),
              Line("c", (1, 2, 3, 4), (None, None, None))]  # fmt: skip
     figure = curves.over_position(lines, y_label="y", title="t", log_y=True)
-    drawn = [line.get_ydata().tolist() for line in named(figure, "line")]
+    drawn = [line.get_ydata().tolist() for line in artists_of_kind(figure, "line")]
     assert drawn[0] == pytest.approx([3.0, np.nan, 1.0], nan_ok=True)
     assert drawn[1] == pytest.approx([np.nan, 2.0, np.nan], nan_ok=True)
-    assert [text.get_text() for text in named(figure, "label")] == ["a", "b"]
+    assert [text.get_text() for text in artists_of_kind(figure, "label")] == ["a", "b"]
     linear = curves.over_position(lines, y_label="y", title="t")
-    assert named(linear, "line")[1].get_ydata().tolist() == pytest.approx([0.0, 2.0, np.nan], nan_ok=True)
+    assert artists_of_kind(linear, "line")[1].get_ydata().tolist() == pytest.approx([0.0, 2.0, np.nan], nan_ok=True)
 
 
 def test_nothing_to_draw_is_an_error() -> None:
@@ -81,12 +81,12 @@ def test_nothing_to_draw_is_an_error() -> None:
 
 
 def test_the_reference_is_thicker_above_the_others_and_named() -> None:
-    widths = {line.get_linewidth() for line in named(real(False), "line")[1:]}
+    widths = {line.get_linewidth() for line in artists_of_kind(real(False), "line")[1:]}
     assert widths == {1.4}
-    reference, *others = named(real(False), "line")
+    reference, *others = artists_of_kind(real(False), "line")
     assert reference.get_linewidth() == 3.0
     assert reference.get_zorder() > max(line.get_zorder() for line in others)
-    names = [text.get_text() for text in named(real(False), "label")]
+    names = [text.get_text() for text in artists_of_kind(real(False), "label")]
     assert [name for name in names if "reference" in name] == [names[0]]
     assert names[0].endswith(" (reference)")
 
@@ -94,9 +94,9 @@ def test_the_reference_is_thicker_above_the_others_and_named() -> None:
 def test_many_names_get_a_smaller_font() -> None:
     many = [Line(f"EXL3 {i}", (1, 2, 3), (1.0, 1.0 + i / 1000)) for i in range(70)]
     figure = curves.over_position(many, y_label="y", title="t")
-    assert closest(labels.boxes_of(figure)) > 0
-    assert named(figure, "label")[0].get_fontsize() < curves.LARGEST
-    assert all(within(box, figure.bbox) for box in labels.boxes_of(figure))
+    assert smallest_gap(labels.boxes_of(figure)) > 0
+    assert artists_of_kind(figure, "label")[0].get_fontsize() < curves.LARGEST
+    assert all(is_within(box, figure.bbox) for box in labels.boxes_of(figure))
 
 
 def test_names_without_room_are_left_out_and_counted() -> None:
@@ -104,22 +104,22 @@ def test_names_without_room_are_left_out_and_counted() -> None:
     many = [Line(f"G{i} model", (1, 2, 3), (1.0, 1.0 + i / 1000), i == 70) for i in range(151)]
     figure = curves.over_position(many, y_label="y", title="t")
     figure.draw_without_rendering()
-    texts, (note,) = named(figure, "label"), named(figure, "note")
+    texts, (note,) = artists_of_kind(figure, "label"), artists_of_kind(figure, "note")
     assert note.get_text() == f"no room for {151 - len(texts)} of 151 names"
     assert 60 < len(texts) < 151
     assert {text.get_fontsize() for text in texts} == {curves.SMALLEST}
     assert {"G0 model", "G70 model (reference)", "G150 model"} <= {text.get_text() for text in texts}
     boxes = [*extents(texts), note.get_window_extent()]
-    assert closest(boxes) > 0
-    assert all(within(box, figure.bbox) for box in boxes)
-    assert closest(boxes, extents([*figure.axes[0].get_xticklabels(), figure.axes[0].xaxis.label])) > 0
-    assert len(named(figure, "line")) == 151
-    assert not named(real(False), "note")
+    assert smallest_gap(boxes) > 0
+    assert all(is_within(box, figure.bbox) for box in boxes)
+    assert smallest_gap(boxes, extents([*figure.axes[0].get_xticklabels(), figure.axes[0].xaxis.label])) > 0
+    assert len(artists_of_kind(figure, "line")) == 151
+    assert not artists_of_kind(real(False), "note")
 
 
 @pytest.mark.filterwarnings("error")
 def test_long_names_stay_in_the_figure() -> None:
     long = [Line(f"{i} " + ("W" * 300 if i % 2 else "word " * 60), (1, 2, 3), (1.0, 1.0 + i), i == 0) for i in range(9)]
     figure = curves.over_position(long, y_label="y", title="t")
-    assert all(within(box, figure.bbox) for box in labels.boxes_of(figure))
+    assert all(is_within(box, figure.bbox) for box in labels.boxes_of(figure))
     assert figure.axes[0].bbox.width > 0.4 * figure.bbox.width

@@ -13,15 +13,21 @@ from eval.plots.scatter import Point
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table
-from tests.support.drawn import apart, closest, extents, named, within
+from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
 
-KINDS = [(kld, vram, dark) for kld in (False, True) for vram in (False, True) for dark in (False, True)]
+KINDS = [*((kld, vram, False) for kld in (False, True) for vram in (False, True)), (True, False, True)]
+"""KLD, VRAM, dark: the dark theme changes colours alone."""
+
+
+def real(kld: bool, vram: bool, dark: bool, log_y: bool | None = None) -> Figure:
+    """The finished plot of the real table, drawn once."""
+    return real_figure(kld, vram, dark, log_y)
 
 
 @functools.cache
-def real(kld: bool, vram: bool, dark: bool, log_y: bool | None = None) -> Figure:
-    return figures.scatter(real_table.run(), kld=kld, vram=vram, dark=dark, log_y=log_y)
+def real_figure(kld: bool, vram: bool, dark: bool, log_y: bool | None) -> Figure:
+    return figures.scatter_figure(real_table.real_run(), kld=kld, vram=vram, dark=dark, log_y=log_y)
 
 
 @pytest.mark.parametrize(("kld", "vram", "dark", "log_y"), [*((*kind, None) for kind in KINDS),
@@ -32,13 +38,13 @@ def test_nothing_overlaps_on_the_real_table(kld: bool, vram: bool, dark: bool, l
     axes = figure.axes[0]
     texts, marks, names = (labels.boxes_of(figure, kind) for kind in ("label", "point", "level-name"))
     assert (len(texts), len(marks), len(names)) == (27, 27, 1)
-    assert closest(texts) > 1
-    assert closest(texts, marks) > 1
-    assert closest(names, [*texts, *marks]) > 1
-    assert all(within(box, axes.bbox) for box in [*texts, *names])
+    assert smallest_gap(texts) > 1
+    assert smallest_gap(texts, marks) > 1
+    assert smallest_gap(names, [*texts, *marks]) > 1
+    assert all(is_within(box, axes.bbox) for box in [*texts, *names])
     outside = extents([axes.get_legend(), *axes.get_xticklabels(), *axes.get_yticklabels()])
-    assert closest(outside, [*texts, *marks, *names]) > 1
-    assert {text.get_fontsize() for text in named(figure, "label")} == {labels.FONT_SIZES[0]}
+    assert smallest_gap(outside, [*texts, *marks, *names]) > 1
+    assert {text.get_fontsize() for text in artists_of_kind(figure, "label")} == {labels.FONT_SIZES[0]}
 
 
 @pytest.mark.parametrize(("kld", "vram", "dark"), KINDS)
@@ -52,20 +58,24 @@ def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, 
         far = "" if kld or ppl < 100 else " (off the scale)"
         x = bits / 8 / 2**30 if vram else bpw
         rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}{far}"] = (x, y, error or 0)
-    found = zip(named(figure, "label"), named(figure, "point"), strict=True)
+    found = zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "point"), strict=True)
     for text, mark in found:
         x, y, _ = rows[text.get_text()]
         assert mark.get_xdata()[0] == pytest.approx(x)
         if y and "off" not in text.get_text():
             assert mark.get_ydata()[0] == y
-    bars = {(round(float(bar.get_xdata()[0]), 6), *bar.get_ydata()) for bar in named(figure, "bar")}
+    bars = {(round(float(bar.get_xdata()[0]), 6), *bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
     expected = {(round(x, 6), y - error, y + error) for x, y, error in rows.values()}
     assert all(any(bar == pytest.approx(other, rel=1e-9) for other in expected) for bar in bars)
     assert len(bars) == (0 if kld else 10)  # errors of 0.4 and more; KLD's are smaller than any marker
 
 
 def test_the_outlier_of_the_real_table_is_off_the_scale_in_ppl_and_on_it_in_kld() -> None:
-    far = [text.get_text() for text in named(real(False, False, False), "label") if "off the scale" in text.get_text()]
+    far = [
+        text.get_text()
+        for text in artists_of_kind(real(False, False, False), "label")
+        if "off the scale" in text.get_text()
+    ]
     assert far == ["Q2_K\n553.473 (off the scale)"]
     assert real(True, False, False).axes[0].get_ylim()[1] > 3.2
 
@@ -88,25 +98,19 @@ def test_the_lines_of_the_real_table(vram: bool) -> None:
     floor = f"noise floor ({real_table.FLOOR}) 0.0015"
     for kld, height, name in (False, 21.991, "reference 21.99"), (True, 0.00154269, floor):
         figure = real(kld, vram, False)
-        (line,), (text,) = named(figure, "level"), named(figure, "level-name")
+        (line,), (text,) = artists_of_kind(figure, "level"), artists_of_kind(figure, "level-name")
         assert tuple(line.get_ydata()) == (height, height)
         assert text.get_text() == name
 
 
 def subtitles(run: RunResult, **keys: bool) -> list[str]:
-    return str(figures.scatter(run, **keys).axes[0].texts[0].get_text()).splitlines()
-
-
-@pytest.fixture
-def unplaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels stay on their points, which takes no time."""
-    monkeypatch.setattr(labels, "place", lambda *_: None)
+    return str(figures.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
 
 
 def test_what_is_below_the_title(unplaced: None) -> None:
     mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
     bars = "error bars, where longer than the marker: one standard error of"
-    run = real_table.run()
+    run = real_table.real_run()
     assert subtitles(run) == [mark, f"{bars} the ratio to the reference's"]
     assert subtitles(run, kld=True) == [mark, f"{bars} the mean"]
     alone = replace(run, models=tuple(on_its_own(model) for model in run.models if model.label != real_table.MARKED))
@@ -170,14 +174,14 @@ def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() 
 def test_points_are_what_is_known() -> None:
     sizeless = replace(QUANT, label="sizeless", storage=replace(QUANT.storage, bpw_layer=None, vram_bits=None))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
-    points, left_out = figures.points(run, vram=False)
+    points, left_out = figures.scatter_points(run, vram=False)
     assert points == [
         Point("bf16", 4.5, 7.5),
         Point("W4A16", 4.5, 7.5, error=0.015),
         Point("base", 4.5, 7.5, error=0.0),
     ]
     assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: PPL unknown"]
-    points, left_out = figures.points(run, vram=True, kld=True)
+    points, left_out = figures.scatter_points(run, vram=True, kld=True)
     assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.01235", 0.000452)]
     assert left_out == ["sizeless: not in the plot: size unknown", "base: not in the plot: KLD unknown",
                         "broken: not in the plot: KLD unknown"]  # fmt: skip
@@ -186,38 +190,40 @@ def test_points_are_what_is_known() -> None:
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in figures.levels(run, kld=False)] == [
+    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, kld=False)] == [
         (7.5, "reference 7.50", False)
     ]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in figures.levels(run, kld=True)] == [
+    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, kld=True)] == [
         (0.01234567, name, True)
     ]
-    assert figures.levels(run_of(REF, QUANT), kld=True) == []
-    assert figures.levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), kld=True) == []
-    assert figures.levels(run_of(BASE, reference=None), kld=False) == []
+    assert figures.scatter_levels(run_of(REF, QUANT), kld=True) == []
+    assert figures.scatter_levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), kld=True) == []
+    assert figures.scatter_levels(run_of(BASE, reference=None), kld=False) == []
 
 
 def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
-    figure = figures.scatter(real_table.run(), max_x=5, max_y=25)
-    shown = {text.get_text().split("\n")[0] for text in named(figure, "label")}
+    figure = figures.scatter_figure(real_table.real_run(), max_x=5, max_y=25)
+    shown = {text.get_text().split("\n")[0] for text in artists_of_kind(figure, "label")}
     assert shown == {"3.5 bpw", "4.0 bpw", "Q4_K_M"}
-    assert len(named(figure, "level")) == 1
-    low = replace(real_table.run(), models=real_table.run().models[2:3])  # ExLlamaV3, below the reference's 21.991
-    assert named(figures.scatter(low, max_y=21.99), "level") == []
+    assert len(artists_of_kind(figure, "level")) == 1
+    low = replace(
+        real_table.real_run(), models=real_table.real_run().models[2:3]
+    )  # ExLlamaV3, below the reference's 21.991
+    assert artists_of_kind(figures.scatter_figure(low, max_y=21.99), "level") == []
     with pytest.raises(ValueError, match="no model has both values within the limits"):
-        figures.scatter(real_table.run(), max_x=1)
+        figures.scatter_figure(real_table.real_run(), max_x=1)
 
 
 def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
     axis = "KL divergence (nats, mean over tokens)"
-    assert figures.kld_axis(real_table.run()) == f"{axis} against bf16 vLLM"
+    assert figures.kld_axis(real_table.real_run()) == f"{axis} against bf16 vLLM"
     assert figures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
     assert figures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
-    figure = figures.scatter(run_of(REF, QUANT, reference={"label": "x" * 22}), kld=True)
+    figure = figures.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), kld=True)
     assert figure.axes[0].get_ylabel().endswith("x" * 22)
     figure.draw_without_rendering()
-    assert within(figure.axes[0].yaxis.label.get_window_extent(), figure.bbox)
+    assert is_within(figure.axes[0].yaxis.label.get_window_extent(), figure.bbox)
 
 
 def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,14 +241,14 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
 
 def test_titles(unplaced: None) -> None:
     run = run_of(REF, QUANT)
-    titles = [figures.scatter(run, kld=kld, title=title).axes[0].get_title(loc="left")
+    titles = [figures.scatter_figure(run, kld=kld, title=title).axes[0].get_title(loc="left")
               for kld, title in ((False, None), (True, None), (True, "mine"), (False, ""))]  # fmt: skip
     assert titles == ["Perplexity of quantized models", "KL divergence of quantized models", "mine", ""]
 
 
 def test_axes_say_what_is_counted() -> None:
     run = run_of(REF, QUANT)
-    assert figures.scatter(run).axes[0].get_xlabel() == figures.BPW_AXIS
-    assert figures.scatter(run, vram=True).axes[0].get_xlabel() == figures.VRAM_AXIS
-    assert figures.scatter(run, vram=True).axes[0].get_ylabel() == "Perplexity"
-    assert apart(*labels.boxes_of(figures.scatter(run))[:2]) > 0
+    assert figures.scatter_figure(run).axes[0].get_xlabel() == figures.BPW_AXIS
+    assert figures.scatter_figure(run, vram=True).axes[0].get_xlabel() == figures.VRAM_AXIS
+    assert figures.scatter_figure(run, vram=True).axes[0].get_ylabel() == "Perplexity"
+    assert pixels_apart(*labels.boxes_of(figures.scatter_figure(run))[:2]) > 0

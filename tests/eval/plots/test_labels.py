@@ -1,4 +1,4 @@
-"""Places for labels: one column of them, and the names of lines; what a scatter's labels must keep is in test_plot."""
+"""Places for labels: in one column, and the names of lines; labels of a scatter plot: test_scatter_labels.py."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval.plots import labels, style
-from tests.support.drawn import apart, extents
+from tests.support.drawn import extents, pixels_apart
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def crowded(crowd: np.ndarray) -> Figure:
         texts = [axes.text(x, 0.0, "here", gid=f"label-{i}") for i, x in enumerate(crowd)]
         axes.plot([0, 10], [0, 0], gid="level-0")
         name = axes.text(5, 0.0, "name of the line", ha="center", va="center", gid="level-name-0")
-        style.freeze(figure)
-        labels.place(axes, marks, texts, [name])
+        style.freeze_layout(figure)
+        labels.place_labels(axes, marks, texts, [name])
     return figure
 
 
@@ -60,7 +60,7 @@ def test_the_name_of_a_line_goes_where_no_points_are(gap: tuple[float, float]) -
     (name,) = labels.boxes_of(figure, "level-name")
     left, right = (figure.axes[0].transData.transform((x, 0))[0] for x in gap)
     assert left - 5 < name.x0 < name.x1 < right + 5
-    assert min(apart(name, mark) for mark in labels.boxes_of(figure, "point")) > 20
+    assert min(pixels_apart(name, mark) for mark in labels.boxes_of(figure, "point")) > 20
 
 
 def test_the_name_of_a_line_is_at_its_right_end_where_all_is_free() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_rgb
 
-from eval.plots import figures, labels, pictures, style
+from eval.plots import figures, pictures, style
 from eval.results.run_result import ModelResult, RunResult
-from eval.stats.distributions import histogram
+from eval.stats.distributions import histogram_of
 from eval.stats.uncertainty import Mean
 from tests.support import real_table
-from tests.support.drawn import named
+from tests.support.drawn import artists_of_kind
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against
 
 NAMES = ("ppl_bpw", "ppl_vram", "kld_bpw", "kld_vram", "kld_spread", "kld_histograms", "loss_by_position",
@@ -20,9 +20,9 @@ NAMES = ("ppl_bpw", "ppl_vram", "kld_bpw", "kld_vram", "kld_spread", "kld_histog
 
 def small() -> RunResult:
     """Four rows of the real table: reference, noise floor, a marked one, EXL3."""
-    models = {model.label: model for model in real_table.run().models}
+    models = {model.label: model for model in real_table.real_run().models}
     kept = ("bf16 vLLM", real_table.FLOOR, real_table.MARKED, "EXL3 4.0 bpw")
-    return replace(real_table.run(), models=tuple(models[label] for label in kept))
+    return replace(real_table.real_run(), models=tuple(models[label] for label in kept))
 
 
 def files(folder: Path) -> set[str]:
@@ -30,6 +30,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_every_picture_is_written_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
     written = {}
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
@@ -43,10 +44,9 @@ def test_every_picture_is_written_and_the_same_each_time(tmp_path: Path, monkeyp
 
 
 @pytest.fixture
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels stay on their points and nothing is written, which takes no time."""
-    monkeypatch.setattr(labels, "place", lambda *_: None)
-    monkeypatch.setattr(style, "save", lambda *_: None)
+def unwritten(monkeypatch: pytest.MonkeyPatch, unplaced: None) -> None:
+    """Nothing is written, and labels stay on their points."""
+    monkeypatch.setattr(style, "save_figure", lambda *_: None)
 
 
 def test_without_a_reference_only_perplexity_is_drawn(
@@ -79,11 +79,11 @@ def test_each_model_that_is_missing_is_named_once(
 
 def test_models_without_a_finite_kld_are_not_in_the_pictures_of_tokens(tmp_path: Path, unwritten: None) -> None:
     empty = with_against(replace(QUANT, label="none"), kld=Mean(None, 0.0, 0, 40), kld_percentiles={})
-    assert [name for name in pictures.pictures(run_of(REF, QUANT, empty)) if "/" in name] == ["histograms/W4A16"]
+    assert [name for name in pictures.all_pictures(run_of(REF, QUANT, empty)) if "/" in name] == ["histograms/W4A16"]
 
 
 def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
-    own = {name: draw().axes[0].get_title(loc="left") for name, draw in pictures.pictures(small()).items()}
+    own = {name: draw().axes[0].get_title(loc="left") for name, draw in pictures.all_pictures(small()).items()}
     assert own == {
         **dict.fromkeys(("ppl_bpw", "ppl_vram"), "Perplexity of quantized models"),
         **dict.fromkeys(("kld_bpw", "kld_vram"), "KL divergence of quantized models"),
@@ -91,52 +91,58 @@ def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
         "loss_by_position": "Loss by position in the window",
         "kld_by_position": "KL divergence by position in the window",
     }
-    given = [draw() for draw in pictures.pictures(small(), title="Mine", dark=True).values()]
+    given = [draw() for draw in pictures.all_pictures(small(), title="Mine", dark=True).values()]
     assert {figure.axes[0].get_title(loc="left") for figure in given} == {"Mine"}
     assert {figure.get_facecolor()[:3] < (0.2, 0.2, 0.2) for figure in given} == {True}
 
 
 def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
-    found = {name: draw() for name, draw in pictures.pictures(small()).items()}
-    assert [named(found[name], "point")[0].get_xdata()[0] < 1 for name in NAMES[:4]] == [False, True, False, True]
+    found = {name: draw() for name, draw in pictures.all_pictures(small()).items()}
+    assert [artists_of_kind(found[name], "point")[0].get_xdata()[0] < 1 for name in NAMES[:4]] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     for name in ("kld_spread", "kld_histograms"):
-        rows = [text.get_text() for text in named(found[name], "label")]
+        rows = [text.get_text() for text in artists_of_kind(found[name], "label")]
         assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]
         assert "†: ran otherwise than its checkpoint asks" in found[name].axes[0].texts[0].get_text()
-        assert len(named(found[name], "level")) == 1
+        assert len(artists_of_kind(found[name], "level")) == 1
     single = found["histograms/EXL3_4.0_bpw"]
     assert "†" not in single.axes[0].texts[0].get_text()
-    assert len(named(single, "share")) == 2
+    assert len(artists_of_kind(single, "share")) == 2
     assert "†" in found["histograms/NVFP4_W4A4_as_run"].axes[0].texts[0].get_text()
     loss, kld = found["loss_by_position"], found["kld_by_position"]
-    assert (len(named(loss, "line")), len(named(kld, "line"))) == (4, 3)
+    assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
     assert kld.axes[0].get_ylabel() == figures.kld_axis(small())
-    assert named(loss, "line")[0].get_linewidth() == 3.0
+    assert artists_of_kind(loss, "line")[0].get_linewidth() == 3.0
     curve = small().models[3].estimates.curve  # type: ignore[union-attr]
-    assert named(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
-    assert named(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
+    assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
+    assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
 
 
 def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
     """W8A16, which prefers none, would be EXL3's pink if it were alone."""
-    found = pictures.pictures(real_table.run())
+    found = pictures.all_pictures(real_table.real_run())
     scatter = found["kld_bpw"]()
     points = {
-        text.get_text(): mark for text, mark in zip(named(scatter, "label"), named(scatter, "point"), strict=True)
+        text.get_text(): mark
+        for text, mark in zip(artists_of_kind(scatter, "label"), artists_of_kind(scatter, "point"), strict=True)
     }
-    (single,) = named(found["histograms/W8A16_g128"](), "share")[:1]
-    row = next(text for text in named(found["kld_spread"](), "label") if text.get_text() == "W8A16 g128")
+    (single,) = artists_of_kind(found["histograms/W8A16_g128"](), "share")[:1]
+    row = next(text for text in artists_of_kind(found["kld_spread"](), "label") if text.get_text() == "W8A16 g128")
     colour = points["g128\n0.00360"].get_color()
     assert single.get_edgecolor()[:3] == pytest.approx(to_rgb(colour))
     assert row.get_color() == style.ink_of(colour, style.LIGHT)
 
 
 def test_divergence_is_that_of_the_model() -> None:
-    model = next(model for model in real_table.run().models if model.label == "GGUF Q4_0")
+    model = next(model for model in real_table.real_run().models if model.label == "GGUF Q4_0")
     found = pictures.divergence(model)
     assert (found.label, found.mean) == ("GGUF Q4_0", 0.295632)
-    assert found.histogram == histogram(real_table.tokens(0.295632))
+    assert found.histogram == histogram_of(real_table.token_klds(0.295632))
     for other in (REF, FAILED):
         with pytest.raises(ValueError, match="has no KLD"):
             pictures.divergence(other)
@@ -144,6 +150,6 @@ def test_divergence_is_that_of_the_model() -> None:
 
 def test_labels_that_make_the_same_file_name_get_files_of_their_own() -> None:
     twins: list[ModelResult] = [replace(QUANT, label=label) for label in ("a b", "a/b", "A_B")]
-    assert [name for name in pictures.pictures(run_of(REF, *twins)) if "/" in name] == [
+    assert [name for name in pictures.all_pictures(run_of(REF, *twins)) if "/" in name] == [
         "histograms/a_b", "histograms/a_b-2", "histograms/A_B-3"
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     ],
 )
 def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
-    assert style.short(label) == expected
+    assert style.short_label(label) == expected
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:
@@ -83,14 +83,14 @@ def test_save_is_deterministic(suffix: str, tmp_path: Path, monkeypatch: pytest.
     first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
     for path, seconds in (first, "1000000000"), (second, "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
-        style.save(figure(), path)
+        style.save_figure(figure(), path)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(tmp_path.iterdir()) == [first, second]
 
 
 def test_saved_files_are_readable(tmp_path: Path) -> None:
     for name in ("a.png", "a.svg", "A.PDF"):
-        style.save(figure(), tmp_path / name)
+        style.save_figure(figure(), tmp_path / name)
     assert imread(tmp_path / "a.png").shape == (480, 2080, 4)
     svg = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
@@ -101,7 +101,7 @@ def test_saved_files_are_readable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", "plot.png.txt"])
 def test_other_suffixes_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.png, \.svg, \.pdf"):
-        style.save(figure(), tmp_path / name)
+        style.save_figure(figure(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     path.write_bytes(b"old")
     monkeypatch.setattr(drawn, "savefig", fail)
     with pytest.raises(OSError, match="disk full"):
-        style.save(drawn, path)
+        style.save_figure(drawn, path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -154,7 +154,7 @@ def test_text_has_contrast_in_both_themes() -> None:
 def test_colours_of_text_and_surfaces_are_half_way() -> None:
     theme = style.Theme("#ffffff", "#000000", "#808080", "#eeeeee")
     assert style.ink_of("#ff0000", theme) == (0.5, 0, 0)
-    assert style.pale("#ff0000", theme) == (1, 0.5, 0.5)
+    assert style.paper_of("#ff0000", theme) == (1, 0.5, 0.5)
 
 
 def test_a_heading_wraps_and_keeps_its_lines() -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from backends.base import Storage
 from benchmarks import told_apart
-from eval.results.differences import LEAST, best, between, compared, groups, too_short
+from eval.results.differences import (
+    LEAST_TOKENS,
+    best_labels,
+    difference_or_reason,
+    difference_with_interval,
+    n_blocks,
+    too_short_for_best,
+)
 from eval.stats.estimates import BlockSums
 from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
 
@@ -24,12 +31,12 @@ SAME = replace(BLOCKS, nll=(16.0, 18.0, 36.0, 38.0))
 
 
 def test_a_difference_by_hand() -> None:
-    found = between(BLOCKS, WORSE, "nll")
+    found = difference_with_interval(BLOCKS, WORSE, "nll")
     assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.5), pytest.approx(0.115487, abs=1e-6))
     assert found.limits == (pytest.approx(-0.86748, abs=1e-5), pytest.approx(-0.13252, abs=1e-5))
     assert found.is_seen
-    other = between(BLOCKS, SAME, "nll")
+    other = difference_with_interval(BLOCKS, SAME, "nll")
     assert other is not None
     assert (other.value, other.stderr, other.is_seen) == (pytest.approx(-0.2), pytest.approx(0.32161, abs=1e-5), False)
 
@@ -37,18 +44,20 @@ def test_a_difference_by_hand() -> None:
 def test_the_interval_decides_and_not_two_standard_errors() -> None:
     """-0.3 +- 0.115 is 2.6 standard errors from 0, and with three waves 0 is still inside."""
     off = replace(BLOCKS, nll=(12.0, 22.0, 32.0, 46.0))
-    found = between(BLOCKS, off, "nll")
+    found = difference_with_interval(BLOCKS, off, "nll")
     assert found is not None
     assert (found.value, found.stderr) == (pytest.approx(-0.3), pytest.approx(0.115487, abs=1e-6))
     assert not found.is_seen
 
 
 def test_empty_blocks_do_not_count() -> None:
-    assert groups(BlockSums((10, 0, 5), (1.0, 0.0, 1.0))) == 2
+    assert n_blocks(BlockSums((10, 0, 5), (1.0, 0.0, 1.0))) == 2
 
 
 def test_one_block_has_no_error() -> None:
-    found = between(BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll")
+    found = difference_with_interval(
+        BlockSums((10,), (5.0,), whole=("nll",)), BlockSums((10,), (9.0,), whole=("nll",)), "nll"
+    )
     assert found is not None
     assert (found.value, found.stderr, found.limits, found.is_seen) == (pytest.approx(-0.4), None, None, False)
 
@@ -56,75 +65,79 @@ def test_one_block_has_no_error() -> None:
 def test_what_cannot_be_compared_says_why() -> None:
     plain, holes = replace(QUANT, label="plain"), with_sums(replace(QUANT, label="holes"), whole=("kld", "same_top"))
     alone = replace(REF, label="alone", is_reference=False)
-    assert compared(plain, FAILED, "nll") == "broken failed"
-    assert compared(REF, plain, "kld") == "bf16 is the reference, from which KLD is measured"
-    assert compared(plain, alone, "kld") == "alone has no KL divergence"
-    assert compared(plain, holes, "nll") == "holes has positions without a finite log-probability"
-    assert compared(plain, with_sums(plain, tokens=(10, 10, 10, 11)), "nll") == "they were scored on different windows"
-    assert not isinstance(compared(REF, plain, "nll"), str)
+    assert difference_or_reason(plain, FAILED, "nll") == "broken failed"
+    assert difference_or_reason(REF, plain, "kld") == "bf16 is the reference, from which KLD is measured"
+    assert difference_or_reason(plain, alone, "kld") == "alone has no KL divergence"
+    assert difference_or_reason(plain, holes, "nll") == "holes has positions without a finite log-probability"
+    assert (
+        difference_or_reason(plain, with_sums(plain, tokens=(10, 10, 10, 11)), "nll")
+        == "they were scored on different windows"
+    )
+    assert not isinstance(difference_or_reason(REF, plain, "nll"), str)
 
 
 def test_the_best_and_what_cannot_be_told_from_it() -> None:
     a, b, c = (with_sums(replace(QUANT, label=label), nll=found.nll)
                for label, found in (("a", BLOCKS), ("worse", WORSE), ("same", SAME)))  # fmt: skip
-    assert best([a, b], "nll") == {"a"}
-    assert best([b, c, a], "nll") == {"a", "same"}
-    assert best([a], "nll") == frozenset()
+    assert best_labels([a, b], "nll") == {"a"}
+    assert best_labels([b, c, a], "nll") == {"a", "same"}
+    assert best_labels([a], "nll") == frozenset()
 
 
 def test_reference_noise_floor_and_failures_are_not_the_best() -> None:
     good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
     a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best([good, a, b], "nll") == {"good"}
-    assert best([replace(good, is_reference=True), a, b], "nll") == {"a"}
-    assert best([replace(good, spec={"noise_floor": True}), a, b], "nll") == {"a"}
-    assert best([a, b, FAILED], "nll") == {"a"}
+    assert best_labels([good, a, b], "nll") == {"good"}
+    assert best_labels([replace(good, is_reference=True), a, b], "nll") == {"a"}
+    assert best_labels([replace(good, spec={"noise_floor": True}), a, b], "nll") == {"a"}
+    assert best_labels([a, b, FAILED], "nll") == {"a"}
 
 
 def test_no_model_is_the_best_where_the_best_measured_left_scores_out() -> None:
     """A star on the next one would say that there is no better."""
     good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0), whole=("kld", "same_top"))
     a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best([good, a, b], "nll") == frozenset()
-    assert best([a, with_sums(b, whole=("kld",))], "nll") == {"a"}
+    assert best_labels([good, a, b], "nll") == frozenset()
+    assert best_labels([a, with_sums(b, whole=("kld",))], "nll") == {"a"}
 
 
 def test_only_quantized_models_are_the_best() -> None:
     """16 bits a weight or more are none; where the size is not known, the layers' weights say it."""
     good = with_sums(replace(QUANT, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
     a, b = replace(QUANT, label="a"), with_sums(replace(QUANT, label="b"), nll=WORSE.nll)
-    assert best([replace(good, storage=Storage(16.0)), a, b], "nll") == {"a"}
-    assert best([replace(good, storage=Storage(15.9)), a, b], "nll") == {"good"}
-    assert best([replace(good, storage=Storage(16.0)), a], "nll") == frozenset()
-    assert best([replace(good, storage=Storage(), provenance={}), a, b], "nll") == {"good"}
+    assert best_labels([replace(good, storage=Storage(16.0)), a, b], "nll") == {"a"}
+    assert best_labels([replace(good, storage=Storage(15.9)), a, b], "nll") == {"good"}
+    assert best_labels([replace(good, storage=Storage(16.0)), a], "nll") == frozenset()
+    assert best_labels([replace(good, storage=Storage(), provenance={}), a, b], "nll") == {"good"}
 
 
 @pytest.mark.parametrize(("length", "found"), [(1999, frozenset()), (2000, {"good"})])
 def test_no_model_is_the_best_of_a_short_text(length: int, found: frozenset[str]) -> None:
     models = [with_sums(replace(QUANT, label=label), nll=nll, length=length)
               for label, nll in (("good", (1.0, 1.0, 1.0, 1.0)), ("b", (5.0, 5.0, 5.0, 5.0)))]  # fmt: skip
-    assert best(models, "nll") == found
-    assert too_short(models) == (None if found else length)
-    assert too_short(models[:1]) is None
+    assert best_labels(models, "nll") == found
+    assert too_short_for_best(models) == (None if found else length)
+    assert too_short_for_best(models[:1]) is None
 
 
 def test_from_2000_tokens_on_a_kld_twice_as_large_is_mostly_seen() -> None:
     """Of 510 in half of the texts (results/coverage.md); and equal ones are seldom told apart."""
     shares = {
-        tokens: dict(zip(told_apart.TIMES, told_apart.shares(tokens, 300), strict=True)) for tokens in (510, LEAST)
+        tokens: dict(zip(told_apart.TIMES, told_apart.shares_told_apart(tokens, 300), strict=True))
+        for tokens in (510, LEAST_TOKENS)
     }
-    assert shares[510][2] < 65 < 75 < shares[LEAST][2]
-    assert shares[LEAST][1] > 92
+    assert shares[510][2] < 65 < 75 < shares[LEAST_TOKENS][2]
+    assert shares[LEAST_TOKENS][1] > 92
 
 
 def test_more_is_better_of_the_same_top_token() -> None:
     more = with_sums(replace(QUANT, label="more"), same_top=(10.0, 10.0, 10.0, 10.0))
-    assert best([QUANT, more], "same_top") == {"more"}
-    assert best([QUANT, with_sums(more, kld=(0.5, 0.5, 0.5, 0.5))], "kld") == {"more"}
+    assert best_labels([QUANT, more], "same_top") == {"more"}
+    assert best_labels([QUANT, with_sums(more, kld=(0.5, 0.5, 0.5, 0.5))], "kld") == {"more"}
 
 
 def test_no_model_is_the_best_of_a_text_too_short_for_errors() -> None:
     """One block: nothing says that 0.4 nats are not by chance."""
     one, other = (with_sums(replace(QUANT, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
                   for label, loss in (("one", 5.0), ("other", 9.0)))  # fmt: skip
-    assert best([one, other], "nll") == frozenset()
+    assert best_labels([one, other], "nll") == frozenset()

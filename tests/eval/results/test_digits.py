@@ -18,7 +18,7 @@ from eval.results import digits
 )  # fmt: skip
 def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
     """3.55 is 3.54999... in binary."""
-    assert digits.error(stderr) == text
+    assert digits.error_text(stderr) == text
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> 
     ],
 )  # fmt: skip
 def test_a_number_has_the_decimals_of_its_error(value: float, stderr: float | None, text: str) -> None:
-    assert digits.with_error(value, stderr) == text
+    assert digits.number_with_error(value, stderr) == text
 
 
 def test_sign_and_unit() -> None:
-    assert digits.with_error(0.5, 0.1, "nats", sign=True) == "+0.50 ± 0.10 nats"
+    assert digits.number_with_error(0.5, 0.1, "nats", sign=True) == "+0.50 ± 0.10 nats"
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_sign_and_unit() -> None:
      (None, "n/a")],
 )  # fmt: skip
 def test_what_rounding_takes_below_zero_is_no_minus_sign(value: float | None, text: str) -> None:
-    assert digits.cell(value, digits.KLD_DIGITS) == text
+    assert digits.number_text(value, digits.KLD_DIGITS) == text
 
 
 def test_values_that_no_column_holds_are_written_with_an_exponent() -> None:
-    assert digits.cell(9_999_999.5, 1) == "9,999,999.5"
-    assert digits.cell(1.23456e129, 4) == "1.2346e+129"
+    assert digits.number_text(9_999_999.5, 1) == "9,999,999.5"
+    assert digits.number_text(1.23456e129, 4) == "1.2346e+129"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from eval.results import merge, results_json
-from eval.results.differences import best, compared
+from eval.results.differences import best_labels, difference_or_reason
 from eval.results.run_result import ModelResult, RunResult
-from eval.table.columns import columns, places
+from eval.table.columns import machine_letters, number_columns
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
@@ -94,8 +94,8 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     )  # fmt: skip
     assert run.models[2].notes == ("failed in x/results.json, on AMD EPYC",)
     assert run.models[5].notes == ("failed in y/results.json, on 2 × NVIDIA H200, driver 580.1",)
-    assert places(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
-    assert [(columns(run, ())[0].header, cell.value) for cell in columns(run, ())[0].cells] == [
+    assert machine_letters(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
+    assert [(number_columns(run, ())[0].header, cell.value) for cell in number_columns(run, ())[0].cells] == [
         ("where", letter) for letter in ("A", "A", "", "B", "B", "")
     ]
     assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
@@ -123,12 +123,12 @@ def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> No
     run, _ = merge.load([first, second])
     assert [model.reference_key[:1] for model in run.models] == ["a", "a", "a", "b", "b"]
     _, w4, fp8, _, awq = run.models
-    assert compared(w4, awq, "kld") == "each was compared with the reference of its own machine"
-    assert not isinstance(compared(w4, fp8, "kld"), str)
-    assert not isinstance(compared(w4, awq, "nll"), str)
-    assert best(run.models, "nll") == {"W4A16", "FP8", "AWQ"}
-    assert best(run.models, "kld") == best(run.models, "same_top") == frozenset()
-    assert best(run.models[:3], "kld") == {"W4A16", "FP8"}
+    assert difference_or_reason(w4, awq, "kld") == "each was compared with the reference of its own machine"
+    assert not isinstance(difference_or_reason(w4, fp8, "kld"), str)
+    assert not isinstance(difference_or_reason(w4, awq, "nll"), str)
+    assert best_labels(run.models, "nll") == {"W4A16", "FP8", "AWQ"}
+    assert best_labels(run.models, "kld") == best_labels(run.models, "same_top") == frozenset()
+    assert best_labels(run.models[:3], "kld") == {"W4A16", "FP8"}
     notes = footnotes(run)
     assert "their versions differ, in this order: torch 2.13, 2.14" in notes
     (said,) = [note for note in notes if note.startswith("KLD and same top of each row")]
@@ -172,12 +172,12 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
         return refusal(merge.load, [first, write("b.json", on(REF, "r2"), **keys)])
 
     windows = against(data={"windows_sha256": "x", "windows": 3})
-    assert windows.startswith("--from: b.json: its windows are others than those of a.json (windows 3 and 2); ")
+    assert windows.startswith("--from: b.json: its windows differ from the windows of a.json (windows 3 and 2); ")
     assert "(another text)" in against(data={"windows_sha256": "x"})
-    assert "b.json: its tokenizer is another than that of a.json" in against(data={"vocabulary_sha256": "x"})
+    assert "b.json: its tokenizer differs from the tokenizer of a.json" in against(data={"vocabulary_sha256": "x"})
     assert "b.json: does not say which windows" in against(data={"windows_sha256": None})
     other = against(reference={**ON_GPU, "label": "fp16", "model": "n"})
-    assert "b.json: its KL divergences are against 'fp16', and those of a.json against 'bf16'" in other
+    assert "b.json: its KL divergences are against 'fp16', and the KL divergences of a.json are against 'bf16'" in other
     assert "which is another reference (they differ in model, hardware); measure" in other
     assert "(they differ in compare_q's method of measuring)" in against(
         reference={**IDENTITY, "key": "c", "version": 2}
@@ -208,7 +208,7 @@ def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, 
     assert compare_q("--from", first, second).out == other
     ran = compare_q("--from", first, second, "--csv", second)
     assert "--csv: " in ran.err
-    assert "is that of --from as well" in ran.err
+    assert "is the file of --from as well" in ran.err
 
 
 def test_runs_of_two_caches_are_the_run_of_all_models(
@@ -229,7 +229,7 @@ def test_runs_of_two_caches_are_the_run_of_all_models(
     run, excerpts = merge.load([tmp_path / "a.html", tmp_path / "b.html"])
     measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
     assert measured[0] == measured[1]
-    assert best(run.models, "kld") == best(whole.models, "kld")
+    assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
     assert [each is not None for each in excerpts["worst"]] == [True] * 3
     ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
     assert ran.status == 0, ran.err

@@ -150,7 +150,7 @@ def test_other_and_damaged_results_are_refused() -> None:
     assert results_json.from_json(raw).subtitle == "letters"
     assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
     assert refusal(results_json.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
-    assert "results of format 3, and this compare_q reads format 5" in refusal(
+    assert "results of format 3, but this compare_q reads formats 4 and 5" in refusal(
         results_json.from_json, {**raw, "format": 3}
     )
     assert refusal(results_json.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"

@@ -1,4 +1,7 @@
-"""The shift by one, on the logits of an engine that hands them out; definitions are in test_logit_statistics.py."""
+"""The shift by one, on the logits of an engine that hands them out.
+
+The definitions are tested in tests/backends/scoring/test_statistics.py.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from eval.run import token_scores
 from tests.support.toy import refusal
 
 KEY = "0" * 40
-FACTS = {"provenance": {"engine": "fake"}, "load_seconds": 1.5, "score_seconds": 2.5}
+RUN_RECORD = {"provenance": {"engine": "fake"}, "load_seconds": 1.5, "score_seconds": 2.5}
 WINDOWS = [Window(0, np.array([7, 8, 9], np.int32)), Window(3, np.array([4, 5, 6], np.int32), score_from=2)]
 FULL: dict[str, list[Any]] = {
     "logprob": [-1.0, -2.0, -3.0],
@@ -55,7 +55,7 @@ def test_every_score_of_the_contract_has_a_column() -> None:
 def test_what_was_given_comes_back(cache: Cache, names: list[str]) -> None:
     assert token_scores.load(cache, KEY) is None
     columns = {name: FULL[name] for name in names}
-    token_scores.save(cache, KEY, WINDOWS, given(columns), FACTS)
+    token_scores.save(cache, KEY, WINDOWS, given(columns), RUN_RECORD)
     stored = token_scores.load(cache, KEY)
     assert stored is not None
     assert list(stored.columns) == names
@@ -63,13 +63,13 @@ def test_what_was_given_comes_back(cache: Cache, names: list[str]) -> None:
         np.testing.assert_array_equal(stored.columns[name], np.array(values))
         assert stored.columns[name].dtype == (np.bool_ if name in ("top1", "same_top") else np.float32)
     assert stored.logprob is stored.columns["logprob"]
-    assert (stored.windows, stored.facts) == (2, {**FACTS, "reference": None})
+    assert (stored.windows, stored.run_record) == (2, {**RUN_RECORD, "reference": None})
     for place, expected in ((stored.window, [0, 0, 3]), (stored.position, [1, 2, 2])):
         assert (place.tolist(), place.dtype) == (expected, np.int32)
 
 
 def test_the_file_says_which_token_each_line_is_of(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given({name: FULL[name] for name in ("logprob", "kld")}), FACTS)
+    token_scores.save(cache, KEY, WINDOWS, given({name: FULL[name] for name in ("logprob", "kld")}), RUN_RECORD)
     table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
     types = [pa.int32(), pa.int32(), pa.int32(), pa.float32(), pa.float32()]
     names = ["window", "position", "token_id", "logprob", "kld"]
@@ -78,12 +78,12 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache) -> None:
     assert table["kld"].null_count == 0  # nan is nan
 
 
-def test_facts_keep_the_reference(cache: Cache) -> None:
+def test_the_run_record_keeps_the_reference(cache: Cache) -> None:
     reference = {"label": "bf16", "kind": "states", "key": "f" * 40}
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), {**FACTS, "reference": reference})
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), {**RUN_RECORD, "reference": reference})
     stored = token_scores.load(cache, KEY)
     assert stored is not None
-    assert stored.facts["reference"] == reference
+    assert stored.run_record["reference"] == reference
 
 
 @pytest.mark.parametrize("name", list(FULL))
@@ -92,13 +92,13 @@ def test_a_column_of_another_length_is_refused(cache: Cache, name: str) -> None:
     short = {**{key: getattr(scored[0], key) for key in FULL}, name: getattr(scored[0], name)[:1]}
     what = "" if name == "logprob" else f"{name}: "
     with pytest.raises(ModelError, match=f"^window 0: {what}1 of 2 positions were scored$"):
-        token_scores.save(cache, KEY, WINDOWS, {**scored, 0: TokenScores(0, **short)}, FACTS)
+        token_scores.save(cache, KEY, WINDOWS, {**scored, 0: TokenScores(0, **short)}, RUN_RECORD)
     assert token_scores.load(cache, KEY) is None
 
 
 def test_a_missing_window_is_refused(cache: Cache) -> None:
     with pytest.raises(ModelError, match=r"^window 3: none of 1 positions were scored$"):
-        token_scores.save(cache, KEY, WINDOWS, {0: given(FULL)[0]}, FACTS)
+        token_scores.save(cache, KEY, WINDOWS, {0: given(FULL)[0]}, RUN_RECORD)
     assert token_scores.load(cache, KEY) is None
 
 
@@ -107,7 +107,7 @@ def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
     full, plain = given(FULL), given({name: FULL[name] for name in FULL if name not in ("kld", "top1")})
     for mixed in ({0: full[0], 3: plain[3]}, {0: plain[0], 3: full[3]}):
         with pytest.raises(ModelError, match=r"^window 3: some windows have kld, top1 and others do not$"):
-            token_scores.save(cache, KEY, WINDOWS, mixed, FACTS)
+            token_scores.save(cache, KEY, WINDOWS, mixed, RUN_RECORD)
         assert token_scores.load(cache, KEY) is None
 
 
@@ -116,8 +116,8 @@ def rewritten(cache: Cache, table: pa.Table) -> None:
 
 
 def test_damaged_scores_name_their_file(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), FACTS)
-    file, facts = cache.path("scores", KEY, ".parquet"), cache.path("scores", KEY, ".json")
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), RUN_RECORD)
+    file, record = cache.path("scores", KEY, ".parquet"), cache.path("scores", KEY, ".json")
     good, table = file.read_bytes(), parquet.read_table(file)
 
     def assert_damaged() -> None:
@@ -141,12 +141,12 @@ def test_damaged_scores_name_their_file(cache: Cache) -> None:
     assert_damaged()
     file.write_bytes(good)
     for text in ("{", "[]", "null", "{}"):
-        facts.write_text(text)
+        record.write_text(text)
         assert_damaged()
 
 
 def test_other_columns_are_left_alone(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given({"logprob": FULL["logprob"]}), FACTS)
+    token_scores.save(cache, KEY, WINDOWS, given({"logprob": FULL["logprob"]}), RUN_RECORD)
     table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
     rewritten(cache, table.append_column("mine", pa.array(["a", None, "b"])))
     stored = token_scores.load(cache, KEY)
@@ -155,7 +155,7 @@ def test_other_columns_are_left_alone(cache: Cache) -> None:
 
 
 def test_copy(cache: Cache, tmp_path: Path) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), FACTS)
+    token_scores.save(cache, KEY, WINDOWS, given(FULL), RUN_RECORD)
     target = tmp_path / "out.parquet"
     target.write_bytes(b"old")
     token_scores.copy(cache, KEY, target)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from eval.stats import distributions
-from eval.stats.distributions import Curve, bucket_of, curve, histogram, percentiles
+from eval.stats.distributions import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
 
 
 def test_percentiles() -> None:
     """0 to 10: percent p of ten steps is p / 10, between entries linearly; the order does not matter."""
-    found = percentiles(np.arange(10, -1, -1, dtype=np.float32))
+    found = percentiles_of(np.arange(10, -1, -1, dtype=np.float32))
     assert found == pytest.approx(
         {"min": 0, "0.1": 0.01, "1": 0.1, "5": 0.5, "10": 1, "25": 2.5, "50": 5, "75": 7.5, "90": 9, "95": 9.5,
          "99": 9.9, "99.9": 9.99, "max": 10}
@@ -23,23 +23,23 @@ def test_percentiles() -> None:
 
 def test_percentiles_of_two_and_of_one() -> None:
     """The median of an even number is the mean of the middle two, as llama.cpp's is."""
-    assert percentiles(np.array([3, 1], np.float32))["50"] == 2
-    assert set(percentiles(np.array([7], np.float32)).values()) == {7}
+    assert percentiles_of(np.array([3, 1], np.float32))["50"] == 2
+    assert set(percentiles_of(np.array([7], np.float32)).values()) == {7}
 
 
 def test_percentiles_of_nothing() -> None:
-    assert percentiles(np.array([], np.float32)) == {}
+    assert percentiles_of(np.array([], np.float32)) == {}
 
 
 def test_percentiles_interpolate_in_float64() -> None:
     """Between 2 ** -30 and 1, whose difference is 1 in float32."""
-    assert percentiles(np.array([2**-30, 1], np.float32))["50"] == 0.5 + 2**-31
+    assert percentiles_of(np.array([2**-30, 1], np.float32))["50"] == 0.5 + 2**-31
 
 
 def test_histogram() -> None:
     """Eight bins a decade from 1e-8: 1e-8 is the first of bin 0, 1 of bin 64; 1e2 and more are above, 0 and less below.
     10 ** 0.125 = 1.3335 divides bins 64 and 65."""
-    found = histogram(np.array([-1e-9, 0, 9e-9, 1.001e-8, 1, 1.333, 1.334, 99.9, 100, 1e9]))
+    found = histogram_of(np.array([-1e-9, 0, 9e-9, 1.001e-8, 1, 1.333, 1.334, 99.9, 100, 1e9]))
     assert (found.first, found.per_decade, len(found.counts)) == (-8, 8, 80)
     assert {i: count for i, count in enumerate(found.counts) if count} == {0: 1, 64: 2, 65: 1, 79: 1}
     assert (found.below, found.above) == (3, 2)
@@ -49,7 +49,7 @@ def test_histogram_counts_every_entry_once() -> None:
     """Against a loop over the edges."""
     draw = random.Random(0)
     kld = np.array([10 ** draw.uniform(-9, 3) for _ in range(2000)], np.float32)
-    found = histogram(kld)
+    found = histogram_of(kld)
     for i, count in enumerate(found.counts):
         low, high = 10 ** (-8 + i / 8), 10 ** (-8 + (i + 1) / 8)
         assert count == sum(low <= float(value) < high for value in kld), i
@@ -57,7 +57,7 @@ def test_histogram_counts_every_entry_once() -> None:
 
 
 def test_histogram_of_nothing() -> None:
-    found = histogram(np.array([], np.float32))
+    found = histogram_of(np.array([], np.float32))
     assert (sum(found.counts), found.below, found.above) == (0, 0, 0)
 
 
@@ -79,15 +79,15 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
-    assert curve(position, nll, kld) == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0))
-    assert curve(position, nll, None).kld is None
+    assert curve_over_position(position, nll, kld) == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0))
+    assert curve_over_position(position, nll, None).kld is None
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 2047), (256, 511), (0, 99), (1, 1), (0, 0), (5, 6), (1, 100_000)])
 def test_curve_has_every_position_once(low: int, high: int) -> None:
     """Position p has the loss p; position 0 is scored where a window has a prefix of its own."""
     position = np.arange(low, high + 1)
-    found = curve(position, position.astype(np.float32), None)
+    found = curve_over_position(position, position.astype(np.float32), None)
     assert (found.edges[0], found.edges[-1]) == (low, high + 1)
     widths = np.diff(found.edges)
     assert widths.min() >= 1
@@ -100,6 +100,6 @@ def test_curve_has_every_position_once(low: int, high: int) -> None:
 
 def test_curve_is_summed_in_float64() -> None:
     """In float32, 2 ** 24 and one more is 2 ** 24."""
-    found = curve(np.array([1, 1, 1]), np.array([2**24, 1, -(2**24)], np.float32), None)
+    found = curve_over_position(np.array([1, 1, 1]), np.array([2**24, 1, -(2**24)], np.float32), None)
     assert found.nll == (pytest.approx(1 / 3),)
     assert not math.isnan(found.nll[0] or 0)

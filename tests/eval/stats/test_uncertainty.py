@@ -13,16 +13,16 @@ from eval.stats.uncertainty import (
     Mean,
     Places,
     Value,
-    caution,
-    clustered,
-    documents,
-    exponential,
-    interval,
-    mean,
-    perplexity,
+    clustered_error,
+    exponential_of,
+    interval_95,
+    longest_documents,
+    mean_with_errors,
+    n_waves,  # fmt: skip
+    perplexity_of_logprobs,
     places_of,
-    root,
-    waves,  # fmt: skip
+    root_of_mean,
+    short_text_caution,
 )
 
 LN2 = math.log(2)
@@ -79,40 +79,42 @@ def test_no_entries_have_no_block() -> None:
 ])  # fmt: skip
 def test_number_of_waves(groups: int, length: int, count: int) -> None:
     """root(length / 30,000), 4 to 16, and less than blocks."""
-    assert waves(groups, length) == count
+    assert n_waves(groups, length) == count
 
 
 def test_error_of_two_blocks() -> None:
     """Sums 2 and 10 of 2 and 3 entries: mean 2.4, off by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8; the one wave is cos 45° *
     -5.6, twice its square 5.6^2; of 120,000 tokens 1 + 0.1 of it, below 20,000 always 1 + 0.6."""
     sums, counts = np.array([2.0, 10.0]), np.array([2, 3])
-    assert clustered(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
-    assert clustered(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
-    assert clustered(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
-    assert clustered(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    assert clustered_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
+    assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
+    assert clustered_error(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    assert clustered_error(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
 
 
 def test_all_waves_give_the_clustered_error() -> None:
     """Sums 1, 4, 10 of 1, 2, 3 entries: mean 2.5, off by -1.5, -1, 2.5; root(3 / 2 * 9.5) / 6.  Empty ones are none."""
     expected = math.sqrt(14.25) / 6
-    assert clustered(np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
-    assert clustered(np.array([1.0, 0, 4.0, 10.0]), np.array([1, 0, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
+    assert clustered_error(np.array([1.0, 4.0, 10.0]), np.array([1, 2, 3]), LONG) == pytest.approx(expected, rel=1e-12)
+    assert clustered_error(np.array([1.0, 0, 4.0, 10.0]), np.array([1, 0, 2, 3]), LONG) == pytest.approx(
+        expected, rel=1e-12
+    )
     draws = np.random.default_rng(0).normal(size=17)
     clusters = coverage.by_cluster(draws, np.full(17, 9))
-    assert clustered(draws, np.full(17, 9), LONG) == pytest.approx(clusters, rel=1e-12)
+    assert clustered_error(draws, np.full(17, 9), LONG) == pytest.approx(clusters, rel=1e-12)
 
 
 def test_fast_changes_are_not_counted() -> None:
     """30 blocks of 10 entries by turns 1 above and below their mean: of their waves only the fast ones are large."""
     turns = np.tile([1.0, -1.0], 15)
-    found = clustered(turns, np.full(30, 10), 120_000)
+    found = clustered_error(turns, np.full(30, 10), 120_000)
     assert found is not None
     assert found < 0.3 * math.sqrt(30 / 29 * 30) / 300
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 0], [0, 0], []])
 def test_one_block_tells_no_error(tokens: list[int]) -> None:
-    assert clustered(np.ones(len(tokens)), np.array(tokens, int), LONG) is None
+    assert clustered_error(np.ones(len(tokens)), np.array(tokens, int), LONG) is None
 
 
 def test_student() -> None:
@@ -129,29 +131,32 @@ def test_student() -> None:
 
 def test_interval() -> None:
     """2 degrees of freedom: 10 +- 4.303 * 2."""
-    assert interval(10, 2, 2) == pytest.approx((1.394, 18.606))
-    assert interval(10, 2, 29) == pytest.approx((5.91, 14.09))
+    assert interval_95(10, 2, 2) == pytest.approx((1.394, 18.606))
+    assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09))
 
 
 @pytest.mark.parametrize("freedom", [-1, 0, 30])
 def test_an_interval_of_other_degrees_of_freedom_is_refused(freedom: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 29 degrees of freedom, not {freedom}"):
-        interval(10, 2, freedom)
+        interval_95(10, 2, freedom)
 
 
 def test_caution() -> None:
-    assert caution(20_000) is None
+    assert short_text_caution(20_000) is None
     about = "with less than 20,000, errors (±) may be far too small"
-    assert caution(783) == f"the scored part spans 783 tokens: {about}; take a longer text"
-    assert caution(783, 784) == f"the scored part spans 783 tokens of a text of 784: {about}; take a longer text"
-    assert caution(783, 27_324) == (
+    assert short_text_caution(783) == f"the scored part spans 783 tokens: {about}; take a longer text"
+    assert (
+        short_text_caution(783, 784)
+        == f"the scored part spans 783 tokens of a text of 784: {about}; take a longer text"
+    )
+    assert short_text_caution(783, 27_324) == (
         f"the scored part spans 783 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
     )
 
 
 def test_documents() -> None:
     """A tenth of the text, at least 10,000, in two digits."""
-    assert [documents(length) for length in (0, 100_000, 129_999, 301_567, 1_000_000)] == [
+    assert [longest_documents(length) for length in (0, 100_000, 129_999, 301_567, 1_000_000)] == [
         10_000, 10_000, 12_000, 30_000, 100_000,
     ]  # fmt: skip
 
@@ -159,7 +164,7 @@ def test_documents() -> None:
 def test_mean_and_its_errors() -> None:
     """1, 2, 6: mean 3, mean square off 14 / 3, independent root(14 / 3 / 2); blocks {1, 2} and {6}: off by -3 and 3,
     root(2 * 18) / 3 = 2."""
-    found = mean(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
+    found = mean_with_errors(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
     assert (found.value, found.total, found.tokens, found.non_finite) == (3, 9, 3, 0)
     assert found.stderr == pytest.approx(2, rel=1e-12)
     assert found.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
@@ -167,7 +172,7 @@ def test_mean_and_its_errors() -> None:
 
 def test_mean_of_shares() -> None:
     """llama.cpp's error of a share: root(p (1 - p) / (n - 1))."""
-    found = mean(np.array([True, False, True, True]))
+    found = mean_with_errors(np.array([True, False, True, True]))
     assert (found.value, found.total, found.tokens) == (0.75, 3, 4)
     assert found.stderr_independent == pytest.approx(math.sqrt(0.75 * 0.25 / 3), rel=1e-12)
 
@@ -175,37 +180,39 @@ def test_mean_of_shares() -> None:
 def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
     """1 and 3 in two blocks: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
     values = np.array([1, np.nan, np.inf, 3, -np.inf], np.float32)
-    found = mean(values, None, at(0, 0, 0, 1, 1))
+    found = mean_with_errors(values, None, at(0, 0, 0, 1, 1))
     assert found == Mean(2, 4, 2, 3, pytest.approx(1), 1)  # type: ignore[arg-type]
-    assert mean(values, np.array([False, True, True, True, True])) == Mean(3, 3, 1, 4)
+    assert mean_with_errors(values, np.array([False, True, True, True, True])) == Mean(3, 3, 1, 4)
     shares = np.array([True, True, False, True])
-    assert mean(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
+    assert mean_with_errors(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
 
 
 @pytest.mark.parametrize("values", [[np.nan, np.inf], []])
 def test_mean_of_nothing_is_unknown(values: list[float]) -> None:
     given = np.array(values, np.float32)
-    assert mean(given, None, at(*[0] * len(given))) == Mean(None, 0, 0, len(values))
+    assert mean_with_errors(given, None, at(*[0] * len(given))) == Mean(None, 0, 0, len(values))
 
 
 def test_errors_of_one_token_are_unknown() -> None:
-    assert mean(np.array([5], np.float32), None, at(0)) == Mean(5, 5, 1, 0, None, None)
+    assert mean_with_errors(np.array([5], np.float32), None, at(0)) == Mean(5, 5, 1, 0, None, None)
 
 
 def test_errors_of_a_constant_are_zero() -> None:
-    found = mean(np.full(1000, 0.1, np.float32), None, at(*np.arange(1000) // 250))
+    found = mean_with_errors(np.full(1000, 0.1, np.float32), None, at(*np.arange(1000) // 250))
     assert (found.stderr, found.stderr_independent) == (pytest.approx(0, abs=1e-15), pytest.approx(0, abs=1e-15))
 
 
 def test_mean_is_summed_in_float64() -> None:
-    """In float32, 2 ** 24 ones plus one more are still 2 ** 24."""
-    found = mean(np.full(2**24 + 1, 1, np.float32), None, Places(np.zeros(2**24 + 1, np.int8), LONG))
-    assert (found.total, found.value) == (2**24 + 1, 1)
+    """In float32, 2 ** 24 and two ones are still 2 ** 24."""
+    values = np.array([2**24, 1, 1], np.float32)
+    assert values.sum() == 2**24
+    found = mean_with_errors(values, None, Places(np.zeros(3, np.int8), LONG))
+    assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)
 
 
 def test_perplexity_and_its_errors() -> None:
     """Losses ln 2 and ln 8: mean ln 4, off by ln 2; independent root(ln2^2 / 1), clustered root(2 * 2 ln2^2) / 2."""
-    found = perplexity(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
+    found = perplexity_of_logprobs(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
     assert found.value == pytest.approx(4, rel=1e-7)
     assert (found.tokens, found.non_finite) == (2, 0)
     assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
@@ -213,43 +220,43 @@ def test_perplexity_and_its_errors() -> None:
 
 
 def test_non_finite_positions_are_left_out_and_counted() -> None:
-    found = perplexity(np.array([-1, np.nan, -np.inf, -3, np.inf], np.float32))
+    found = perplexity_of_logprobs(np.array([-1, np.nan, -np.inf, -3, np.inf], np.float32))
     assert found.value == pytest.approx(math.exp(2))
     assert (found.tokens, found.non_finite) == (2, 3)
 
 
 def test_nothing_finite_is_unknown() -> None:
-    found = perplexity(np.array([np.nan], np.float32))
+    found = perplexity_of_logprobs(np.array([np.nan], np.float32))
     assert (found.value, found.tokens, found.non_finite) == (None, 0, 1)
 
 
 @pytest.mark.parametrize("logprobs", [[-1000], [-1000, -800]])
 def test_overflow_is_unknown_and_not_infinite(logprobs: list[float]) -> None:
-    found = perplexity(np.array(logprobs, np.float32))
+    found = perplexity_of_logprobs(np.array(logprobs, np.float32))
     assert (found.value, found.stderr_independent) == (None, None)
 
 
 def test_an_error_that_overflows_is_unknown() -> None:
-    assert exponential(Mean(709, 709, 1, 0, 1e3, 0.5)) == Value(math.exp(709), None, 0.5 * math.exp(709))
+    assert exponential_of(Mean(709, 709, 1, 0, 1e3, 0.5)) == Value(math.exp(709), None, 0.5 * math.exp(709))
 
 
 def test_exponential() -> None:
     """exp(ln 4) = 4, of the linear approximation: 4 * 0.1; of the opposite sign 1 / 4."""
     of = Mean(2 * LN2, 0, 9, 0, 0.1, 0.01)
-    up, down = exponential(of), exponential(of, -1)
+    up, down = exponential_of(of), exponential_of(of, -1)
     assert (up.value, up.stderr, up.stderr_independent) == pytest.approx((4, 0.4, 0.04))
     assert (down.value, down.stderr, down.stderr_independent) == pytest.approx((0.25, 0.025, 0.0025))
-    assert exponential(Mean(None, 0, 0, 3)) == Value(None)
+    assert exponential_of(Mean(None, 0, 0, 3)) == Value(None)
 
 
 def test_root() -> None:
     """root(0.25 +- 0.1) = 0.5 +- 0.1 / (2 * 0.5)."""
-    assert root(Mean(0.25, 1, 4, 0, 0.1, 0.01)) == Value(0.5, 0.1, 0.01)
-    assert root(Mean(0, 0, 4, 0, 0, 0)) == Value(0)
-    assert root(Mean(None, 0, 0, 4)) == Value(None)
+    assert root_of_mean(Mean(0.25, 1, 4, 0, 0.1, 0.01)) == Value(0.5, 0.1, 0.01)
+    assert root_of_mean(Mean(0, 0, 4, 0, 0, 0)) == Value(0)
+    assert root_of_mean(Mean(None, 0, 0, 4)) == Value(None)
 
 
 def test_an_error_that_overflows_is_not_known() -> None:
     """1e200 squared is beyond float64; the mean is not."""
-    found = mean(np.array([1e200, -1e200, 1e200, 1e200]), None, at(0, 1, 2, 2))
+    found = mean_with_errors(np.array([1e200, -1e200, 1e200, 1e200]), None, at(0, 1, 2, 2))
     assert (found.value, found.stderr, found.stderr_independent) == (5e199, None, None)

@@ -17,7 +17,7 @@ from tests.support.made import BASE, FAILED, PPL, QUANT, REF, REFERENCE, run_of,
 def cells(run: RunResult, label: str, chosen: tuple[str, ...] = EXTRAS) -> dict[str, Cell]:
     """Header -> cell of one model, the header on one line."""
     (row,) = [i for i, model in enumerate(run.models) if model.label == label]
-    return {column.header.replace("\n", " "): column.cells[row] for column in columns.columns(run, chosen)}
+    return {column.header.replace("\n", " "): column.cells[row] for column in columns.number_columns(run, chosen)}
 
 
 def test_every_cell_of_a_model() -> None:
@@ -44,8 +44,14 @@ def test_columns_that_are_not_chosen() -> None:
     assert list(cells(run_of(REF, QUANT), "W4A16", ())) == ["layer bpw", "VRAM GiB", "PPL", "KLD", "same top %"]
     assert cells(run_of(REF, QUANT), "W4A16", ())["same top %"] == Cell("98.77")
     alone = run_of(BASE, reference=None)
-    assert columns.extras(alone) == ("head", "seconds")
-    assert list(cells(alone, "base", columns.extras(alone))) == ["layer bpw", "head bpw", "VRAM GiB", "PPL", "seconds"]
+    assert columns.possible_extras(alone) == ("head", "seconds")
+    assert list(cells(alone, "base", columns.possible_extras(alone))) == [
+        "layer bpw",
+        "head bpw",
+        "VRAM GiB",
+        "PPL",
+        "seconds",
+    ]
 
 
 def test_a_failed_model_has_one_text() -> None:

@@ -10,9 +10,9 @@ from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_again
 
 WINDOWS = "2 windows, 40 scored tokens"
 ERRORS = (
-    "± one standard error, from 4 blocks of the text (too small if its documents are longer than some 10,000 "
-    "tokens); that of PPL is about the text and common to all rows: differences between rows are far more "
-    "certain (--pairs)"
+    "± is one standard error, from 4 blocks of the text (too small if the documents of the text are longer than about "
+    "10,000 tokens); the error of PPL is mostly the text's, and common to all rows: differences between rows are far "
+    "more certain (--pairs)"
 )
 AGAINST = "KLD (nats, mean over tokens) and same top: against bf16"
 RATES = "bf16: 1.2500 bits per byte, byte perplexity 2.3780, word perplexity 55.5000"

@@ -35,7 +35,7 @@ def test_the_whole_text(tmp_path: Path) -> None:
 def test_every_row_has_the_cells_of_the_header() -> None:
     """Also without a reference, with non-finite positions, and with a mark."""
     for run in (run_of(BASE, FAILED, reference=None), run_of(REF, replace(QUANT, spec={"noise_floor": True}))):
-        rows = [line for line in markdown.text(run).splitlines() if line.startswith("|")]
+        rows = [line for line in markdown.markdown_text(run).splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in rows}) == 1
 
 

@@ -51,9 +51,9 @@ def test_numbers_and_errors_are_aligned() -> None:
 
 def test_a_header_takes_the_room_of_the_errors() -> None:
     """Four letters of the number, four of its error: six of the header fit over both."""
-    width, header, (cell,) = terminal.aligned(Column("PPL vs\nref %", (Cell("+1.0", "0.2"),)))
+    width, header, (cell,) = terminal.aligned_cells(Column("PPL vs\nref %", (Cell("+1.0", "0.2"),)))
     assert (width, header, cell.plain) == (8, "PPL vs\nref %", "+1.0±0.2")
-    width, header, (cell,) = terminal.aligned(Column("seconds", (Cell("2.0"),)))
+    width, header, (cell,) = terminal.aligned_cells(Column("seconds", (Cell("2.0"),)))
     assert (width, header, cell.plain) == (7, "seconds", "    2.0")
 
 

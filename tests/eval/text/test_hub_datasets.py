@@ -192,7 +192,7 @@ def test_a_renamed_data_set_is_read(hub: Hub, client: Client) -> None:
     ],
 )
 def test_probe_fetches_no_data(keys: dict[str, Any], gold: str, client: Client) -> None:
-    assert client.run(f"value = corpus.probe(spec(**{keys}))").startswith(gold)
+    assert client.run(f"value = corpus.would_fetch(spec(**{keys}))").startswith(gold)
     assert data_files(client, gold.partition(",")[0]) == []
 
 
@@ -209,13 +209,13 @@ def test_probe_fetches_no_data(keys: dict[str, Any], gold: str, client: Client) 
     ],
 )  # fmt: skip
 def test_probe_says_what_is_not_there(keys: dict[str, Any], reason: str, client: Client) -> None:
-    assert reason in client.refusal(f"value = corpus.probe(spec(**{keys}))")
+    assert reason in client.refusal(f"value = corpus.would_fetch(spec(**{keys}))")
 
 
 def test_cached_data_sets_need_no_hub(away: Client) -> None:
     assert read(away, dataset="wiki2")[0] == KNOWN["wiki2"][1]
     assert read(away, dataset="lambada")[0] == KNOWN["lambada"][1]
-    assert away.run("value = corpus.probe(spec(dataset='wiki2'))") == "Salesforce/wikitext, in the local cache"
+    assert away.run("value = corpus.would_fetch(spec(dataset='wiki2'))") == "Salesforce/wikitext, in the local cache"
 
 
 @pytest.mark.parametrize("keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}])

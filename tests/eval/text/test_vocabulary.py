@@ -39,7 +39,7 @@ def added(number: int, token: str, *, special: bool) -> Change:
 
 
 def loaded(folder: Path) -> dict[int, str]:
-    return vocabulary.ordinary(vocabulary.load_tokenizer(folder, trust_remote_code=False))
+    return vocabulary.plain_tokens(vocabulary.load_tokenizer(folder, trust_remote_code=False))
 
 
 def disagreement(model: Path, data: Path) -> str:

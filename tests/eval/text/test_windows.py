@@ -22,7 +22,8 @@ from eval.specs.types import DataSpec
 from eval.text import windows
 from eval.text.tokens import Tokens
 from eval.text.windows import EvalData, TextSize
-from tests.support.toy import ATOL_LOGPROB, Ran, brute_force
+from tests.support.command_line import Run, Specs
+from tests.support.toy import ATOL_LOGPROB, brute_force
 
 TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
 SIZES = np.array([1, 1, 2, 3, 0, 1, 1, 1, 1, 1], np.int32)
@@ -193,7 +194,7 @@ def test_bytes_and_words_of_the_scored_entries(method: str, n_bytes: int) -> Non
     """Tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes: 12 bytes, 4 words."""
     data = of(method)
     assert data.text_size == TextSize(n_bytes, 4 * n_bytes / 12)
-    found = windows.describe_json(spec(), data)
+    found = windows.data_json(spec(), data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
@@ -208,7 +209,7 @@ def test_unknown_bytes_have_a_reason() -> None:
     data = cut(TEN, spec(), None)
     assert data.text_size is None
     assert "no offsets" in data.text_note
-    found = windows.describe_json(spec(), data)
+    found = windows.data_json(spec(), data)
     assert (found["bytes"], found["words"], found["text_note"]) == (None, None, data.text_note)
     data = of("llamacpp", replace(LED, sizes=np.array([12, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)))
     assert data.text_size is None
@@ -277,22 +278,22 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_command_line_by_each_method(method: str, compare_q: object, write_specs: object, tmp_path: Path) -> None:
+def test_command_line_by_each_method(method: str, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """1,000 toy tokens, windows of 100: a uniform model has PPL V whatever is scored."""
     scored = {"exllamav3": 9 * 99, "llamacpp": 10 * 49, "lm_eval": 1000, "gptq": 10 * 99, "once": 999}[method]
     stride = 100 if method == "exllamav3" else ...
-    data, models = write_specs(method=method, eval_stride=stride)  # type: ignore[operator]
-    ran: Ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")  # type: ignore[operator]
+    data, models = write_specs(method=method, eval_stride=stride)
+    ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["data"]["scored_tokens"], found["data"]["bytes"]) == (scored, scored)
     assert found["models"][0]["ppl"] == pytest.approx(500)
 
 
-def test_rows_flag_replaces_max_rows(compare_q: object, write_specs: object, tmp_path: Path) -> None:
-    data, models = write_specs(max_rows=2)  # type: ignore[operator]
-    for flag, rows in ((None, 2), ("3", 3), ("all", 9), ("0", 9)):  # 1,000 tokens: starts 0, 100, ..., 800
+def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, models = write_specs(max_rows=2)
+    for flag, count in ((None, 2), ("3", 3), ("all", 9), ("0", 9)):  # 1,000 tokens: starts 0, 100, ..., 800
         words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
-        ran: Ran = compare_q(*words)  # type: ignore[operator]
+        ran = compare_q(*words)
         assert ran.status == 0, ran.err
-        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == rows
+        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == count

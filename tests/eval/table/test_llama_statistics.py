@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eval.stats.estimates import summarize
-from eval.table import llama_block
-from eval.table.llama_block import CLUSTERED, blocks
+from eval.table import llama_statistics
+from eval.table.llama_statistics import CLUSTERED, statistics_lines
 from tests.support.made import COMPARED, FAILED, PPL, QUANT, REF, run_of, with_against
 
 # As tools/perplexity/perplexity.cpp of llama.cpp writes them, %lf for %f.
@@ -65,7 +65,7 @@ NUMBERS = (
 def test_lines_are_those_of_llama_cpp() -> None:
     """Ours begin with theirs, character by character; the clustered error follows in brackets."""
     expected = (FORMATS % NUMBERS).strip().splitlines()
-    lines = llama_block.block(COMPARED)[: len(expected)]
+    lines = llama_statistics.model_lines(COMPARED)[: len(expected)]
     assert [line.partition(" (± ")[0] for line in lines] == expected
     brackets = [line.partition(" (± ")[2] for line in lines if " (± " in line]
     assert brackets == [
@@ -75,7 +75,7 @@ def test_lines_are_those_of_llama_cpp() -> None:
 
 
 def test_what_goes_beyond_it() -> None:
-    assert llama_block.block(COMPARED)[-10:] == [
+    assert llama_statistics.model_lines(COMPARED)[-10:] == [
         "Same top p: 98.765 ± 0.400 % (± 0.521 %)",
         "",
         "====== KL divergence by the reference's largest probability ======",
@@ -90,7 +90,7 @@ def test_what_goes_beyond_it() -> None:
 
 
 def test_every_measured_model_has_a_block() -> None:
-    lines = blocks(run_of(REF, QUANT, FAILED))
+    lines = statistics_lines(run_of(REF, QUANT, FAILED))
     assert lines[0] == CLUSTERED
     assert [line for line in lines if line.startswith(("bf16", "W4A16", "broken"))] == ["bf16", "W4A16 against bf16"]
     assert sum(line.startswith("Mean PPL(Q)  ") for line in lines) == 2
@@ -100,7 +100,7 @@ def test_every_measured_model_has_a_block() -> None:
 def test_what_is_not_known() -> None:
     bare = with_against(QUANT, correlation=None, kld_percentiles={})
     assert bare.estimates
-    lines = llama_block.block(replace(bare.estimates, ppl=replace(PPL, stderr=None), rates=None))
+    lines = llama_statistics.model_lines(replace(bare.estimates, ppl=replace(PPL, stderr=None), rates=None))
     assert lines[1] == "Mean PPL(Q)                   :   7.500000 ±   0.012300 (± n/a)"
     assert lines[3] == "Cor(ln(PPL(Q)), ln(PPL(base))):    n/a"
     assert "Median  KLD:        n/a" in lines
@@ -117,7 +117,7 @@ def test_numbers_of_real_scores() -> None:
         "ref_top1_logprob": np.full(n, -0.1, np.float32), "kld": np.tile(np.float32([0.25, 0.75]), n // 2),
         "same_top": np.tile([True, False], n // 2),
     }  # fmt: skip
-    lines = llama_block.block(summarize(columns, np.arange(n), np.arange(1, n + 1)))
+    lines = llama_statistics.model_lines(summarize(columns, np.arange(n), np.arange(1, n + 1)))
     shown = [line.partition(" (")[0] for line in lines]
     assert "Mean ln(PPL(Q)/PPL(base))     :   0.346574 ±   0.034832" in shown
     assert "Mean    KLD:   0.500000 ±   0.025126" in shown
@@ -128,5 +128,5 @@ def test_numbers_of_real_scores() -> None:
 
 @pytest.mark.parametrize("name", ["kld", "delta_p"])
 def test_every_percentile_has_its_own_line(name: str) -> None:
-    lines = llama_block.KLD_LINES if name == "kld" else llama_block.DELTA_LINES
+    lines = llama_statistics.KLD_LINES if name == "kld" else llama_statistics.DELTA_LINES
     assert len({key for _, key in lines}) == len(lines) == (11 if name == "kld" else 13)

@@ -1,9 +1,11 @@
-"""What the demo is made of: the tokenizer and weights from the GGUF, and the checkpoints made from them."""
+"""The demo's checkpoints, made of the toy model: sizes, scales, rounding, and what Transformers computes with them."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,18 +13,33 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from backends.checkpoint import stored_bits
-from demo import quantize, recipes, smollm2
+
+pytestmark = pytest.mark.engine
+Checkpoint = Callable[..., Path]
 
 
-def test_unpermute_by_hand() -> None:
-    """llama.cpp stores a head's rows 0, 2, 4, 6 | 1, 3, 5, 7 of the rotary halves interleaved: 0 4 1 5 2 6 3 7."""
-    stored = torch.tensor([[0.0], [4.0], [1.0], [5.0], [2.0], [6.0], [3.0], [7.0]])
-    assert smollm2.unpermute(stored, 1)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    two_heads = torch.cat((stored, stored + 10))
-    assert smollm2.unpermute(two_heads, 2)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17]
+@pytest.fixture(scope="module")
+def quantize() -> Any:
+    """``demo.quantize``, which imports compressed_tensors."""
+    return pytest.importorskip("demo.quantize", reason="compressed_tensors is not installed", exc_type=ImportError)
 
 
-def test_fused_layers_by_name() -> None:
+@pytest.fixture(scope="module")
+def checkpoint(quantize: Any, toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """(preset, group size) -> the toy model quantized so, made once."""
+    made: dict[tuple[str, int | None], Path] = {}
+
+    def make(preset: str, group_size: int | None = None) -> Path:
+        if (preset, group_size) not in made:
+            folder = tmp_path_factory.mktemp("checkpoint") / "q"
+            quantize.quantize(toy_model, preset, folder, group_size=group_size)
+            made[preset, group_size] = folder
+        return made[preset, group_size]
+
+    return make
+
+
+def test_fused_layers_by_name(quantize: Any) -> None:
     layer = "model.layers.3.self_attn"
     assert quantize.fused_with(f"{layer}.k_proj") == [f"{layer}.{x}_proj" for x in "qkv"]
     assert quantize.fused_with("model.layers.3.mlp.up_proj") == [
@@ -43,10 +60,9 @@ def test_fused_layers_by_name() -> None:
     ],
 )
 def test_stored_bits_of_real_checkpoints(
-    toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, bpw: float
+    checkpoint: Checkpoint, preset: str, group_size: int | None, bpw: float
 ) -> None:
-    quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
-    found = stored_bits.storage_of(tmp_path / "q")
+    found = stored_bits.storage_of(checkpoint(preset, group_size))
     assert found.bpw_layer == pytest.approx(bpw, rel=1e-12)
     assert found.bpw_head == 16.0
 
@@ -57,9 +73,8 @@ def global_scales(folder: Path) -> dict[str, float]:
         return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
 
 
-def test_fused_layers_share_their_global_scales(toy_model: Path, tmp_path: Path) -> None:
-    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
-    scales = global_scales(tmp_path / "q")
+def test_fused_layers_share_their_global_scales(checkpoint: Checkpoint) -> None:
+    scales = global_scales(checkpoint("NVFP4"))
     assert len(scales) == 28
     for layer, side in itertools.product((0, 1), ("weight", "input")):
         prefix, name = f"model.layers.{layer}", f"_proj.{side}_global_scale"
@@ -67,11 +82,12 @@ def test_fused_layers_share_their_global_scales(toy_model: Path, tmp_path: Path)
         assert len({scales[f"{prefix}.mlp.{x}{name}"] for x in ("gate", "up")}) == 1
 
 
-def test_input_scales_are_those_of_the_largest_activations(toy_model: Path, tmp_path: Path) -> None:
+def test_input_scales_are_those_of_the_largest_activations(
+    quantize: Any, checkpoint: Checkpoint, toy_model: Path
+) -> None:
     """Against the inputs of every layer themselves, kept whole in one batch over the end of the text."""
     from transformers import AutoModelForCausalLM
 
-    quantize.quantize(toy_model, "NVFP4", tmp_path / "q")
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
     seen: dict[str, torch.Tensor] = {}
     for name, layer in model.named_modules():
@@ -83,7 +99,7 @@ def test_input_scales_are_those_of_the_largest_activations(toy_model: Path, tmp_
     tokens = AutoTokenizer.from_pretrained(toy_model)(text)["input_ids"]
     with torch.inference_mode():
         model(torch.tensor(tokens).reshape(windows, length))
-    scales = {name: value for name, value in global_scales(tmp_path / "q").items() if "input" in name}
+    scales = {name: value for name, value in global_scales(checkpoint("NVFP4")).items() if "input" in name}
     assert len(scales) == 14
     for name, value in scales.items():
         peak = seen[name.removesuffix(".input_global_scale")].abs().max().item()
@@ -98,7 +114,7 @@ def test_input_scales_are_those_of_the_largest_activations(toy_model: Path, tmp_
     ],
 )  # fmt: skip
 def test_checkpoints_load_and_resemble_the_original(
-    toy_model: Path, tmp_path: Path, preset: str, group_size: int | None, error: float
+    checkpoint: Checkpoint, toy_model: Path, preset: str, group_size: int | None, error: float
 ) -> None:
     """Relative error of the logits; random weights of the toy amplify every step (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
 
@@ -106,73 +122,29 @@ def test_checkpoints_load_and_resemble_the_original(
     """
     from transformers import AutoModelForCausalLM
 
-    quantize.quantize(toy_model, preset, tmp_path / "q", group_size=group_size)
     tokens = torch.arange(100).reshape(1, 100)
     with torch.inference_mode():
         original, quantized = (
             AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.float()
-            for folder in (toy_model, tmp_path / "q")
+            for folder in (toy_model, checkpoint(preset, group_size))
         )
     assert 0.01 < (quantized - original).norm() / original.norm() < error
 
 
-def test_static_input_scales_are_refused(toy_model: Path, tmp_path: Path) -> None:
+def test_static_input_scales_are_refused(quantize: Any, toy_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FP8: its input scales are static"):
         quantize.quantize(toy_model, "FP8", tmp_path / "q")
 
 
-def test_rounding_is_to_the_nearest_step(toy_model: Path, tmp_path: Path) -> None:
+def test_rounding_is_to_the_nearest_step(checkpoint: Checkpoint, toy_model: Path) -> None:
     """No weight moves by more than half a step, and what bf16 adds to 8 steps (weight / scale, scale: 2^-9 each)."""
     from transformers import AutoModelForCausalLM
 
-    quantize.quantize(toy_model, "W4A16", tmp_path / "q", group_size=32)
     name = "model.layers.0.mlp.down_proj"
     original = AutoModelForCausalLM.from_pretrained(toy_model).get_submodule(name).weight.detach().float()
-    with safe_open(tmp_path / "q" / "model.safetensors", framework="pt") as tensors:
+    with safe_open(checkpoint("W4A16", 32) / "model.safetensors", framework="pt") as tensors:
         packed = tensors.get_tensor(f"{name}.weight_packed")
         scale = tensors.get_tensor(f"{name}.weight_scale").float().repeat_interleave(32, dim=1)
     nibbles = torch.stack([(packed >> (4 * i)) & 0xF for i in range(8)], dim=-1).reshape(original.shape)
     restored = (nibbles.float() - 8) * scale
     assert ((restored - original).abs() <= (0.5 + 2 * 8 / 2**9) * scale).all()
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("The rays of light", ["The", "Ġrays", "Ġof", "Ġlight"]),
-        ("in 1704", ["in", "Ġ", "1", "7", "0", "4"]),
-        ("<|im_start|>user", ["<|im_start|>", "user"]),
-    ],
-)
-def test_tokens(tmp_path_factory: pytest.TempPathFactory, text: str, pieces: list[str]) -> None:
-    from gguf import GGUFReader
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    reader = GGUFReader(str(smollm2.find_gguf()))
-    fields = {key: field.contents() for key, field in reader.fields.items()}
-    smollm2.save_tokenizer(fields, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_a_model_is_made_once_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file or a folder: made again only after a failure, or when it is gone."""
-
-    def maker(out: Path) -> None:
-        calls.append(out.name)
-        assert not out.exists()
-        out.write_text("half")
-        if len(calls) == 1:
-            raise RuntimeError("no disk")
-
-    calls: list[str] = []
-    with pytest.raises(RuntimeError):
-        recipes.make(tmp_path / "m.gguf", maker)
-    recipes.make(tmp_path / "m.gguf", maker)
-    recipes.make(tmp_path / "m.gguf", maker)
-    assert calls == ["m.gguf", "m.gguf"]
-    (tmp_path / "m.gguf").unlink()
-    recipes.make(tmp_path / "m.gguf", maker)
-    assert len(calls) == 3
-    assert capsys.readouterr().out.count("making") == 3

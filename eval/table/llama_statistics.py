@@ -1,8 +1,8 @@
-"""llama.cpp's block of statistics (``llama-perplexity --kl-divergence``), line for line, and what goes beyond it.
+"""llama.cpp's statistics (``llama-perplexity --kl-divergence``), line for line, and lines that llama.cpp has not.
 
-Names, order, units and digits are those of tools/perplexity/perplexity.cpp, so that two blocks can be compared by eye
-or by diff.  The error in llama.cpp's place takes tokens as independent, as llama.cpp does; that in brackets behind it
-is clustered by blocks of the text (``eval/stats/uncertainty.py``), and is the one to believe.
+Names, order, units and digits are taken from tools/perplexity/perplexity.cpp, so that the lines of both programs can be
+compared by eye or by diff.  The first error of a line takes tokens as independent, as llama.cpp does; the error in
+brackets behind it is clustered by blocks of the text (``eval/stats/uncertainty.py``), and is the one to believe.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ DELTA_LINES = (
 CLUSTERED = "(±: tokens taken as independent, as llama.cpp does; in brackets: clustered by blocks of the text)"
 
 
-def blocks(run: RunResult) -> list[str]:
-    """The lines of every measured model's block; ``CLUSTERED`` first."""
+def statistics_lines(run: RunResult) -> list[str]:
+    """The lines of every measured model; ``CLUSTERED`` first."""
     lines = [CLUSTERED]
     for model in run.models:
         if model.estimates:
-            lines += ["", title(model, run), "", *block(model.estimates)]
+            lines += ["", model_heading(model, run), "", *model_lines(model.estimates)]
     return lines
 
 
-def title(model: ModelResult, run: RunResult) -> str:
-    """Which model, against what."""
+def model_heading(model: ModelResult, run: RunResult) -> str:
+    """The model's label, and the reference's if the model was compared with it."""
     compared = model.estimates is not None and model.estimates.against is not None and run.reference is not None
     return f"{model.label} against {run.reference['label']}" if compared and run.reference else model.label
 
 
-def block(found: Estimates) -> list[str]:
-    """One model's lines; of one that was compared with nothing, the perplexity and the rates."""
+def model_lines(found: Estimates) -> list[str]:
+    """One model's lines: perplexity and rates, and everything else if it was compared with a reference."""
     lines = ["====== Perplexity statistics ======", ppl_line("Mean PPL(Q)", found.ppl)]
     if found.against is not None:
         lines += [*against_lines(found.against), *confidence_lines(found.against.confidence)]
@@ -49,7 +49,7 @@ def block(found: Estimates) -> list[str]:
 
 
 def against_lines(found: AgainstReference) -> list[str]:
-    """llama.cpp's lines after the first."""
+    """llama.cpp's lines after the first, which need the reference."""
     correlation = "   n/a" if found.correlation is None else f"{100 * found.correlation:6.2f}%"
     return [
         ppl_line("Mean PPL(base)", found.ref_ppl),
@@ -59,14 +59,14 @@ def against_lines(found: AgainstReference) -> list[str]:
         ppl_line("Mean PPL(Q)-PPL(base)", found.ppl_difference),
         "",
         "====== KL divergence statistics ======",
-        f"Mean    KLD: {nats(found.kld)}",
-        *(f"{name}: {number(found.kld_percentiles.get(key), 10, 6)}" for name, key in KLD_LINES),
+        f"Mean    KLD: {value_in_nats(found.kld)}",
+        *(f"{name}: {right_aligned(found.kld_percentiles.get(key), 10, 6)}" for name, key in KLD_LINES),
         "",
         "====== Token probability statistics ======",
-        f"Mean    Δp: {percent(found.delta_p)}",
-        *(f"{name}: {number(found.delta_p_percentiles.get(key), 6, 3, 100)}%" for name, key in DELTA_LINES),
-        f"RMS Δp    : {percent(found.delta_p_rms)}",
-        f"Same top p: {percent(found.same_top)}",
+        f"Mean    Δp: {value_in_percent(found.delta_p)}",
+        *(f"{name}: {right_aligned(found.delta_p_percentiles.get(key), 6, 3, 100)}%" for name, key in DELTA_LINES),
+        f"RMS Δp    : {value_in_percent(found.delta_p_rms)}",
+        f"Same top p: {value_in_percent(found.same_top)}",
     ]
 
 
@@ -77,7 +77,7 @@ def confidence_lines(buckets: tuple[Bucket, ...]) -> list[str]:
         end = "]" if bucket.high == 1 else ")"
         lines.append(
             f"p in [{bucket.low:.2f}, {bucket.high:.2f}{end}: {100 * bucket.share:6.2f}% of tokens, mean KLD "
-            f"{nats(bucket.kld)}, median {number(bucket.median, 10, 6)}"
+            f"{value_in_nats(bucket.kld)}, median {right_aligned(bucket.median, 10, 6)}"
         )
     return lines
 
@@ -90,7 +90,7 @@ def rate_lines(rates: TextRates | None) -> list[str]:
         "",
         f"====== Text rates ({rates.n_bytes:,.0f} bytes and {rates.n_words:,.0f} words scored) ======",
         *(
-            f"{name}: {nats(value)}"
+            f"{name}: {value_in_nats(value)}"
             for name, value in (
                 ("Bits per byte  ", rates.bits_per_byte),
                 ("Byte perplexity", rates.byte_perplexity),
@@ -102,21 +102,21 @@ def rate_lines(rates: TextRates | None) -> list[str]:
 
 def ppl_line(name: str, of: Estimate) -> str:
     """A line of the first part."""
-    return f"{name:<30}: {nats(of)}"
+    return f"{name:<30}: {value_in_nats(of)}"
 
 
-def nats(of: Estimate) -> str:
+def value_in_nats(of: Estimate) -> str:
     """A value with both errors, six decimals."""
-    value, independent = number(of.value, 10, 6), number(of.stderr_independent, 10, 6)
-    return f"{value} ± {independent} (± {number(of.stderr, 1, 6)})"
+    value, independent = right_aligned(of.value, 10, 6), right_aligned(of.stderr_independent, 10, 6)
+    return f"{value} ± {independent} (± {right_aligned(of.stderr, 1, 6)})"
 
 
-def percent(of: Estimate) -> str:
+def value_in_percent(of: Estimate) -> str:
     """A value with both errors, in percent, three decimals."""
-    value, independent = number(of.value, 6, 3, 100), number(of.stderr_independent, 5, 3, 100)
-    return f"{value} ± {independent} % (± {number(of.stderr, 1, 3, 100)} %)"
+    value, independent = right_aligned(of.value, 6, 3, 100), right_aligned(of.stderr_independent, 5, 3, 100)
+    return f"{value} ± {independent} % (± {right_aligned(of.stderr, 1, 3, 100)} %)"
 
 
-def number(value: float | None, width: int, digits: int, times: float = 1) -> str:
+def right_aligned(value: float | None, width: int, digits: int, times: float = 1) -> str:
     """A number flush right in so many columns, or n/a."""
     return "n/a".rjust(width) if value is None else f"{times * value:{width}.{digits}f}"

@@ -1,0 +1,90 @@
+"""``--from``: a finished run is shown, sorted, compared and written again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.fake import FakeBackend
+from eval.results import results_json
+from tests.support.command_line import FAKE, Run, Specs
+from tests.support.made import BASE, FAILED, QUANT, REF, run_of
+from tests.support.toy import assert_refused
+
+
+def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """Nothing is missing, though one of its models failed then: status 0."""
+    files = {flag: tmp_path / name for flag, name in
+             {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}.items()}  # fmt: skip
+    ran = compare_q(
+        "--from", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots"
+    )
+    assert ran.status == 0, ran.err
+    assert "broken: failed: told to fail" in ran.out
+    assert files["-o"].read_text() == finished.read_text()
+    assert files["--csv"].read_text().startswith("label,")
+    assert files["--markdown"].read_text().startswith("**letters**")
+    assert list((tmp_path / "plots").glob("*.png"))
+    again = compare_q("--from", files["--html"])
+    assert again.out == compare_q("--from", finished).out
+    for name in ("results", "CSV", "Markdown", "report", "plot"):
+        assert f"\n{name}: {tmp_path}" in ran.out
+
+
+@pytest.mark.parametrize(
+    "flags", [["-d", "x"], ["-m", "x"], ["-r", "5"], ["-r", "0"], ["-mask", "x"], ["-cc"], ["-lf", "x"], ["--check"],
+              ["--tokens-out", "x"]],
+)  # fmt: skip
+def test_flags_that_run_something_do_not_go_with_a_finished_run(
+    compare_q: Run, finished: Path, flags: list[str]
+) -> None:
+    assert_refused(compare_q("--from", finished, *flags), "--from: shows a finished run;", flags[0])
+
+
+def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    assert_refused(compare_q("--from", tmp_path / "no.json"), "no.json: no such file")
+    finished.write_text(finished.read_text().replace('"format": 5', '"format": 3'))
+    assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
+    results_json.write_json(run_of(BASE, reference=None), finished, [])
+    assert_refused(compare_q("--from", finished, "-kld"), "has no reference, and so no KL divergence")
+
+
+def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    results_json.write_json(run_of(QUANT, FAILED, REF), finished, [])
+    files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
+    ran = compare_q("--from", finished, "--sort", "kld", *files)
+    labels = ("bf16", "W4A16", "broken")
+    assert [
+        line.split()[0] for line in ran.out.splitlines() if line.startswith(tuple(f" {x} " for x in labels))
+    ] == list(labels)
+    assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
+    assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
+    assert (tmp_path / "o.json").read_text() == finished.read_text()
+    assert "invalid choice: 'size'" in compare_q("--from", finished, "--sort", "size").err
+
+
+def test_statistics_and_pairs_are_printed(compare_q: Run, finished: Path) -> None:
+    ran = compare_q("--from", finished, "--statistics", "--pairs", "--pair", "W4A16", "bf16")
+    assert ran.status == 0, ran.err
+    assert "Mean PPL(Q)/PPL(base)         :   1.034500 ±   0.001030 (± 0.002070)" in ran.out
+    assert ran.out.index("bf16 against W4A16\n") < ran.out.index("W4A16 against bf16\n", ran.out.index("Differences"))
+    plain = compare_q("--from", finished).out
+    assert "Mean PPL" not in plain
+    assert "Differences:" not in plain
+
+
+def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
+    compare_q: Run, write_specs: Specs, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded"))
+    data, spec = write_specs([FAKE])
+    ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
+    assert_refused(ran, "--pair: no model is called 'fame'; there are: fake")
+    assert_refused(compare_q("--from", finished, "--pair", "x", "bf16"), "--pair: no model is called 'x'")
+
+
+def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:
+    before = finished.read_bytes()
+    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is the file of --from as well")
+    assert finished.read_bytes() == before

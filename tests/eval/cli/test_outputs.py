@@ -1,0 +1,143 @@
+"""What the command line writes and draws, and outputs that cannot be written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from eval.cli import main
+from eval.common.cache import Cache
+from eval.plots import figures
+from eval.results import results_json
+from eval.results.run_result import RunResult
+from tests.support.command_line import FAKE, Run, Specs
+from tests.support.made import BASE, FAILED
+from tests.support.toy import assert_refused
+
+
+def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    models = [{**FAKE, "label": f"EXL3 {bits}", "override_bpw_layer": bits, "override_vram_bits": 8e9 * bits,
+               "engine": {"boost": bits}} for bits in (2.0, 3.0, 4.0)]  # fmt: skip
+    data, spec = write_specs(models)
+    for name, flags in (("p.png", []), ("p.svg", ["-v", "-dark", "-t", "My title"])):
+        ran = compare_q("-d", data, "-m", spec, "-p", "-pf", tmp_path / name, *flags)
+        assert ran.status == 0, ran.err
+        assert f"plot: {tmp_path / name}" in ran.out
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_plot_limits_can_leave_nothing(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
+    ran = compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.png", "-mx", "3")
+    assert ran.status == 0
+    assert "no plot: no model has both values within the limits" in ran.out
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_plot_without_a_file_name(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
+    monkeypatch.chdir(tmp_path)
+    assert compare_q("-d", data, "-m", spec, "-p").status == 0
+    assert (tmp_path / "compare_q.png").is_file()
+
+
+def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(figures, "draw", lambda run, file, **keys: told.append((file, keys)))
+    plot = tmp_path / "p.svg"
+    assert compare_q("--from", finished, "-pf", plot).status == 0
+    assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark",
+                     "--no-log_y").status == 0  # fmt: skip
+    plain = {"vram": False, "kld": False, "max_x": math.inf, "max_y": math.inf, "title": None, "dark": False}
+    asked = {"vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
+    plain, asked = {**plain, "log_y": None}, {**asked, "log_y": False}
+    assert told == [(plot, plain), (plot, asked)]
+
+
+def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two labels with one file name are two files; a failed model leaves its name free in every run."""
+    cache = Cache(tmp_path / "cache")
+    for key in ("a", "b", "c"):
+        cache.path("scores", key, ".parquet").write_text(key)
+    models = (
+        replace(BASE, label="W4 g32", scores_key="a"),
+        replace(FAILED, label="w4/g32", scores_key="b"),
+        replace(BASE, label="W4_g32", scores_key="c"),
+        replace(BASE, label="no key"),
+    )
+    main.copy_scores(cache, RunResult({}, "letters", models), tmp_path)
+    found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
+    assert found == {"W4_g32.parquet": "a", "W4_g32-3.parquet": "c"}
+    assert capsys.readouterr().out.splitlines() == [
+        f"tokens of W4 g32: {tmp_path / 'W4_g32.parquet'}",
+        f"tokens of W4_g32: {tmp_path / 'W4_g32-3.parquet'}",
+    ]
+
+
+def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "label": "one [x]"}, {**FAKE, "label": "bad", "engine": {"fail": 0}}])
+    ran = compare_q("-d", data, "-m", spec, "--tokens-out", tmp_path / "deep" / "tokens")
+    assert ran.status == 1, ran.err
+    (file,) = (tmp_path / "deep" / "tokens").iterdir()
+    assert file.name == "one__x_.parquet"
+    table = parquet.read_table(file)
+    assert table.num_rows == 9 * 99
+    assert {"window", "position", "token_id", "logprob"} <= set(table.column_names)
+
+
+def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    (tmp_path / "file").write_text("")
+    for flag in ("--tokens-out", "--plots"):
+        for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+            assert_refused(compare_q("-d", data, "-m", spec, flag, folder), f"{flag}: {folder}: cannot")
+
+
+@pytest.mark.parametrize("flag", ["-o", "--csv", "-pf", "--markdown", "--html"])
+def test_unwritable_output(compare_q: Run, write_specs: Specs, tmp_path: Path, flag: str) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, flag, tmp_path / "no" / "such.png")
+    assert_refused(ran, "such.png: cannot be written")
+    assert_refused(compare_q("-d", data, "-m", spec, flag, tmp_path), "cannot be written")
+
+
+def test_unknown_plot_format(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    assert_refused(compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.bmp"), "must end in .png, .svg, .pdf")
+
+
+def test_unwritable_cache(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    (tmp_path / "file").write_text("")
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", tmp_path / "file" / "cache")
+    assert_refused(ran, "--cache-dir", "cannot be written")
+
+
+def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
+    assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
+
+
+def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """From the report the table is drawn again, with its inspection of tokens, without an engine."""
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "--html", tmp_path / "r.html", "-t", "Mine <b>")
+    assert ran.status == 0, ran.err
+    again = compare_q("--from", tmp_path / "r.html", "--html", tmp_path / "s.html", "-t", "Mine <b>")
+    assert again.status == 0, again.err
+    assert again.out.partition("report: ")[0] == ran.out.partition("report: ")[0]
+    assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
+    run, inspection = results_json.load(tmp_path / "r.html")
+    assert results_json.load(tmp_path / "s.html") == (run, inspection)
+    assert len(run.models) == 2
+    assert inspection["passages"]

@@ -1,0 +1,210 @@
+"""One line, and exit status 2, for each kind of bad input, before anything loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import backends
+from backends.vllm import install
+from eval.cli import arguments
+from tests.support.command_line import FAKE, Run, Specs, in_transformers
+from tests.support.toy import TOY_VOCAB, assert_refused
+
+needs_vllm = pytest.mark.skipif(install.installed() is None, reason="vLLM is not installed")
+
+
+def test_override_tensors_are_refused(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([in_transformers(toy_model, model_dir=[str(toy_model), "o.safetensors"])])
+    assert_refused(compare_q("-d", data, "-m", spec), "'transformers' takes no override tensors")
+
+
+def test_a_key_that_stands_twice(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    data.write_text(data.read_text().replace('"eval_len": 100', '"eval_len": 100, "eval_len": 50'))
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: eval_len: stands twice in one object")
+
+
+def test_text_that_is_no_text(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    for name in ("t.json", "t.CSV"):
+        (tmp_path / name).write_text("x" * 500)
+        data, spec = write_specs(path=str(tmp_path / name))
+        assert_refused(compare_q("-d", data, "-m", spec), "is not read as text")
+    data, spec = write_specs(max_text_rows=5)
+    assert_refused(compare_q("-d", data, "-m", spec), "a plain text file has no rows")
+
+
+@needs_vllm
+def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    """The config alone does not say what a model with hf_overrides can read: that is for vLLM to accept or refuse."""
+    overrides = {"hf_overrides": {"max_position_embeddings": 512}}
+    data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
+    assert compare_q("-d", data, "-m", spec, "--check").status == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--check"], ["-p"]])
+def test_kld_without_a_reference_is_refused_and_not_ignored(
+    compare_q: Run, write_specs: Specs, flags: list[str]
+) -> None:
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "-kld", *flags)
+    assert_refused(ran, '--kld: no model is the reference: mark one with "reference": true', "or give --logits_file")
+
+
+def test_missing_flags(compare_q: Run) -> None:
+    assert_refused(compare_q("-d", "x.json"), "-d and -m: both are needed (or --from")
+
+
+@pytest.mark.parametrize("value", ["ten", "-1", "1.5"])
+def test_bad_rows(compare_q: Run, value: str) -> None:
+    ran = compare_q("-d", "x", "-m", "y", f"--rows={value}")
+    assert ran.status == 2
+    assert "is neither a number of windows nor 'all'" in ran.err
+
+
+def test_wrong_json(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs()
+    data.write_text('{"eval_len": }')
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: line 1, column 14: not valid JSON")
+
+
+def test_unknown_key(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(evallen=5)
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: evallen: unknown key (did you mean 'eval_len'?)")
+
+
+def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(path="/nowhere/text.txt")
+    assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no.json"), "no.json: no such file")
+    assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
+    assert_refused(compare_q("-d", data, "-m", spec), "path: /nowhere/text.txt: no such file")
+    data, spec = write_specs([in_transformers(Path("/nowhere/model"))])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: /nowhere/model: no such folder")
+    data, spec = write_specs(tokenizer_dir="/nowhere/tokenizer")
+    assert_refused(compare_q("-d", data, "-m", spec), "/nowhere/tokenizer: no such folder")
+
+
+def test_a_folder_without_a_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+    data, spec = write_specs([in_transformers(tmp_path)])
+    assert_refused(compare_q("-d", data, "-m", spec), "config.json: missing")
+    shutil.copy(toy_model / "config.json", tmp_path)
+    assert_refused(compare_q("-d", data, "-m", spec), "no .safetensors files")
+
+
+def test_unknown_engine(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "load_fn": "vllm_scor"}])
+    assert_refused(compare_q("-d", data, "-m", spec), "unknown engine 'vllm_scor' (did you mean 'vllm_score'?)")
+    data, spec = write_specs([{**FAKE, "fwd_fn": "exllamav3"}])
+    assert_refused(compare_q("-d", data, "-m", spec), "fwd_fn: 'exllamav3' does not go with load_fn 'fake'")
+
+
+@pytest.mark.parametrize("engine", [name for name, backend in backends.engines() if backend.capabilities.packages])
+def test_a_missing_engine_names_its_cure(
+    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    backend = backends.engine_class(engine)
+    missing = replace(backend.capabilities, packages=("no-such-package",))
+    monkeypatch.setattr(backend, "capabilities", missing)
+    load_fn = missing.load_fns[0]
+    data, spec = write_specs([{"load_fn": load_fn, "label": "m", "model_dir": "/nowhere"}])
+    assert_refused(compare_q("-d", data, "-m", spec), f"m: load_fn: {load_fn!r} is not installed: {missing.install}")
+    assert "pip install" in missing.install
+
+
+def test_unknown_engine_option(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([in_transformers(toy_model, engine={"dtpe": "auto"})])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: engine.dtpe: unknown key (did you mean 'dtype'?)")
+
+
+@needs_vllm
+def test_unknown_option_of_vllm(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine={"kv_cache_dtpe": "fp8"})])
+    assert_refused(compare_q("-d", data, "-m", spec), "engine.kv_cache_dtpe", "(did you mean 'kv_cache_dtype'?)")
+
+
+def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(toy_model, small)
+    config = json.loads((small / "config.json").read_text())
+    assert config["vocab_size"] == TOY_VOCAB
+    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+    data, spec = write_specs([in_transformers(small)])
+    assert_refused(compare_q("-d", data, "-m", spec), "its vocabulary reaches id 255, the model has 200 tokens")
+
+
+@pytest.mark.parametrize("key", ["eval_len", "eval_stride"])
+@pytest.mark.parametrize("value", [0, -5])
+def test_non_positive_lengths(compare_q: Run, write_specs: Specs, key: str, value: int) -> None:
+    data, spec = write_specs(**{key: value})
+    assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {key}: input should be greater than 0 (got {value})")
+
+
+def test_negative_rows(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(max_rows=-1)
+    assert_refused(compare_q("-d", data, "-m", spec), "max_rows: input should be greater than or equal to 0 (got -1)")
+
+
+def test_eval_len_above_the_context(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([in_transformers(toy_model)], eval_len=257)
+    assert_refused(compare_q("-d", data, "-m", spec), "windows of 257 tokens exceed the model's context of 256")
+    data, spec = write_specs([in_transformers(toy_model)], eval_len=250, chat_template=True)
+    assert_refused(compare_q("-d", data, "-m", spec), "windows of 280 tokens exceed the model's context of 256")
+
+
+def test_too_little_text(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(eval_len=1000)
+    assert_refused(compare_q("-d", data, "-m", spec), "the text has 1000 tokens, one window takes 1001")
+
+
+def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "a", "load_fn": "x"}, {**FAKE, "label": "b", "engine": {"y": 1}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert [line.split(":")[1] for line in ran.err.splitlines()[1:]] == [" a", " b"]
+
+
+def test_every_flag_of_upstream_is_there() -> None:
+    flags = {flag for action in arguments.parser()._actions for flag in action.option_strings}
+    upstream = {
+        "-d", "--dataspec", "-m", "--modelspec", "-cc", "--clear_cache", "-p", "--plot", "-v", "--vram", "-mx",
+        "--max_x", "-my", "--max_y", "-t", "--title", "-kld", "--kld", "-mask", "--mask", "-lf", "--logits_file",
+        "-dark", "--dark", "-pf", "--plot_file",
+    }  # fmt: skip
+    ours = {
+        "-r", "--rows", "-o", "--output", "--csv", "--tokens-out", "--cache-dir", "--list-engines", "--check",
+        "--verbose", "--from", "--sort", "--statistics", "--pairs", "--pair", "--markdown", "--html", "--plots",
+    }  # fmt: skip
+    assert upstream | ours <= flags
+
+
+def test_a_revision_needs_the_hub(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
+    data, spec = write_specs([in_transformers(toy_model, revision="main")])
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: revision: only for a model on the hub")
+
+
+def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
+    compare_q: Run, write_specs: Specs, toy_model: Path
+) -> None:
+    """Its windows hold one token more than lm-eval feeds."""
+    context = json.loads((toy_model / "config.json").read_text())["max_position_embeddings"]
+    model = {"load_fn": "transformers_auto", "label": "toy", "model_dir": str(toy_model)}
+    data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context)
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 2
+    assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
+    data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
+    assert compare_q("-d", data, "-m", spec, "--check").status == 0
+
+
+def test_noise_is_for_a_noise_floor_that_is_not_the_reference(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "engine": {"noise": "bf16"}}])
+    assert_refused(
+        compare_q("-d", data, "-m", spec), 'fake: engine.noise: only for a model that is marked with "noise_'
+    )
+    data, spec = write_specs([{**FAKE, "noise_floor": True, "reference": True}])
+    assert_refused(compare_q("-d", data, "-m", spec), "fake: noise_floor: the reference cannot be its own noise floor")

@@ -1,0 +1,238 @@
+"""Runs of the command line: numbers that are known in advance, the cache, models that fail."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from backends.fake import FakeBackend
+from backends.hf.backend import TransformersBackend
+from eval.cli import main
+from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
+from tests.support.toy import assert_refused
+
+
+def test_uniform_logits_have_the_vocabulary_as_perplexity(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844."""
+    models = [
+        {**FAKE, "label": "uniform", "engine": {"vocab_size": 500}},
+        {**FAKE, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}},
+    ]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
+    assert ran.status == 0, ran.err
+    uniform, boosted = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert uniform["ppl"] == pytest.approx(500.0, rel=1e-6)
+    assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
+    assert uniform["tokens"] == 9 * 99
+    with (tmp_path / "r.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["label"] for row in rows] == ["uniform", "boosted"]
+    assert float(rows[0]["ppl"]) == uniform["ppl"]
+    assert shown_ppl(ran, "uniform") == pytest.approx(500, rel=1e-5)
+
+
+def test_results_json_says_what_ran(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([FAKE], dataset_display_name="letters")
+    assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["format"] == 5
+    assert "python" in written["versions"]
+    assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
+    assert written["data"]["windows"] == 9
+    assert written["data"]["scored_tokens"] == 891
+    assert written["data"]["spec"]["dataset_display_name"] == "letters"
+    assert len(written["models"][0]["spec_sha256"]) == 64
+    assert written["models"][0]["layer_bpw"] is None
+    assert written["models"][0]["storage_note"] == "a fake model stores nothing"
+
+
+def test_second_run_comes_from_the_cache(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded again"))
+    again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+    assert again.status == 0, again.err
+    assert json.loads((tmp_path / "r.json").read_text())["models"][0]["from_cache"] is True
+    assert "1 of 1 rows come from the cache" in again.out
+    monkeypatch.undo()
+
+
+def test_cache_is_cleared_and_follows_the_options(
+    compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPARE_Q_CACHE", str(own_cache))
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    assert "*" not in compare_q("-d", data, "-m", spec, "-cc").out
+    data, spec = write_specs([{**FAKE, "engine": {"vocab_size": 600}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert shown_ppl(ran, "fake") == pytest.approx(600, rel=1e-5)
+    assert "*" not in ran.out
+
+
+def test_non_finite_positions_are_shown(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "holes", "engine": {"nan_windows": [0, 3]}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 0
+    assert "holes: 2 positions had no finite log-probability" in ran.out
+    assert shown_ppl(ran, "holes") == pytest.approx(1000, rel=1e-5)
+    assert re.search(r" 1,000\.0001±\S+ +2 ", ran.out)
+
+
+def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "-pf", tmp_path / "p.png")
+    assert ran.status == 1
+    assert "bad: failed: told to fail after 2 windows" in ran.out
+    assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
+    bad, good = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 windows")
+    assert good["error"] is None
+    assert "bad: not in the plot" in ran.out
+
+
+def test_a_bug_in_one_engine_does_not_lose_the_others(
+    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a CompareQError: logits that have no row for a token id."""
+    data, spec = write_specs([{**FAKE, "label": "small", "engine": {"vocab_size": 5}}, {**FAKE, "label": "good"}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 1
+    assert "small: failed: IndexError: " in ran.out
+    assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
+    assert "Traceback" not in ran.out + ran.err
+
+
+def test_no_finite_score_is_a_failure(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs(
+        [{**FAKE, "label": "nan", "engine": {"nan_windows": [0]}}], eval_len=2, eval_stride=2, max_rows=1
+    )
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "error: nan: no perplexity: none of 1 positions is finite"
+
+
+def test_damaged_cache(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+    """Damaged tokens are made again; damaged scores are an error that names the file, and -cc mends it."""
+    data, spec = write_specs([FAKE])
+    assert compare_q("-d", data, "-m", spec).status == 0
+    (tokens,) = (own_cache / "tokens").glob("*.npz")
+    tokens.write_bytes(tokens.read_bytes()[:50])
+    assert "tokenizing" in compare_q("-d", data, "-m", spec).err
+    (facts,) = (own_cache / "scores").glob("*.json")
+    facts.write_text("{")
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert "damaged" in ran.err
+    assert str(own_cache / "scores") in ran.err
+    assert compare_q("-d", data, "-m", spec, "-cc").status == 0
+
+
+@pytest.mark.parametrize("mark", ["reference", "out_logits"])
+def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: Path, mark: str) -> None:
+    """The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862."""
+    marked = {mark: True if mark == "reference" else str(tmp_path / "kept")}
+    boosted = {"label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0}
+    uniform = {"label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0}
+    data, spec = write_specs([{**FAKE, **uniform}, {**FAKE, **boosted, **marked}])
+    ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    first, second = (line.split() for line in ran.out.splitlines() if line.split()[:1] in (["uniform"], ["boosted"]))
+    assert (first[6].partition("±")[0], first[8].partition("±")[0]) == ("500.0000", "0.07862")
+    assert (second[6].partition("±")[0], second[7:9]) == ("25.8437", ["ref", "ref"])
+    assert "against boosted" in ran.out
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["reference"]["label"] == "boosted"
+    assert [model["reference"] for model in written["models"]] == [False, True]
+    assert written["models"][0]["kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert (tmp_path / "p.svg").is_file()
+
+
+def test_nothing_measured_is_status_2(compare_q: Run, write_specs: Specs) -> None:
+    data, spec = write_specs([{**FAKE, "label": "bad", "engine": {"fail": 0}}])
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "error: bad: told to fail after 0 windows"
+
+
+def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeBackend, "load", interrupt)
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec)
+    assert ran.status == 130
+    assert "interrupted" in ran.err
+
+
+def test_an_engine_that_cannot_describe_itself_loses_no_score(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the reference's store; and a close that fails is said."""
+
+    def broken(self: FakeBackend) -> None:
+        raise RuntimeError("cannot copy out of meta")
+
+    monkeypatch.setattr(FakeBackend, "layers", broken)
+    monkeypatch.setattr(FakeBackend, "close", broken)
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    data, spec = write_specs(models)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    ref, other = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert (ref["error"], ref["kernel"]) == (None, None)
+    assert other["kld_tokens"] == other["tokens"] == 891
+    assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
+    assert "ref: closing its engine failed: cannot copy out of meta" in ran.err
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, where there are progress bars: [/x] closed a style that was not open."""
+    monkeypatch.setattr(Console, "is_terminal", property(lambda self: True))
+    data, spec = write_specs([{**FAKE, "label": "Q4 [/imatrix]"}], dataset_display_name="text [/b]")
+    assert main.main(["-d", str(data), "-m", str(spec), "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert "Q4 [/imatrix]" in capsys.readouterr().out
+
+
+def test_mask_and_wildcards(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    data, spec = write_specs([{**FAKE, "label": "EXL3 4.0"}, {**FAKE, "label": "GGUF Q4"}, {**FAKE, "label": "FP8"}])
+    ran = compare_q("-d", data, "-m", tmp_path / "mod*.json", "-mask", "exl3;fp8")
+    assert ran.status == 0, ran.err
+    assert "EXL3 4.0" in ran.out
+    assert "FP8" in ran.out
+    assert "GGUF" not in ran.out
+    assert_refused(compare_q("-d", data, "-m", spec, "-mask", "awq"), "--mask", "'awq' matches no label", "EXL3 4.0")
+
+
+def test_list_engines(compare_q: Run) -> None:
+    ran = compare_q("--list-engines")
+    assert ran.status == 0
+    for word in ("transformers_auto_bf16", "vllm_score", "fake", "built in"):
+        assert word in ran.out
+
+
+def test_check_starts_nothing(
+    compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformersBackend, "load", lambda self: pytest.fail("loaded"))
+    data, spec = write_specs([in_transformers(toy_model)])
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 0, ran.err
+    assert "toy: transformers (transformers " in ran.out
+    data, spec = write_specs([in_transformers(Path("/nowhere/model"))], path="/nowhere/text.txt")
+    ran = compare_q("-d", data, "-m", spec, "--check")
+    assert ran.status == 2
+    assert "error: data: path: /nowhere/text.txt: no such file" in ran.err
+    assert "error: toy: /nowhere/model: no such folder" in ran.err

@@ -1,0 +1,74 @@
+"""One browser for all tests of the page, and one page for each report that they open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eval.html import report
+from eval.results.run_result import ModelResult, RunResult
+from tests.support.report_page import BROWSER, FLAGS, Opened, ShowPage, inspection_of, run_of
+
+
+class Browser:
+    """Headless Chromium, started by the first test that opens a report, and the pages that it holds."""
+
+    def __init__(self) -> None:
+        self.playwright: Any = None
+        self.chromium: Any = None
+        self.pages: dict[tuple[Any, ...], Opened] = {}
+
+    def start(self) -> None:
+        """Start Chromium, unless it runs; skip the test where Playwright is not installed."""
+        sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+        if self.chromium is None:
+            self.playwright = sync_api.sync_playwright().start()
+            self.chromium = self.playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+
+    def stop(self) -> None:
+        """Close Chromium and Playwright, whose event loop would be in the way of other folders' asyncio."""
+        if self.chromium is not None:
+            self.chromium.close()
+            self.playwright.stop()
+        self.__init__()  # type: ignore[misc]
+
+
+BROWSER_OF_THIS_FOLDER = Browser()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the browser after the last test of this folder."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        BROWSER_OF_THIS_FOLDER.stop()
+
+
+@pytest.fixture
+def show(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShowPage]:
+    """Write a report of models and open it; whatever the page complains of fails the test."""
+    browser, opened = BROWSER_OF_THIS_FOLDER, set[Opened]()
+    browser.start()
+
+    def show(
+        *models: ModelResult, inspect: Any = True, width: int = 1400, run: RunResult | None = None, **context: Any
+    ) -> Opened:
+        """``inspect``: whether there are excerpts, or which.  A report that is open already is loaded anew."""
+        run = run or run_of(*models)
+        excerpts = inspection_of(run) if inspect is True else inspect or None
+        payload = report.page_payload(run, excerpts, ["compare_q.py", "-d", "<d>"])
+        html = report.whole_page(payload, report.TITLE)
+        key = (html, width, *sorted(context.items()))
+        if key not in browser.pages:
+            file = tmp_path_factory.mktemp("report") / "report.html"
+            file.write_text(html, encoding="utf-8")
+            size = {"width": width, "height": 900}
+            browser.pages[key] = Opened(browser.chromium.new_page(viewport=size, **context), file)
+        browser.pages[key].load()
+        opened.add(browser.pages[key])
+        return browser.pages[key]
+
+    yield show
+    for found in opened:
+        assert found.complaints == []
+        assert found.requests == [found.file.as_uri()]

@@ -1,0 +1,54 @@
+"""Fixtures of the tests on references: the command line, a stub engine, a model and a noisy copy of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backends
+from tests.support import stub_engine
+from tests.support.comparisons import N_WINDOWS, Measured, Models, stub
+from tests.support.toy import Ran
+
+
+@pytest.fixture
+def measured(
+    compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Measured]:  # fmt: skip
+    """Run models with flags, over 3 windows of the toy text unless ``data`` says otherwise."""
+    monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
+
+    def run(models: Models, *flags: object, **data: Any) -> Measured:
+        files = write_specs(list(models), **{"max_rows": N_WINDOWS, **data})
+        file, folder = tmp_path / "results.json", tmp_path / "tokens"
+        file.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        ran = compare_q("-d", files[0], "-m", files[1], "-o", file, "--tokens-out", folder, *flags)
+        results = json.loads(file.read_text()) if file.exists() else {}
+        return Measured(ran.status, ran.out, ran.err, results, folder)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def stub_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the stub engine."""
+    return stub_engine.save_stub_model(tmp_path_factory.mktemp("stub") / "stub")
+
+
+@pytest.fixture(scope="session")
+def noisy_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with noise on its weights."""
+    return stub_engine.save_stub_model(tmp_path_factory.mktemp("stub") / "noisy", noise=0.2)
+
+
+@pytest.fixture
+def pair(stub_model: Path, noisy_stub: Path) -> list[dict[str, Any]]:
+    """A reference and a model that differs from it, in float32."""
+    return [stub(stub_model, "ref", reference=True), stub(noisy_stub, "noisy")]

@@ -1,0 +1,103 @@
+"""References that fail: the other models keep their perplexities, and no half store stays behind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.fake import FakeBackend
+from backends.reference.store import window_file
+from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
+
+
+def assert_no_divergence(ran: Measured, label: str, reason: str) -> None:
+    """A failed reference: status 1, the reason at its row, PPL and a note for the other."""
+    assert ran.status == 1, ran.out + ran.err
+    failed = next(model for model in ran.results["models"] if model["reference"])
+    assert reason in failed["error"]
+    model = ran.models[label]
+    assert (model["kld"], model["same_top"], model["error"]) == (None, None, None)
+    assert model["ppl"] == pytest.approx(500.0, rel=1e-5)
+    assert f"{label}: no KLD: the reference failed" in ran.out
+    assert ran.results["reference"] is None
+
+
+def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: Path) -> None:
+    ran = measured([fake("uniform"), fake("ref", boost=3.0, fail=2, reference=True)])
+    assert_no_divergence(ran, "uniform", "told to fail after 2 windows")
+    assert left_behind(own_cache) == []
+
+
+def damaged(folder: Path, target: Path) -> Path:
+    """A copy of a model whose weights are no safetensors file."""
+    shutil.copytree(folder, target)
+    (target / "model.safetensors").write_bytes(b"no safetensors file at all")
+    return target
+
+
+def test_a_reference_with_damaged_weights_leaves_perplexities(
+    measured: Compare, toy_model: Path, tmp_path: Path
+) -> None:
+    broken = damaged(toy_model, tmp_path / "broken")
+    ran = measured([toy(broken, "ref", reference=True), fake("uniform")])
+    assert_no_divergence(ran, "uniform", "model.safetensors: not a readable safetensors file")
+
+
+def test_a_model_with_damaged_weights_leaves_the_others(measured: Compare, toy_model: Path, tmp_path: Path) -> None:
+    broken = damaged(toy_model, tmp_path / "broken")
+    ran = measured([fake("ref", boost=3.0, reference=True), toy(broken, "bad"), fake("uniform")])
+    assert ran.status == 1, ran.err
+    assert "model.safetensors: not a readable safetensors file" in ran.models["bad"]["error"]
+    assert ran.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
+def test_a_reference_that_fails_the_second_time(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Its scores are in the cache and its store is gone; what needs the store has no divergence, and PPL."""
+    models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
+    measured(models)
+    shutil.rmtree(store_of(own_cache))
+
+    def fail(self: FakeBackend) -> None:
+        if self.options.boost == 3.0:
+            raise error
+
+    monkeypatch.setattr(FakeBackend, "load", fail)
+    ran = measured([*models, fake("uniform")])
+    assert_no_divergence(ran, "uniform", type(error).__name__)
+    assert left_behind(own_cache) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_recording_leaves_nothing(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Neither half a store nor the folder in which it was made; the next run makes it."""
+    models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
+    made: list[list[str]] = []
+    logits = FakeBackend.logits
+
+    def interrupted(self: FakeBackend, window: Any) -> torch.Tensor:
+        if window.index == 2:
+            (building,) = left_behind(own_cache)
+            made.append(sorted(file.name for file in (own_cache / "references" / building).iterdir()))
+            raise error
+        return logits(self, window)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeBackend, "logits", interrupted)
+        ran = measured(models)
+    assert made[0] == [window_file(0), window_file(1)]
+    assert ran.status == (130 if error is KeyboardInterrupt else 2)
+    assert left_behind(own_cache) == []
+    assert list((own_cache / "scores").glob("*.json")) == []
+    again = measured(models)
+    assert again.status == 0, again.err
+    assert again.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+    assert [name for name in left_behind(own_cache) if name.startswith(".")] == []

@@ -1,0 +1,106 @@
+"""A small engine with a head, so that references are tested without Transformers: ``load_fn: "stub"``.
+
+Its model is a folder with an embedding [V, H], a head [V, H] (``model.safetensors``, float32) and the toy tokenizer.  A
+state is the tanh of the mean of all embeddings up to its token; the logits are the product of states and head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
+
+from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.common.options import parse_options
+from backends.reference.head import Head
+from tests.support.toy import TOY_VOCAB, save_toy_tokenizer
+
+LOCATION = f"{__name__}:StubBackend"
+"""What ``backends.ENGINES`` needs to know of it."""
+HIDDEN = 16
+
+
+class StubOptions(BaseModel):
+    """The stub's ``engine`` object."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def save_stub_model(folder: Path, *, noise: float = 0.0, vocab_size: int = TOY_VOCAB) -> Path:
+    """A model with always the same weights but for ``noise``; entries beyond the toy tokenizer's are other ones."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator) for name in ("embedding", "head")}
+    weights["head"] = torch.cat((weights["head"], torch.randn(TOY_VOCAB, HIDDEN, generator=generator)))[:vocab_size]
+    noisy = {name: weight + noise * torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: weight.contiguous() for name, weight in noisy.items()}, folder / "model.safetensors")
+    save_toy_tokenizer(folder)
+    return folder
+
+
+def states_and_head(folder: Path, token_ids: Sequence[int], dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(states [L, H], head [V, H]) in a dtype."""
+    weights = load_file(folder / "model.safetensors")
+    embedded = weights["embedding"][torch.tensor(list(map(int, token_ids)))]
+    means = embedded.cumsum(0) / torch.arange(1, len(embedded) + 1)[:, None]
+    return means.tanh().to(getattr(torch, dtype)), weights["head"].to(getattr(torch, dtype))
+
+
+def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") -> torch.Tensor:
+    """Logits [L, V] of one window."""
+    states, head = states_and_head(folder, token_ids, dtype)
+    return states @ head.T
+
+
+class StubBackend(LogitsBackend):
+    """See the module's docstring."""
+
+    capabilities = Capabilities(
+        load_fns=("stub",), fwd_fn="stub", packages=(), install="nothing to install", summary="for tests"
+    )  # fmt: skip
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.dtype = parse_options(StubOptions, request.options).dtype
+        self.folder = Path(request.model_dir)
+        self.last = torch.empty(0)
+
+    @classmethod
+    def facts(cls, request: LoadRequest) -> ModelFacts:
+        head = load_file(Path(request.model_dir) / "model.safetensors")["head"]
+        return ModelFacts(vocab_size=len(head), tokenizer=Path(request.model_dir))
+
+    @classmethod
+    def stamp(cls, request: LoadRequest) -> str:
+        return hashlib.sha256((Path(request.model_dir) / "model.safetensors").read_bytes()).hexdigest()
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        return {}
+
+    def load(self) -> None:
+        """The weights are read with every window."""
+
+    def storage(self) -> Storage:
+        return Storage(note="a stub stores nothing")
+
+    def logits(self, window: Window) -> torch.Tensor:
+        self.last, head = states_and_head(self.folder, window.token_ids.tolist(), self.dtype)
+        return self.last @ head.T
+
+    def head(self) -> Any:
+        weight = states_and_head(self.folder, [0], self.dtype)[1]
+        return weight, None, Head(len(weight), self.dtype)
+
+    def states(self) -> torch.Tensor:
+        return self.last
+
+    def close(self) -> None:
+        """Nothing to release."""

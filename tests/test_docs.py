@@ -1,0 +1,133 @@
+"""What the documentation says is there: paths, names, links, keys and flags; the README's length; the tree of files.
+
+``tests/support/doc_names.py`` finds what pages, docstrings and comments name, and looks for it on disk and in the
+syntax trees.  No engine starts and nothing but the specs and the command line's flags is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from eval.cli.arguments import parser
+from eval.specs.types import DataSpec, ModelSpec
+from tests.support import ROOT, doc_names
+from tests.test_imports import ORDER
+
+DOCS = ROOT / "docs"
+TREE = re.compile(r"^## The tree$.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
+    files = [*doc_names.markdown_files(), *doc_names.python_files(), *doc_names.other_files()]
+    absent = {
+        f"{file.relative_to(ROOT)}:{line}": names
+        for file in files
+        for line, text in doc_names.prose(file)
+        if (names := doc_names.missing(text, file.parent))
+    }
+    assert absent == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("see `eval/stats/uncertainties.py`.", ["eval/stats/uncertainties.py"]),
+        ("see eval/stats/uncertainty.py, and backends/vllm/*.py", []),
+        ("backends/vllm/*.pyx", ["backends/vllm/*.pyx"]),
+        ("backends/vllm/{driver,worker}.py", []),
+        ("backends/vllm/{driver,walker}.py", ["backends/vllm/{driver,walker}.py"]),
+        ("a page of its own, docs/statistic.md", ["docs/statistic.md"]),
+        ("definitions are in test_logit_statistics.py", ["test_logit_statistics.py"]),
+        ("what it must keep is in test_plot", ["test_plot"]),
+        ("python -m eval.specs.types", []),
+        ("python -m eval.spec.types", ["eval.spec.types"]),
+        ("raises backends.common.errors.InputError", []),
+        ("raises backends.base.InputError", ["backends.base.InputError"]),
+        ("backends.vllm.driver.EngineRun.probe", []),
+        ("backends.vllm.driver.EngineRun.probes", ["backends.vllm.driver.EngineRun.probes"]),
+        ("    from eval.api import compare, loads", ["eval.api.loads"]),
+        ("``report.ORIGIN`` of a merged run", ["report.ORIGIN"]),
+        ("``results_json.ORIGIN`` of a merged run", []),
+        ("``Window.scored``", ["Window.scored"]),
+        ("``logit_statistics.partial``", ["logit_statistics.partial"]),
+        ("``datasets.load_dataset`` reads ``results.json``", []),
+    ],
+)
+def test_what_does_not_exist_is_found(text: str, absent: list[str]) -> None:
+    assert doc_names.missing(text) == absent
+
+
+def test_docstrings_and_comments_are_read_where_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        '"""Head."""\n\nX = "eval/gone.py"\n"""Of X."""\n\n\ndef f():\n    """Body."""\n    return 1  # why\n'
+    )
+    assert sorted(doc_names.prose(file)) == [(1, "Head."), (4, "Of X."), (8, "Body."), (9, "# why")]
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    broken = {file.name: doc_names.broken_links(file.read_text("utf-8"), file) for file in doc_names.markdown_files()}
+    assert {name: links for name, links in broken.items() if links} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("[a\npage](statistics.md)", []),
+        ("[gone](statistic.md)", ["statistic.md"]),
+        ("[errors](statistics.md#errors)", []),
+        ("[gone](statistics.md#mistakes)", ["statistics.md#mistakes"]),
+        ("# One, two\n\n[here](#one-two) and [not](#one)", ["#one"]),
+        ("[far](https://example.org/x.md)\n\n```\n[code](gone.md)\n```", []),
+        ("![picture](../results/h200/table/kld.png)", ["../results/h200/table/kld.png"]),
+    ],
+)
+def test_broken_links_are_found(text: str, broken: list[str]) -> None:
+    assert doc_names.broken_links(text, DOCS / "page.md") == broken
+
+
+def test_readme_is_read_in_five_minutes() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+def test_make_has_what_the_pages_tell_to_make() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    pages = "\n".join(file.read_text("utf-8") for file in doc_names.markdown_files())
+    told = set(re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", pages, re.MULTILINE))
+    assert {"demo", "install", "test"} <= told <= targets
+
+
+@pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (ModelSpec, "## Model spec")])
+def test_page_of_the_specs_has_every_key_and_no_other(spec: type, heading: str) -> None:
+    page = (DOCS / "specs.md").read_text("utf-8")
+    section = page[page.index(heading) :].split("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    assert sorted(key for cell in cells for key in re.findall(r"`(\w+)`", cell)) == sorted(spec.model_fields)
+
+
+def test_page_of_the_specs_has_every_flag_and_no_other() -> None:
+    page = (DOCS / "specs.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`-[^|]*) \|", page, re.MULTILINE)
+    there = {flag for action in parser()._actions for flag in action.option_strings}
+    assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == there
+
+
+def test_tree_names_every_file() -> None:
+    printed = TREE.search((DOCS / "architecture.md").read_text("utf-8"))
+    assert printed is not None
+    listed = doc_names.listed(printed[1])
+    files = [file for name in ("eval", "backends") for file in (ROOT / name).rglob("*.py")]
+    there = [file.relative_to(ROOT).as_posix() for file in files if file.name != "__init__.py"]
+    assert sorted(path for path in listed if path.endswith(".py")) == sorted(there)
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_order_of_imports_is_the_one_that_is_tested(package: str) -> None:
+    page = (DOCS / "architecture.md").read_text("utf-8")
+    printed = re.search(rf"^{package} +(\w[^`]*?)(?=^\w|^```)", page, re.MULTILINE)
+    assert printed is not None
+    assert tuple(re.findall(r"\w+", printed[1])) == ORDER[package]

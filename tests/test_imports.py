@@ -1,0 +1,102 @@
+"""Imports flow one way: no circle between files, no arrow from a lower folder to a higher one."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+ORDER = {
+    "eval": (
+        "common", "specs", "text", "stats", "results", "run", "table", "plots", "html", "api", "cli", "compare_q",
+    ),
+    "backends": (
+        "common", "head", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
+        "llamacpp", "vllm", "vllm_server",
+    ),
+}  # fmt: skip
+"""Files and folders of a package from the lowest to the highest; each may import those before it."""
+LARGEST = 14
+"""Names that a person sees in one folder of code at most (``eval/spec`` holds the example specs)."""
+
+Graph = dict[str, set[str]]
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of both packages."""
+    found = [file for package in ORDER for file in (ROOT / package).rglob("*.py")]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in found}
+
+
+def imports_of(code: str, known: set[str]) -> set[str]:
+    """The modules of ours that some code imports, wherever in it: at the top, in functions, for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inside & known or {node.module} & known
+    return found
+
+
+def graph() -> Graph:
+    """Module -> the modules that it imports; a package stands for its ``__init__.py``."""
+    files = modules()
+    return {name: imports_of(file.read_text(encoding="utf-8"), set(files)) for name, file in files.items()}
+
+
+def upward(found: Graph) -> list[str]:
+    """The imports of one package that go from a lower part of it to a higher one."""
+    arrows = []
+    for name, others in found.items():
+        for other in others:
+            (package, _, rest), (of, _, beyond) = name.partition("."), other.partition(".")
+            if package == of and rest and beyond:
+                rank = ORDER[package].index
+                if rank(rest.partition(".")[0]) < rank(beyond.partition(".")[0]):
+                    arrows.append(f"{name} -> {other}")
+    return arrows
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    found = graph()
+    assert len(found) > 100
+    list(TopologicalSorter(found).static_order())
+
+
+def test_no_folder_imports_a_higher_one() -> None:
+    assert upward(graph()) == []
+
+
+def test_the_engines_know_nothing_of_the_driver() -> None:
+    assert [name for name, others in graph().items() if name.startswith("backends") and any_of(others, "eval")] == []
+
+
+def any_of(names: set[str], package: str) -> bool:
+    """Whether one of the names is of a package."""
+    return any(name.partition(".")[0] == package for name in names)
+
+
+def test_what_these_tests_look_for_is_found() -> None:
+    known = {"eval.common.cache", "eval.run.runner", "backends"}
+    code = "def later():\n    from eval.run import runner\nimport backends"
+    assert imports_of(code, known) == {"eval.run.runner", "backends"}
+    found = {"eval.common.cache": {"eval.run.runner"}, "eval.run.runner": {"eval.common.cache"}}
+    assert upward(found) == ["eval.common.cache -> eval.run.runner"]
+    with pytest.raises(CycleError):
+        list(TopologicalSorter(found).static_order())
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_folder_can_be_taken_in_at_a_glance(package: str) -> None:
+    folders = [folder for folder in (ROOT / package).rglob("") if folder.is_dir() and folder.name != "__pycache__"]
+    code = [folder for folder in folders if folder.relative_to(ROOT).parts[:2] != ("eval", "spec")]
+    assert code
+    for folder in code:
+        names = [each.name for each in folder.iterdir() if each.name not in ("__pycache__", "__init__.py")]
+        assert len(names) <= LARGEST, (folder, sorted(names))
