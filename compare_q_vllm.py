@@ -27,7 +27,7 @@ if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
 
 try:
     from backends.base import LoadRequest
-    from backends.checkpoint import config as checkpoint_config
+    from backends.checkpoint.config import CheckpointConfig
     from backends.common.capture import captured
     from backends.common.errors import CompareQError, InputError, ModelError
     from backends.hub import repositories
@@ -51,7 +51,7 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     if options.get("noise") is not None:
         raise InputError("engine.noise: the logits handed out here have none; leave it out")
     folder = repositories.resolve(name, None)
-    context = checkpoint_config.context_length(checkpoint_config.config_of(folder))
+    context = CheckpointConfig.read(folder).context
     request = LoadRequest(
         label=folder.name,
         load_fn="vllm_score",

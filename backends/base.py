@@ -103,21 +103,28 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class LayerGroup:
-    """Layers that an engine ran alike: what it really did, not what the checkpoint asks for.
+class Layer:
+    """One linear layer as an engine ran it: what the engine really did, not what the checkpoint asks for.
 
-    ``layers``: their names with ``*`` for the layer's number; ``count``: how many; ``weights``: how they are stored
-    ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision in which the product took them
-    ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that computed it; ``asked``: the activations
-    that the checkpoint's scheme asks for, where those that ran are others, else "".
+    ``name``: the module's path in the model; ``weights``: how the weights are stored ("nvfp4 g16", "int4 g128", "fp8
+    channel", "bfloat16"); ``activations``: the precision in which the product took the activations ("bfloat16", "int8
+    token", "nvfp4"); ``kernel``: the class or function that computed the product; ``asked``: the activations that the
+    checkpoint's scheme asks for, where other activations ran, else "".
     """
 
-    layers: str
-    count: int
+    name: str
     weights: str
     activations: str
     kernel: str
     asked: str = ""
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """``count`` layers that ran alike and whose names differ in numbers only: ``layer``, with ``*`` for its numbers."""
+
+    layer: Layer
+    count: int
 
 
 @dataclass(frozen=True)

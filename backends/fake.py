@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
 from backends.common.errors import ModelError
 from backends.common.options import parse_options
 
@@ -75,7 +75,7 @@ class FakeBackend(LogitsBackend):
         return logits
 
     def layers(self) -> tuple[LayerGroup, ...]:
-        return (LayerGroup("logits", 1, "float32", "float32", "closed form"),)
+        return (LayerGroup(Layer("logits", "float32", "float32", "closed form"), 1),)
 
     def close(self) -> None:
         """Nothing to release."""

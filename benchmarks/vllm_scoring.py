@@ -30,7 +30,7 @@ from backends.base import LoadRequest, Task, Window  # noqa: E402
 from backends.reference import store as reference  # noqa: E402
 from backends.reference.reading import ReferenceWindows  # noqa: E402
 from backends.vllm.backend import VllmScoreBackend  # noqa: E402
-from backends.vllm.driver import EngineRun, own_logprobs  # noqa: E402
+from backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
 from backends.vllm.hooks import TAG  # noqa: E402
 from backends.vllm.scorer import Plan  # noqa: E402
 from eval.common import machine  # noqa: E402
@@ -74,8 +74,8 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     backend, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
-    assert backend.run is not None
-    run: EngineRun = backend.run
+    assert backend.driver is not None
+    run: VllmDriver = backend.driver
     route = run.probe(windows)
     record, store = folder / "record", folder / "store"
     record.mkdir()
@@ -89,7 +89,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
 
     def scored(plan: Plan, name: str) -> None:
         list(run.scored(windows, plan))
-        scorer[name] = run.facts
+        scorer[name] = run.session_report
 
     paths = {
         "prefill": lambda: list(run.requests(windows, {})),
@@ -176,16 +176,16 @@ def correctness(folder: Path) -> dict[str, Any]:
     own: Any = None
     for path in small_models(folder):
         backend = opened(path)
-        assert backend.run is not None
+        assert backend.driver is not None
         if path.name == "small":
-            list(backend.run.score([window], Task(record=record)))
+            list(backend.driver.score([window], Task(record=record)))
             reference.seal(record, store, {}, 1)
-        (scores,) = backend.run.score([window], Task(reference=store, vocab_size=VOCAB))
+        (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB))
         found[path.name] = scores
-        chunk = backend.run.facts["chunk_rows"]
+        chunk = backend.driver.session_report["chunk_rows"]
         logits[path.name] = whole_logits(backend, window, chunk, folder / f"{path.name}.safetensors")
         if path.name == "noisy":
-            (finished,) = backend.run.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})
+            (finished,) = backend.driver.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})
             own = own_logprobs(window, finished[0].prompt_logprobs)
         backend.close()
     p, q = (logits[name][:-1].double().log_softmax(-1) for name in ("small", "noisy"))

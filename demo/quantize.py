@@ -23,11 +23,10 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from backends.layers.fused import FUSED
 from demo.tokenizer_files import copy_tokenizer
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Projections that serving engines fuse into one matrix, so that a format's *global* scale must be shared by them."""
 TEXT = Path(__file__).resolve().parent / "opticks.txt"
 CALIBRATION = (4, 1024)
 """Windows, and tokens of each.  SmolLM2's perplexity with rounded inputs moves at random with more: 25.8, 25.9 and 25.3

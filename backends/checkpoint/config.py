@@ -1,88 +1,143 @@
-"""A checkpoint's config: its language model's part, vocabulary, context and quantization."""
+"""The one reader of a checkpoint's config.json: vocabulary, context, rope scaling, quantization, shape of the KV cache.
+
+Multimodal configs nest the language model's part, and checkpoints keep their quantization in one of three places.
+Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the program find different answers.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
 
+QUANTIZATION = "quantization_config"
+LEGACY_FILE = "hf_quant_config.json"
+"""Where NVIDIA ModelOpt up to 0.29 wrote the quantization, beside a config.json that says nothing of it."""
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """The folder's config.json; InputError if it is missing or no JSON object."""
-    file = folder / "config.json"
+
+@dataclass(frozen=True)
+class KVShape:
+    """The keys, or the values, of one token in the KV cache: ``layers`` x ``heads`` x ``head_size`` numbers."""
+
+    layers: int
+    heads: int
+    head_size: int
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What a Hugging Face folder says of its model before any weight is read.
+
+    ``raw`` is config.json as it stands; ``legacy_quantization`` is what ``hf_quant_config.json`` holds, if config.json
+    states no quantization.
+    """
+
+    raw: dict[str, Any]
+    legacy_quantization: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> CheckpointConfig:
+        """The config of a folder; InputError if a file is missing or is no JSON object."""
+        file = folder / "config.json"
+        try:
+            config = cls(json_object(file))
+        except FileNotFoundError:
+            raise InputError(f"{file}: missing; model_dir must be a Hugging Face model folder") from None
+        legacy = folder / LEGACY_FILE
+        if config.quantization or not legacy.is_file():
+            return config
+        return cls(config.raw, {"quant_method": "modelopt", **json_object(legacy)})
+
+    @cached_property
+    def text(self) -> dict[str, Any]:
+        """The language model's keys: the nested ones before those of the whole model."""
+        nested = self.raw.get("text_config")
+        return {**self.raw, **nested} if isinstance(nested, dict) else dict(self.raw)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Rows of the head; None if the config does not say."""
+        return self._integer("vocab_size")
+
+    @property
+    def hidden_layers(self) -> int | None:
+        """Decoder layers of the language model; None if the config does not say."""
+        return self._integer("num_hidden_layers")
+
+    @property
+    def stated_context(self) -> int | None:
+        """The largest number of positions that the config states, without its rope scaling; None if it states none."""
+        length = next((self.text[key] for key in LENGTH_KEYS if self.text.get(key)), None)
+        return length if isinstance(length, int) else None
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of the longest sequence that the config allows, with its rope scaling; None if it does not say.
+
+        Configs with llama3 or longrope scaling state the scaled length, and so do Gemma 3's; yarn's state either.
+        """
+        length, factor = self.stated_context, self.rope_scaling.get("factor")
+        if length is None or not factor:
+            return length
+        if self.rope_type == "yarn":
+            return extended_by_yarn(length, factor, self.rope_scaling.get("original_max_position_embeddings"))
+        states_scaled_length = str(self.text.get("model_type")).startswith("gemma3")
+        if self.rope_type in ("linear", "dynamic") and not states_scaled_length:
+            return int(length * factor)
+        return length
+
+    @property
+    def rope_scaling(self) -> dict[str, Any]:
+        """The rope scaling, under either of the names that it has; empty if there is none."""
+        rope = self.text.get("rope_scaling") or self.text.get("rope_parameters")
+        return rope if isinstance(rope, dict) else {}
+
+    @property
+    def rope_type(self) -> str | None:
+        """What the rope scaling is called: "yarn", "llama3", "longrope", ...; None if there is none."""
+        name = self.rope_scaling.get("rope_type", self.rope_scaling.get("type"))
+        return name if isinstance(name, str) else None
+
+    @cached_property
+    def quantization(self) -> dict[str, Any]:
+        """The quantization config, wherever it is kept; empty if the checkpoint is not quantized."""
+        for found in (self.text.get(QUANTIZATION), self.raw.get(QUANTIZATION), self.legacy_quantization):
+            if isinstance(found, dict) and found:
+                return found
+        return {}
+
+    @property
+    def kv_shape(self) -> KVShape | None:
+        """The shape of the KV cache, by the usual keys of attention; None if the config lacks one of them."""
+        hidden, attention_heads = self._integer("hidden_size"), self._integer("num_attention_heads")
+        if not (self.hidden_layers and hidden and attention_heads):
+            return None
+        heads = self._integer("num_key_value_heads") or attention_heads
+        return KVShape(self.hidden_layers, heads, self._integer("head_dim") or hidden // attention_heads)
+
+    def _integer(self, key: str) -> int | None:
+        value = self.text.get(key)
+        return value if isinstance(value, int) else None
+
+
+def extended_by_yarn(length: int, factor: float, original: int | None) -> int:
+    """Tokens of the longest sequence under yarn: ``length`` is stated with or without the extension of ``original``."""
+    return max(length, int(original * factor)) if original else length
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; FileNotFoundError if there is no file, InputError if it holds anything else."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{file}: missing; model_dir must be a Hugging Face model folder") from None
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise InputError(f"{file}: must hold a JSON object")
-    return config
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a config (multimodal configs nest it)."""
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else config
-
-
-def vocab_size(config: dict[str, Any]) -> int | None:
-    """Rows of the head, as the config states them."""
-    size = text_config(config).get("vocab_size")
-    return size if isinstance(size, int) else None
-
-
-def stated_context(config: dict[str, Any]) -> int | None:
-    """The config's own maximum of positions, rope scaling left aside; None if it does not say."""
-    text = text_config(config)
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    length = next((text[name] for name in names if text.get(name)), None)
-    return length if isinstance(length, int) else None
-
-
-def context_length(config: dict[str, Any]) -> int | None:
-    """Longest sequence the config allows, rope scaling included; None if it does not say.
-
-    llama3 and longrope state the scaled length, and so does Gemma 3; yarn may state either.
-    """
-    length, rope = stated_context(config), rope_scaling(config)
-    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-    if length is None or not factor:
-        return length
-    if rope_type(config) == "yarn" and original:
-        return max(length, int(original * factor))
-    stated_scaled = str(text_config(config).get("model_type")).startswith("gemma3")
-    if rope_type(config) in ("linear", "dynamic") and not stated_scaled:
-        return int(length * factor)
-    return length
-
-
-def rope_scaling(config: dict[str, Any]) -> dict[str, Any]:
-    """The config's rope scaling under either of its names; empty if there is none."""
-    text = text_config(config)
-    rope = text.get("rope_scaling") or text.get("rope_parameters")
-    return rope if isinstance(rope, dict) else {}
-
-
-def rope_type(config: dict[str, Any]) -> str | None:
-    """The kind of rope scaling: "yarn", "llama3", "longrope", ...; None if there is none."""
-    rope = rope_scaling(config)
-    kind = rope.get("rope_type", rope.get("type"))
-    return kind if isinstance(kind, str) else None
-
-
-def quantization(folder: Path) -> dict[str, Any]:
-    """The checkpoint's quantization config, wherever it is kept; empty if it is not quantized."""
-    config = text_config(config_of(folder)).get("quantization_config")
-    if isinstance(config, dict) and config:
-        return config
-    legacy = folder / "hf_quant_config.json"  # ModelOpt's, up to 0.29
-    if not legacy.is_file():
-        return {}
-    try:
-        return {"quant_method": "modelopt", **json.loads(legacy.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{legacy}: cannot be read: {error}") from None
+    return found

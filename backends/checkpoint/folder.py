@@ -1,19 +1,29 @@
-"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: what engines that read one share."""
+"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: what engines that read one share.
+
+Only ``fetch``, ``here`` and ``would_fetch`` know the hub.  From a fetched request on, the model is a folder.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 
 from backends.base import Backend, LoadRequest, ModelFacts
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import files
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
 
 
 class FolderModel(Backend):
-    """See the module's docstring; to be mixed into an engine before its kind."""
+    """See the module's docstring; an engine derives from it before it derives from its kind of backend."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the request's model, which is on this machine; InputError if it is not."""
+        return repositories.local_folder(self.request.model_dir)
 
     @classmethod
     def is_remote(cls, request: LoadRequest) -> bool:
@@ -34,21 +44,20 @@ class FolderModel(Backend):
 
     @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
-        return repositories.probe(request.model_dir, request.revision)
+        return repositories.would_fetch(request.model_dir, request.revision)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
-        folder = repositories.resolve(request.model_dir, request.revision)
-        config = checkpoint_config.config_of(folder)
+        folder = repositories.local_folder(request.model_dir)
+        config = CheckpointConfig.read(folder)
         if not files.weight_files(folder):
             raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
-        return ModelFacts(checkpoint_config.vocab_size(config), checkpoint_config.context_length(config), folder)
+        return ModelFacts(config.vocab_size, config.context, folder)
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
-        return files.stamp(repositories.resolve(request.model_dir, request.revision), request.override_tensors)
+        return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors)
 
     @classmethod
     def content(cls, request: LoadRequest) -> str:
-        folder = repositories.resolve(request.model_dir, request.revision)
-        return files.stamp(folder, request.override_tensors, times=False)
+        return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors, times=False)

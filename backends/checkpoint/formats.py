@@ -14,9 +14,8 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from backends.checkpoint.config import text_config
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor
 
 Parts = dict[str, Tensor]
@@ -39,7 +38,7 @@ PAIRS = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class StoredWeights:
     """Stored bits, and the number of weights that they encode."""
 
     bits: int
@@ -47,19 +46,18 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a config says that headers do not.
+class ConfigHints:
+    """What a config says of stored weights that headers do not.
 
-    ``bits`` of a GPTQ or AWQ weight, if all have as many; ``layer_sizes`` and ``head_sizes``: the numbers of features
-    that linear layers and the head have, for formats that pad them; ``exl3``: whether exllamav3 wrote the files;
-    ``hidden_layers``: how many layers the language model has, None if the config does not say.
+    ``bits`` of a GPTQ or AWQ weight, None if layers may differ in them; ``layer_sizes`` and ``head_sizes``: the numbers
+    of features that linear layers and the head can have, for formats that pad them; ``exl3``: whether exllamav3 wrote
+    the files.
     """
 
     bits: int | None
     layer_sizes: frozenset[int]
     head_sizes: frozenset[int]
     exl3: bool
-    hidden_layers: int | None
 
 
 @dataclass(frozen=True)
@@ -70,19 +68,18 @@ class Format:
     """
 
     bits: frozenset[str]
-    weights: Callable[[Parts, Facts, frozenset[int]], int | str]
+    weights: Callable[[Parts, ConfigHints, frozenset[int]], int | str]
 
 
-def facts_of(config: dict[str, Any]) -> Facts:
-    """The facts in a config.json."""
-    quantization = config.get("quantization_config")
-    quantization = quantization if isinstance(quantization, dict) else {}
+def config_hints(config: CheckpointConfig) -> ConfigHints:
+    """The hints in a checkpoint's config."""
+    quantization = config.quantization
     bits = quantization.get("bits", quantization.get("w_bit"))
     uniform = isinstance(bits, int) and not quantization.get("dynamic")  # GPTQModel: other bits in some layers
-    known = {key: value for key, value in text_config(config).items() if isinstance(value, int)}
+    known = {key: value for key, value in config.text.items() if isinstance(value, int)}
     ends = frozenset({known.get("hidden_size", 0), known.get("vocab_size", 0)} - {0})
     exl3 = quantization.get("quant_method") == "exl3"
-    return Facts(bits if uniform else None, frozenset(_layer_sizes(known)), ends, exl3, known.get("num_hidden_layers"))
+    return ConfigHints(bits if uniform else None, frozenset(_layer_sizes(known)), ends, exl3)
 
 
 def _layer_sizes(known: dict[str, int]) -> set[int]:
@@ -116,7 +113,7 @@ def _whole(tensor: Tensor) -> bytes:
         return stream.read(tensor.nbytes)
 
 
-def _weight(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
     weight, scale = parts["weight"], parts.get("weight_scale")
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
@@ -128,13 +125,13 @@ def _weight(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
         return weight.numel if known else UNKNOWN
     if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
         return UNKNOWN
-    if facts.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
+    if hints.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
         # Layers that exllamav3 leaves at 16 bits are padded with the others; those whose size is in no config are not.
         return math.prod(_unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
     return weight.numel
 
 
-def _weight_packed(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights."""
     packed, shape = parts["weight_packed"], parts.get("weight_shape")
     if shape is not None:
@@ -143,7 +140,7 @@ def _weight_packed(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | s
     return packed.numel * 2 if packed.dtype == "U8" else UNKNOWN
 
 
-def _qweight(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]: the bits are in the shapes of the parts beside them.
 
     ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].
@@ -155,25 +152,25 @@ def _qweight(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
     found = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
     if indices is not None and indices.numel:
         found.add(packed.shape[0] * 32 / indices.numel)
-    bits = found.pop() if found else facts.bits
+    bits = found.pop() if found else hints.bits
     return packed.numel * 32 // int(bits) if not found and bits in (2, 3, 4, 8) else UNKNOWN
 
 
-def _torchao(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """FP8, or int8 that int8 zero points tell from two int4 a byte (whose zero points are floats)."""
     data, zeros = parts["_weight_qdata"], parts.get("_weight_zero_point")
     whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
     return data.numel if whole else UNKNOWN
 
 
-def _exl2(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
     if "q_invperm" not in parts:
         return UNKNOWN
     return parts["q_invperm"].numel * _unpadded(parts["q_weight"].shape[-1], 32, sizes) or PADDED
 
 
-def _exl3(parts: Parts, facts: Facts, sizes: frozenset[int]) -> int | str:
+def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """EXL3: ``trellis`` [in / 16, out / 16, 16 * bits], in and out padded to multiples of 128."""
     shape = parts["trellis"].shape
     if len(shape) != 3:  # a quantized embedding has two dimensions
@@ -201,21 +198,24 @@ FORMATS = {
 """The part that holds the weights -> its format; the first that a module has."""
 
 
-def measure(parts: Parts, role: str, facts: Facts) -> Measured | str:
-    """Bits and weights of one module, both 0 without a matrix; or ".part: why", for its name, if they are not known."""
+def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights | str:
+    """Bits and weights of one module, both 0 if it has no matrix; or ``.part: why`` they are not known.
+
+    ``role``: "layer", "head" or "embedding".
+    """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
         strange = sorted(part for part, tensor in parts.items() if len(tensor.shape) > 1 and not _beside(part))
-        return f".{strange[0]}: {UNKNOWN}" if strange else Measured(0, 0)
+        return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
     form = FORMATS[main]
     strange = sorted(part for part in parts if part not in form.bits and not _beside(part))
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
-    sizes = {"layer": facts.layer_sizes, "head": facts.head_sizes}.get(role, frozenset())
-    weights = form.weights(parts, facts, sizes)
+    sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())
+    weights = form.weights(parts, hints, sizes)
     if isinstance(weights, str):
         return f".{main}: {weights}"
-    return Measured(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
+    return StoredWeights(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
 
 
 def _beside(part: str) -> bool:

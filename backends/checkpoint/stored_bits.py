@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.base import Storage
-from backends.checkpoint.config import config_of
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
-from backends.checkpoint.formats import Facts, Measured, Parts, facts_of, measure
+from backends.checkpoint.formats import ConfigHints, Parts, StoredWeights, config_hints, stored_weights
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
 """The tensors that hold all experts of a layer at once: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
@@ -72,10 +72,10 @@ def _drafts(module: str, hidden_layers: int | None) -> bool:
     return past or any(step.startswith("mtp") for step in module.split("."))
 
 
-def _role(module: str, facts: Facts) -> str:
+def _role(module: str, hidden_layers: int | None) -> str:
     """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
     steps = module.split(".")
-    if _drafts(module, facts.hidden_layers) or module == "score":  # a classifier's head
+    if _drafts(module, hidden_layers) or module == "score":  # a classifier's head
         return ""
     if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
         return ""
@@ -84,30 +84,32 @@ def _role(module: str, facts: Facts) -> str:
     return "embedding" if steps[-1] in EMBEDDINGS else "layer"
 
 
-def _total(modules: dict[str, Parts], role: str, facts: Facts) -> Measured | str:
-    """Bits and weights of all modules with one role, or why they are not known."""
+def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWeights | str:
+    """Bits and weights of all ``modules``, which have one role; or the first tensor that is not known, and why."""
     bits = weights = 0
     for name, parts in modules.items():
-        if _role(name, facts) == role:
-            found = measure(parts, role, facts)
-            if isinstance(found, str):
-                return f"{name}{found}"
-            bits, weights = bits + found.bits, weights + found.weights
-    return Measured(bits, weights)
+        found = stored_weights(parts, role, hints)
+        if isinstance(found, str):
+            return f"{name}{found}"
+        bits, weights = bits + found.bits, weights + found.weights
+    return StoredWeights(bits, weights)
 
 
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
     modules = _modules(read_headers([*weight_files(folder), *override_tensors]))
-    facts = facts_of(config_of(folder))
-    layer, head = _total(modules, "layer", facts), _total(modules, "head", facts)
-    if isinstance(head, Measured) and not head.weights:
-        head = _total(modules, "embedding", facts)
-    for total in (layer, head):
-        if isinstance(total, str):
-            return Storage(note=total)
-    assert isinstance(layer, Measured)
-    assert isinstance(head, Measured)
+    config = CheckpointConfig.read(folder)
+    hints = config_hints(config)
+    by_role: dict[str, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
+    for name, parts in modules.items():
+        by_role[_role(name, config.hidden_layers)][name] = parts
+    layer, head = (_total(by_role[role], hints, role) for role in ("layer", "head"))
+    if isinstance(head, StoredWeights) and not head.weights:
+        head = _total(by_role["embedding"], hints, "embedding")
+    if isinstance(layer, str):
+        return Storage(note=layer)
+    if isinstance(head, str):
+        return Storage(note=head)
     if not layer.weights or not head.weights:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer.bits / layer.weights, head.bits / head.weights, layer.bits + head.bits)

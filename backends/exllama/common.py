@@ -1,4 +1,4 @@
-"""What the engines of the ExLlama family share: formats and files that they would load as another model."""
+"""What the engines of the ExLlama family share: refusals of checkpoints that they would load as another model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backends.base import LoadRequest
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import files
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 
 OUTPUT_FACTOR = 4
@@ -21,13 +21,14 @@ def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int |
     folder = Path(request.model_dir).expanduser()
     if not folder.is_dir():
         return
-    config, method = checkpoint_config.config_of(folder), checkpoint_config.quantization(folder).get("quant_method")
+    config = CheckpointConfig.read(folder)
+    method = config.quantization.get("quant_method")
     others = [file for file in files.strays(folder) if file not in request.override_tensors]
     if stray := [file for file in others if not file.name.startswith("consolidated")]:
         raise InputError(f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder")
     if method is not None and method not in methods:
         raise InputError(f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(methods)}")
-    if max_seq_len is None and checkpoint_config.rope_type(config) in ("longrope", "su"):
+    if max_seq_len is None and config.rope_type in ("longrope", "su"):
         raise InputError(
             f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set it "
             "to what you serve with"

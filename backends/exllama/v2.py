@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
-from backends.checkpoint import config as checkpoint_config
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
 from backends.checkpoint import stored_bits
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
 from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.hub import repositories
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
     import torch
@@ -79,13 +79,12 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         folder = Path(request.model_dir).expanduser()
         if not folder.is_dir():
             return
-        config = checkpoint_config.text_config(checkpoint_config.config_of(folder))
-        quantization = config.get("quantization_config") or {}
-        bits = quantization.get("bits", GPTQ_BITS)
-        if quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
+        config = CheckpointConfig.read(folder)
+        bits = config.quantization.get("bits", GPTQ_BITS)
+        if config.quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
             raise InputError(f"model_dir: exllamav2 reads GPTQ models of {GPTQ_BITS} bits; this one has {bits}")
-        scaled = checkpoint_config.rope_type(config) not in (None, "default") and not config.get("rope_scaling")
-        if config.get("rope_parameters") and ("rope_theta" not in config or scaled):
+        scaled = config.rope_type not in (None, "default") and not config.text.get("rope_scaling")
+        if config.text.get("rope_parameters") and ("rope_theta" not in config.text or scaled):
             raise InputError(
                 f"model_dir: {folder / 'config.json'}: exllamav2 does not read its rope_parameters, which "
                 "Transformers 5 writes; write them as rope_theta and rope_scaling"
@@ -101,8 +100,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
         if not torch.cuda.is_available():
             raise ModelError("exllamav2 needs an NVIDIA GPU; torch sees none")
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        threads = torch.get_num_threads()
+        folder, threads = self.folder, torch.get_num_threads()
         try:
             with captured(self.request.log_file):
                 self._load(folder)
@@ -138,15 +136,15 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
         logits: torch.Tensor = self.model.forward(token_ids)
-        self.dtype = str(logits.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.model.config.vocab_size]
 
     def storage(self) -> Storage:
-        return stored_bits.storage_of(repositories.resolve(self.request.model_dir, self.request.revision))
+        return stored_bits.storage_of(self.folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
         modules = self.model.modules_dict.values()
-        return group(described(module) for module in modules if type(module).__name__ == "ExLlamaV2Linear")
+        return group_layers(layer_of(module) for module in modules if type(module).__name__ == "ExLlamaV2Linear")
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -174,13 +172,13 @@ def attention_of(config: Any) -> str:
     return "xformers" if attn.has_xformers and not config.no_xformers else "matmul"
 
 
-def described(module: Any) -> Layer:
-    """A linear layer of exllamav2: which weights it holds and what multiplied them."""
+def layer_of(module: Any) -> Layer:
+    """How a linear layer of exllamav2 ran: which weights it holds, and the function that multiplied them."""
     tensors = module.q_tensors or {}
     if "q_weight" in tensors:
         bits = tensors["q_weight"].nbytes * 8 / module.numel()
         return Layer(module.key, f"exl2 {bits:.1f} bpw", "float16", "gemm_half_q_half")
     if "qweight" in tensors:
         return Layer(module.key, f"gptq {GPTQ_BITS}-bit", "float16", "gemm_half_q_half")
-    dtype = str(module.linear.weight.dtype).removeprefix("torch.")
+    dtype = dtype_name(module.linear.weight.dtype)
     return Layer(module.key, dtype, "float16", "torch.matmul")

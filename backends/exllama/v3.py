@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
 from backends.checkpoint import files as checkpoint
 from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
 from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.hub import repositories
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 from backends.reference.head import Head
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
         if not torch.cuda.is_available():
             raise ModelError("exllamav3 needs an NVIDIA GPU; torch sees none")
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        folder = self.folder
         try:
             with captured(self.request.log_file):
                 self._load(folder)
@@ -133,7 +133,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0)
         logits: torch.Tensor = self.model.forward(token_ids, {"attn_mode": "flash_attn_nc"})
-        self.dtype = str(logits.dtype).removeprefix("torch.")
+        self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.vocab_size]
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
@@ -154,20 +154,18 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
             module.forward = enter
         weight, bias = module.inner.weight[: module.in_features_unpadded, : self.vocab_size].T, module.inner.bias
-        dtype = str(weight.dtype).removeprefix("torch.")
-        facts = Head(self.vocab_size, dtype, module.softcap or None, module.post_scale)
-        return weight, None if bias is None else bias[: self.vocab_size], facts
+        head = Head(self.vocab_size, dtype_name(weight.dtype), module.softcap or None, module.post_scale)
+        return weight, None if bias is None else bias[: self.vocab_size], head
 
     def states(self) -> torch.Tensor:
         states: torch.Tensor = self.entered
         return states
 
     def storage(self) -> Storage:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        return stored_bits.storage_of(folder, self.request.override_tensors)
+        return stored_bits.storage_of(self.folder, self.request.override_tensors)
 
     def layers(self) -> tuple[LayerGroup, ...]:
-        return group(described(module) for module in self._linears())
+        return group_layers(layer_of(module) for module in self._linears())
 
     def _linears(self) -> Iterator[Any]:
         """The model's Linear modules that hold weights."""
@@ -194,22 +192,21 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
         memory.release()
 
 
-def described(module: Any) -> Layer:
-    """A Linear of exllamav3: which weights it holds and what multiplied them."""
+def layer_of(module: Any) -> Layer:
+    """How a Linear of exllamav3 ran: which weights it holds, and the class that multiplied them."""
     inner = module.inner
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
-        dtype = str(inner.weight.dtype).removeprefix("torch.")
-        return Layer(module.key, dtype, "float16", kernel)
+        return Layer(module.key, dtype_name(inner.weight.dtype), "float16", kernel)
     if getattr(inner, "_fused_reconstruct", None) is not None:  # set by the first call of reconstruct_hgemm
         kernel += ".reconstruct_hgemm"
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 
 def check_overrides(request: LoadRequest) -> None:
-    """InputError where the engine would mix override tensors with what they should replace.
+    """InputError where the engine would mix override tensors with the tensors that they should replace.
 
-    exllamav3 takes EXL3 tensors before a weight of the same module, wherever either comes from.
+    Of a module with EXL3 tensors and a weight, exllamav3 takes the EXL3 tensors, whichever file they come from.
     """
     for file in request.override_tensors:
         if file.suffix != ".safetensors":

@@ -1,7 +1,7 @@
 """Hugging Face Transformers, one window at a time, with upstream's four ways to load.
 
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
-the same in bf16; ``transformers_mm``: fp16, the text side of an image-text model.  Without a GPU the device is the
+the same in bf16; ``transformers_mm``: fp16, the language model of an image-text model.  Without a GPU the device is the
 CPU.  ``dtype`` in ``engine`` replaces the dtype.  ``streaming`` keeps one decoder layer on the device at a time
 (``backends/hf/streaming.py``); ``noise`` makes the model the noise floor (``backends/layers/noise.py``).
 
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
 from backends.checkpoint import stored_bits
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common import memory
 from backends.common.capture import captured
+from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
@@ -32,13 +35,12 @@ from backends.hf.quantization import (
     check_dtype,
     check_packages,
     check_resident,
-    quantization,
-    stored_quantization,
+    transformers_config,
 )
 from backends.hf.streaming import Streamer, decoder_layers
-from backends.hub import repositories
-from backends.layers.groups import group
-from backends.layers.noise import OPTIONS, Noise, NoiseOptions, described, seed_of
+from backends.hub.repositories import local_folder
+from backends.layers.groups import group_layers
+from backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 from backends.reference.head import Head
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
         seed_of(request.options)
         if importlib.util.find_spec("accelerate") is None:
             raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
-        stored = {} if cls.is_remote(request) else stored_quantization(request)
+        remote = cls.is_remote(request)
+        stored = {} if remote else CheckpointConfig.read(local_folder(request.model_dir)).quantization
         for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
             check_packages(where, config)
         check_dtype(options.dtype or default_dtype(request), stored)
@@ -105,6 +108,11 @@ class TransformersBackend(FolderModel, LogitsBackend):
         quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
         return installed_versions(("torch", "transformers", "accelerate", *quantizers))
 
+    @cached_property
+    def stored_quantization(self) -> dict[str, Any]:
+        """The checkpoint's quantization config; empty if it is not quantized."""
+        return CheckpointConfig.read(self.folder).quantization
+
     def load(self) -> None:
         import torch
         import transformers
@@ -112,14 +120,13 @@ class TransformersBackend(FolderModel, LogitsBackend):
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
+        folder, stored = self.folder, self.stored_quantization
         loader = (
             transformers.AutoModelForImageTextToText
             if self.request.load_fn in IMAGE_TEXT
             else transformers.AutoModelForCausalLM
         )
         arguments = self._arguments(torch.cuda.is_available())
-        stored = stored_quantization(self.request)
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
             raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
@@ -144,7 +151,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         if self.options.streaming:
             device_map = "cpu"
         if self.options.quantization_config:
-            options["quantization_config"] = quantization(self.options.quantization_config)
+            options["quantization_config"] = transformers_config(self.options.quantization_config)
         return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
@@ -180,12 +187,12 @@ class TransformersBackend(FolderModel, LogitsBackend):
             self.entered = torch.empty(0)
             module.register_forward_pre_hook(self._enter)
         config = self.model.config.get_text_config()
-        scale = number(config, "logit_scale", 1.0) / number(config, "logits_scaling", 1.0)
-        facts = Head(
-            module.weight.shape[0], str(module.weight.dtype).removeprefix("torch."),
-            number(config, "final_logit_softcapping", 0.0) or None, scale,
+        scale = config_number(config, "logit_scale", 1.0) / config_number(config, "logits_scaling", 1.0)
+        head = Head(
+            module.weight.shape[0], dtype_name(module.weight.dtype),
+            config_number(config, "final_logit_softcapping", 0.0) or None, scale,
         )  # fmt: skip
-        return module.weight.detach(), None if module.bias is None else module.bias.detach(), facts
+        return module.weight.detach(), None if module.bias is None else module.bias.detach(), head
 
     def _enter(self, _: Any, given: tuple[Any, ...]) -> None:
         self.entered = given[0][0]
@@ -197,26 +204,25 @@ class TransformersBackend(FolderModel, LogitsBackend):
     def layers(self) -> tuple[LayerGroup, ...]:
         from backends.hf import layers as transformers_layers
 
-        asked = stored_quantization(self.request) or self.options.quantization_config or {}
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        return group(transformers_layers.layers(self.model, asked, folder))
+        asked = self.stored_quantization or self.options.quantization_config or {}
+        return group_layers(transformers_layers.layers(self.model, asked, self.folder))
 
     def storage(self) -> Storage:
         on_load = (self.options.quantization_config or {}).get("quant_method")
-        if on_load and not stored_quantization(self.request):
+        if on_load and not self.stored_quantization:
             return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
-        return stored_bits.storage_of(repositories.resolve(self.request.model_dir, self.request.revision))
+        return stored_bits.storage_of(self.folder)
 
     def provenance(self) -> dict[str, Any]:
         parameters = next(self.model.parameters())
         return {
             "model_class": type(self.model).__name__,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.model.dtype),
             "device": str(parameters.device),
             "attention": self.model.config._attn_implementation,
             "batch": "one window at a time",
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
-            **described(seed_of(self.request.options)),
+            **provenance_of(seed_of(self.request.options)),
             "options": self.options.model_dump(exclude_none=True),
         }
 
@@ -247,7 +253,7 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
 
 
-def number(config: Any, name: str, missing: float) -> float:
-    """A number of a config; MPT's logit_scale may be a word, and then the head's check decides."""
+def config_number(config: Any, name: str, missing: float) -> float:
+    """A number of a config, ``missing`` if the config has none; MPT's logit_scale may be a word, which is no number."""
     value = getattr(config, name, None)
     return float(value) if isinstance(value, int | float) and value else missing

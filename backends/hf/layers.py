@@ -1,8 +1,9 @@
 """How the linear layers of a model of Transformers ran.
 
-Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are what the
-checkpoint stores, the activations may not be.  compressed-tensors rounds them in the layer's forward, and whether it
-did is looked at, not believed: the layer is given one vector, and what reaches torch's product is compared with it.
+Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are the stored
+ones, but the activations may be others than the checkpoint asks for.  compressed-tensors rounds activations in the
+layer's forward.  Whether it does is measured: the layer is given one vector, which is compared with the vector that
+reaches torch's product.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from backends.base import Layer
 from backends.checkpoint.files import read_headers, weight_files
-from backends.layers.groups import Layer, deviation
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, grouped
+from backends.common.dtypes import dtype_name
+from backends.layers.groups import deviation
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared_scheme, with_group_size
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
@@ -30,35 +33,39 @@ NOT_TEXT = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|\w*projector|embed_visi
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
     """Every linear and expert layer outside vision and audio towers, after a forward pass.
 
-    ``quantization``: the ``quantization_config`` that it was loaded with; ``folder``: its checkpoint.
+    ``quantization``: the ``quantization_config`` with which the model was loaded; ``folder``: its checkpoint.
     """
     stored = stored_quantized(folder) if quantization else set()
-    scheme = declared(quantization)
+    scheme = declared_scheme(quantization)
     for name, module in model.named_modules():
         if NOT_TEXT.search(name):
             continue
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
-            yield linear(name, module, scheme, text(model.dtype), dequantized=inner(name) in stored)
+            yield linear_layer(
+                name, module, scheme, dtype_name(model.dtype), dequantized=name_from_layers(name) in stored
+            )
         elif type(module).__name__.endswith("Experts"):
-            dequantized = any(each.startswith(f"{inner(name)}.") for each in stored)
-            yield experts(name, module, scheme, model.config, dequantized=dequantized)
+            dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
+            yield expert_layer(name, module, scheme, model.config, dequantized=dequantized)
 
 
-def linear(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
-    """One layer, by what is known of its class; "unknown" where that is nothing."""
+def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
+    """One linear layer, described by what is known of its class; "unknown" where nothing is known."""
     kernel = type(module).__name__
     own = getattr(module, "quantization_scheme", None)
     if own is not None and kernel in LINEAR:  # compressed-tensors
         asked = args_text(own.input_activations)
-        ran = takes(module, asked, dtype)
+        ran = measured_activations(module, asked, dtype)
         return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
     weight: Any = getattr(module, "weight", None)
     if kernel in LINEAR and type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point:
-        return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear")
+        return unquantized_product(
+            name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, "torch linear"
+        )
     if hasattr(weight, "qdata"):  # torchao, whose linear layers hold tensors of its own classes
-        return Layer(name, *torchao(weight, dtype), type(weight).__name__)
+        return Layer(name, *torchao_formats(weight, dtype), type(weight).__name__)
     if kernel == "Linear4bit":
-        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", text(module.compute_dtype), kernel)
+        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", dtype_name(module.compute_dtype), kernel)
     if kernel == "Linear8bitLt":
         return Layer(name, "int8 channel", "int8 token", kernel)
     if kernel == "CompressedTensorsFP8Linear":  # rounds by token also where the checkpoint has a scale for them
@@ -73,17 +80,19 @@ def linear(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequant
     return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
 
 
-def experts(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
+def expert_layer(name: str, module: Any, scheme: Scheme | None, config: Any, *, dequantized: bool) -> Layer:
     """All experts of a layer, whose weights are one or two tensors."""
     kernel = f"{type(module).__name__} {getattr(config, '_experts_implementation', None) or ''}".strip()
     weight = next(module.parameters(), None)
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
         asked = scheme.activations if scheme else ""
         return Layer(name, scheme.weights if scheme else UNKNOWN, UNKNOWN, kernel, deviation(asked or UNKNOWN, UNKNOWN))
-    return plain(name, text(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel)
+    return unquantized_product(
+        name, dtype_name(weight.dtype), (scheme or Scheme(UNKNOWN)) if dequantized else None, kernel
+    )
 
 
-def plain(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -> Layer:
+def unquantized_product(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -> Layer:
     """A layer whose weights are in a float dtype, as stored or dequantized while loading."""
     if dequantized_from is None:
         return Layer(name, dtype, dtype, kernel)
@@ -91,13 +100,13 @@ def plain(name: str, dtype: str, dequantized_from: Scheme | None, kernel: str) -
     return Layer(name, dequantized_from.weights, dtype, f"{kernel} (dequantized)", deviation(asked or dtype, dtype))
 
 
-def torchao(weight: Any, dtype: str) -> tuple[str, str]:
+def torchao_formats(weight: Any, dtype: str) -> tuple[str, str]:
     """Weights and activations of a torchao tensor; "unknown" for a packed one."""
-    name = QDATA.get(text(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
+    name = QDATA.get(dtype_name(weight.qdata.dtype)) if weight.qdata.shape == weight.shape else None
     blocks = getattr(weight, "block_size", None)
     if name is None or blocks is None or blocks[0] != 1:
         return UNKNOWN, UNKNOWN
-    weights = grouped(name, 0 if blocks[-1] == weight.shape[-1] else blocks[-1])
+    weights = with_group_size(name, 0 if blocks[-1] == weight.shape[-1] else blocks[-1])
     activations = getattr(weight, "act_quant_kwargs", UNKNOWN)
     if activations is None:
         return weights, dtype
@@ -105,8 +114,8 @@ def torchao(weight: Any, dtype: str) -> tuple[str, str]:
     return weights, f"{name} token" if per_row else UNKNOWN
 
 
-class Taken(TorchFunctionMode):
-    """Keeps the left side of every torch linear product."""
+class ProductInputs(TorchFunctionMode):
+    """Keeps the activations of every product that ``torch.nn.functional.linear`` computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,8 +127,8 @@ class Taken(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def takes(module: Any, asked: str, dtype: str) -> str:
-    """The activations of a layer of compressed-tensors; "unknown" where accelerate has put its values elsewhere."""
+def measured_activations(module: Any, asked: str, dtype: str) -> str:
+    """The activations in a layer of compressed-tensors; "unknown" where accelerate has moved its weights elsewhere."""
     if not asked:
         return dtype
     if any(parameter.is_meta for parameter in module.parameters()):
@@ -128,25 +137,20 @@ def takes(module: Any, asked: str, dtype: str) -> str:
 
 
 def quantizes_input(module: Any, dtype: str) -> bool:
-    """Whether a layer's product takes anything but the activations that the layer is given."""
+    """Whether a layer's product gets other activations than the layer is given."""
     given = torch.randn(1, module.in_features, generator=torch.Generator().manual_seed(0))
     given = given.to(next(module.parameters()).device, getattr(torch, dtype))
-    with torch.inference_mode(), Taken() as taken:
+    with torch.inference_mode(), ProductInputs() as inputs:
         module(given)
-    return not all(torch.equal(tensor, given) for tensor in taken.tensors)
+    return not all(torch.equal(tensor, given) for tensor in inputs.tensors)
 
 
 def stored_quantized(folder: Path) -> set[str]:
-    """Modules of which the checkpoint has scales, by their names from the list of layers on."""
+    """Names, as ``name_from_layers`` gives them, of the modules for which the checkpoint stores scales."""
     names = read_headers(weight_files(folder))
-    return {inner(SCALES.sub("", name)) for name in names if SCALES.search(name)}
+    return {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
 
 
-def inner(name: str) -> str:
-    """A module's name without what is before its list of layers, which differs between checkpoint and model."""
+def name_from_layers(name: str) -> str:
+    """A module's name without the part before ``layers.``, in which checkpoint and model may differ."""
     return name[max(name.find("layers."), 0) :]
-
-
-def text(dtype: Any) -> str:
-    """A dtype's name."""
-    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Quantized models in Transformers: what they need, and what would go wrong silently."""
+"""Quantized models in Transformers: which packages they need, and failures that Transformers would only warn of."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.base import LoadRequest
-from backends.checkpoint import config as checkpoint_config
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import check_names
 from backends.common.packages import installed_versions
-from backends.hub import repositories
 
 KEY = "quantization_config"
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
@@ -28,13 +25,6 @@ PACKAGES = {
     "spqr": ("spqr_quant",), "torchao": ("torchao",), "vptq": ("vptq",),
 }  # fmt: skip
 """quant_method -> distributions without which Transformers does not load it."""
-
-
-def stored_quantization(request: LoadRequest) -> dict[str, Any]:
-    """The checkpoint's ``quantization_config``; empty if it is not quantized."""
-    config = checkpoint_config.config_of(repositories.resolve(request.model_dir, request.revision))
-    found = checkpoint_config.text_config(config).get("quantization_config")
-    return found if isinstance(found, dict) else {}
 
 
 def check_packages(where: str, config: dict[str, Any]) -> None:
@@ -59,9 +49,10 @@ def check_dtype(dtype: str, stored: Mapping[str, Any]) -> None:
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:
-    """ModelError for what Transformers only warns of: weights that it made up, quantized ones that it took as they are.
+    """ModelError for weights that Transformers made up, or loaded without their scales, and only warned of.
 
-    ``found``: the loading info of ``from_pretrained``; ``on_load``: it has quantized, and scales are its own to make.
+    ``found``: the loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model while loading, so
+    that scales which the checkpoint lacks are not missing.
     """
     for name in sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
         if on_load and WEIGHT_SCALE.search(name):
@@ -72,19 +63,21 @@ def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> 
 
 
 def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
-    """ModelError for a quantized model that is partly on disk, where Transformers computes with other weights.
+    """ModelError for a quantized model with weights on disk, for which Transformers computes with other numbers.
 
-    Two of 30 layers of an FP8 SmolLM2 on disk: 20.46 nats a token in place of 11.86; a bf16 one is right.
+    An FP8 SmolLM2 with 2 of its 30 layers on disk scored 20.46 nats a token in place of 11.86; a bf16 model is scored
+    correctly.
     """
-    if stored and (left := next((name for name, weight in model.named_parameters() if weight.is_meta), None)):
+    on_disk = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
+    if stored and on_disk:
         raise ModelError(
-            f"{folder}: {left} was left on disk for want of memory, and Transformers computes wrong with quantized "
+            f"{folder}: {on_disk} was left on disk for want of memory, and Transformers computes wrong with quantized "
             "weights there; give engine.max_memory or another device_map"
         )
 
 
-def quantization(given: dict[str, Any]) -> Any:
-    """The config object of Transformers for a ``quantization_config``; InputError for a key that it does not know."""
+def transformers_config(given: dict[str, Any]) -> Any:
+    """Transformers' config object for a ``quantization_config``; InputError for a key that Transformers lacks."""
     from transformers.quantizers.auto import AutoQuantizationConfig
 
     try:

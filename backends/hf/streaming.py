@@ -1,9 +1,9 @@
-"""A model larger than its device: one decoder layer there at a time, and all windows of a group through it.
+"""A model larger than its device: one decoder layer is there at a time, and all windows of a group run through it.
 
-Reading 140 GB once a window would take the disk's time and not the GPU's.  So the windows of a group run together:
-each is the model's own forward in a greenlet of its own, which stops before every decoder layer until that layer is on
-the device.  What is between the layers (masks, rotary tables, residuals, soft caps) is the model's own code, so that
-the logits are, bit for bit, those of the model as a whole.
+If 140 GB were read again for each window, a run would wait for the disk and not for the GPU.  So the windows of a group
+run together: for each window the model's own forward runs in a greenlet of its own, which stops before every decoder
+layer until that layer is on the device.  Everything between the layers (masks, rotary tables, residuals, soft caps) is
+the model's own code, so that the logits are bit for bit the logits of the whole model.
 
 The weights of the layers stay in CPU memory as Transformers loaded them: where the checkpoint stores what the model
 computes with, they are pages of its files, which the system reads as they are copied and drops when it needs the room.
@@ -32,8 +32,11 @@ MOST_WINDOWS = 1024
 
 
 @dataclass
-class Run:
-    """One window's forward: ``layer`` is the index of the one that it waits for, ``logits`` [L, V] its end."""
+class WindowForward:
+    """One window's forward pass: ``layer`` is the index of the decoder layer for which it waits.
+
+    ``logits`` [L, V] are its result, None until it has ended.
+    """
 
     window: Window
     greenlet: Any
@@ -52,7 +55,7 @@ class Run:
 class Streamer:
     """Runs a model that was loaded into CPU memory on ``device``; ``forward`` gives a window's logits [L, V].
 
-    ``group``: windows that run together; None: as many as half of the device's free memory holds the states of.
+    ``group``: the number of windows that run together; None: half of the device's free memory holds their states.
     """
 
     def __init__(
@@ -76,26 +79,26 @@ class Streamer:
         self.held: int | None = None
         self.coming: tuple[int, Future[list[torch.Tensor]]] | None = None
         self.ahead: list[Window] = []
-        self.left = 0
-        self.runs: list[Run] = []
+        self.windows_left = 0
+        self.forwards: list[WindowForward] = []
 
     def prepare(self, windows: Sequence[Window]) -> None:
         """The windows whose logits will be asked for, in this order."""
         self.ahead = list(windows)
 
     def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of one window; those after it in its group are then one layer from their end."""
-        run = next((run for run in self.runs if run.window is window), None) or self.start(window)
-        while run.logits is None:
-            if run.layer == len(self.hosts) - 1:
-                self.hold(run.layer)
-                run.resume()  # alone: a group's logits together are larger than the model
+        """Logits [L, V] of one window; the other windows of its group are then one layer from their end."""
+        found = next((each for each in self.forwards if each.window is window), None) or self.start(window)
+        while found.logits is None:
+            if found.layer == len(self.hosts) - 1:
+                self.hold(found.layer)
+                found.resume()  # alone: a group's logits together are larger than the model
             else:
-                self.advance(run.layer)
-        self.runs.remove(run)
-        return run.logits
+                self.advance(found.layer)
+        self.forwards.remove(found)
+        return found.logits
 
-    def start(self, window: Window) -> Run:
+    def start(self, window: Window) -> WindowForward:
         """Bring a group that begins with ``window`` to its first layer."""
         import greenlet
 
@@ -103,23 +106,25 @@ class Streamer:
             self.group = self.fitting(max(len(each.token_ids) for each in (window, *self.ahead)))
         begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
         chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
-        self.left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
-        self.runs = [Run(each, greenlet.greenlet(lambda each=each: self.forward(each))) for each in chosen]
-        for run in self.runs:
-            run.resume()
-        return self.runs[0]
+        self.windows_left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
+        self.forwards = [
+            WindowForward(each, greenlet.greenlet(lambda each=each: self.forward(each))) for each in chosen
+        ]
+        for each in self.forwards:
+            each.resume()
+        return self.forwards[0]
 
     def advance(self, layer: int) -> None:
         """Run every window that waits for ``layer`` through it."""
         self.hold(layer)
-        for run in self.runs:
-            if run.layer == layer:
-                run.resume()
-                if run.logits is not None:
+        for each in self.forwards:
+            if each.layer == layer:
+                each.resume()
+                if each.logits is not None:
                     raise ModelError("engine.streaming: this model's last decoder layer is not the one that runs last")
 
     def hold(self, layer: int) -> None:
-        """Have ``layer`` on the device in place of the one that was there, and the next one on its way."""
+        """Put ``layer`` on the device in place of the layer that was there, and begin to copy the layer after it."""
         if self.held == layer:
             return
         self.release()
@@ -130,11 +135,11 @@ class Streamer:
             weight.data = copy
         self.held, self.coming = layer, None
         following = layer + 1 if layer + 1 < len(self.hosts) else 0
-        if following or self.left:
+        if following or self.windows_left:
             self.fetch(following)
 
     def fetch(self, layer: int) -> None:
-        """Begin to copy a layer; one that was coming and is not wanted is dropped first."""
+        """Begin to copy a layer; another layer whose copy has begun is dropped first."""
         if self.coming is not None:
             self.coming[1].result()
         self.coming = layer, self.copier.submit(self.copies, layer)
@@ -159,7 +164,7 @@ class Streamer:
         self.held = None
 
     def fitting(self, tokens: int) -> int:
-        """Windows whose states fit half of the free memory.
+        """The number of windows of ``tokens`` whose states fit half of the free memory.
 
         A stopped forward keeps its embeddings, its state, rotary tables and, in some attentions, a mask [L, L].
         """
@@ -175,12 +180,12 @@ class Streamer:
     def close(self) -> None:
         """Stop copying, and forget windows that were not finished."""
         self.copier.shutdown(cancel_futures=True)
-        self.runs, self.coming = [], None
+        self.forwards, self.coming = [], None
         self.release()
 
 
 def stop_before(layer: int) -> None:
-    """Leave a window's forward until its ``layer`` is there."""
+    """Leave a window's forward pass until ``layer`` is on the device."""
     import greenlet
 
     greenlet.getcurrent().parent.switch(layer)

@@ -1,6 +1,6 @@
 """The Hugging Face hub's client, kept short and quiet: is the hub there, what went wrong, how far a download is.
 
-Left alone the client retries: without a network a data set's answer came after 24 s where connections are refused, and
+On its own the client retries: without a network it gave up on a data set after 24 s where connections are refused, and
 not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
 """
 
@@ -20,55 +20,56 @@ from backends.common.messages import one_line
 from backends.common.watch import Watch
 
 REMEMBERED_S = 60.0
-"""For how long an answer of ``away`` holds: a run of hours must not go on without a network that was away once."""
+"""Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""
 
 SIGN_IN = "`hf auth login` or HF_TOKEN"
-_asked: dict[str, tuple[float, str]] = {}
+_answers: dict[str, tuple[float, str]] = {}
+"""Endpoint -> when it was asked (seconds of the monotonic clock), and why it cannot be reached ("" if it can)."""
 
 
 class HubAwayError(InputError):
     """The hub cannot be asked now; what is in the local cache can still be used."""
 
 
-def away() -> str:
-    """Why the hub cannot be asked, or an empty string; at most ``patience`` seconds, also where DNS never answers."""
+def why_away() -> str:
+    """Why the hub cannot be asked, or an empty string; takes at most ``deadline_s``, also where DNS never answers."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     endpoint = constants.ENDPOINT
-    when, found = _asked.get(endpoint, (0.0, ""))
+    when, found = _answers.get(endpoint, (0.0, ""))
     if not when or time.monotonic() - when > REMEMBERED_S:
-        found = _ask(endpoint)
-        _asked[endpoint] = time.monotonic(), found
+        found = _why_unreachable(endpoint)
+        _answers[endpoint] = time.monotonic(), found
     return found and f"{endpoint} cannot be reached ({found})"
 
 
-def patience() -> float:
+def deadline_s() -> float:
     """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
     return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
 
 
-def _ask(endpoint: str) -> str:
-    """What one request to the hub's front page ends in: an empty string for any answer.
+def _why_unreachable(endpoint: str) -> str:
+    """Why one request to the hub's front page got no answer; an empty string for any answer.
 
-    In a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
+    The request runs in a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
     """
     from huggingface_hub import get_session
 
     answers: list[str] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            get_session().head(endpoint, timeout=2 * patience(), follow_redirects=False)
+            get_session().head(endpoint, timeout=2 * deadline_s(), follow_redirects=False)
             answers.append("")
         except Exception as error:  # the client's, the HTTP library's, proxies', TLS
             answers.append(one_line(error))
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(patience())
-    late = f"no answer within {patience():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(deadline_s())
+    late = f"no answer within {deadline_s():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
     return answers[0] if answers else late
 
 
@@ -90,8 +91,8 @@ def offline() -> Iterator[None]:
 
 
 @contextmanager
-def heard(watch: Watch, name: str) -> Iterator[None]:
-    """No bars of the client; its warnings (retries, waits) become lines of ours."""
+def warnings_told(watch: Watch, name: str) -> Iterator[None]:
+    """While it holds, the client draws no bars, and its warnings (retries, waits) are told to ``watch``."""
     from huggingface_hub import utils
 
     class Handler(logging.Handler):
@@ -107,20 +108,20 @@ def heard(watch: Watch, name: str) -> Iterator[None]:
         logger.handlers = before
 
 
-def meter(watch: Watch) -> type[Any]:
-    """A bar for the client that draws nothing, and tells ``watch`` how many bytes have come.
+def bar_for(watch: Watch) -> type[Any]:
+    """The class of a bar for the client, which draws nothing, and tells ``watch`` how many bytes have come.
 
-    The client counts them twice, as received and as written: the larger count is the one that is told.
+    The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.
     """
     lock, told = threading.Lock(), [0]
     counts: dict[int, float] = {}
 
-    class Meter:
+    class Bar:
         def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
             self.total, self.n, self.unit = total, 0.0, unit
             self.format_dict: dict[str, Any] = {}
 
-        def __enter__(self) -> Meter:
+        def __enter__(self) -> Bar:
             return self
 
         def __exit__(self, *_: object) -> None:
@@ -138,10 +139,10 @@ def meter(watch: Watch) -> type[Any]:
                     told[0] += more
                     watch.advance(more)
 
-    return Meter
+    return Bar
 
 
-def reason(error: BaseException, page: str, revision: str | None) -> str:
+def failure_reason(error: BaseException, page: str, revision: str | None) -> str:
     """What went wrong, in one line, and what to do; ``page`` is the repository's address."""
     from huggingface_hub import errors
 
@@ -152,8 +153,8 @@ def reason(error: BaseException, page: str, revision: str | None) -> str:
         status = getattr(getattr(each, "response", None), "status_code", None)
         if isinstance(each, errors.GatedRepoError):
             signed_in = f"your account has no access yet; ask for it at {page}"
-            ask = f"accept its licence at {page}, then sign in ({SIGN_IN})"
-            return f"gated on the hub: {signed_in if status == 403 else ask}"
+            not_signed_in = f"accept its licence at {page}, then sign in ({SIGN_IN})"
+            return f"gated on the hub: {signed_in if status == 403 else not_signed_in}"
         if isinstance(each, errors.RevisionNotFoundError):
             return f"no revision {revision!r} of it on the hub; see {page}"
         if isinstance(each, errors.RepositoryNotFoundError):
@@ -161,7 +162,9 @@ def reason(error: BaseException, page: str, revision: str | None) -> str:
         if status == 401:
             return f"the hub does not know your token; sign in again ({SIGN_IN})"
         if status == 429:
-            return f"the hub limits how often you may ask; {wait(each)}, or sign in for a higher limit ({SIGN_IN})"
+            return (
+                f"the hub limits how often you may ask; {waiting_time(each)}, or sign in for a higher limit ({SIGN_IN})"
+            )
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
             return "no space left for it; HF_HOME names another place for the hub's cache"
         if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
@@ -169,7 +172,7 @@ def reason(error: BaseException, page: str, revision: str | None) -> str:
     return one_line(error)
 
 
-def wait(error: Any) -> str:
+def waiting_time(error: Any) -> str:
     """How long a client that asked too often has to wait."""
     headers = error.response.headers
     seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]

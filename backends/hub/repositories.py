@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.messages import bytes_in_words, nearest, one_line
@@ -24,20 +24,29 @@ from backends.hub.client import HubAwayError
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
 """Patterns of everything that AutoTokenizer may read; code only runs where a spec trusts it."""
+MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
+"""Patterns of the files of a model that are fetched."""
+
+
+RepoType = Literal["model", "dataset"]
+"""What the hub's client calls the two sorts of repositories that are used here."""
 
 
 @dataclass(frozen=True)
 class Repo:
-    """What the hub says of one revision of a repository: ``sizes`` are the bytes of its files."""
+    """What the hub says of one revision of a repository.
 
-    kind: str
+    ``name`` is what it was asked for, ``id`` what it is called now; ``sizes`` are the bytes of its files by their name.
+    """
+
+    repo_type: RepoType
     name: str
     id: str
     commit: str
     sizes: Mapping[str, int]
 
     def wanted(self, patterns: Sequence[str]) -> list[str]:
-        """The files that match one of the patterns."""
+        """Names of the files that match one of the patterns."""
         return [name for name in self.sizes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
     def missing(self, patterns: Sequence[str]) -> int:
@@ -45,7 +54,7 @@ class Repo:
         from huggingface_hub import try_to_load_from_cache
 
         def cached(file: str) -> bool:
-            return isinstance(try_to_load_from_cache(self.name, file, None, self.commit, self.kind), str)
+            return isinstance(try_to_load_from_cache(self.name, file, None, self.commit, self.repo_type), str)
 
         return sum(self.sizes[file] for file in self.wanted(patterns) if not cached(file))
 
@@ -62,48 +71,48 @@ def resolve(
 
     Raises InputError with the reason in one line.  Never fetches pickled weights.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
     if not is_hub_id(name):
-        named = "" if "/" in name else "; a model on the hub is named owner/name"
-        raise InputError(f"{name}: no such folder{named}")
+        return local_folder(name)
+    patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
     if not download:
-        return cached("model", name, revision, patterns_of(tokenizer_only=tokenizer_only), "")
-    return fetch("model", name, revision, patterns_of(tokenizer_only=tokenizer_only), watch)
+        return cached("model", name, revision, patterns, "")
+    return fetch("model", name, revision, patterns, watch)
 
 
-def patterns_of(*, tokenizer_only: bool) -> list[str]:
-    """Which files of a model are fetched."""
-    return TOKENIZER_FILES if tokenizer_only else [*TOKENIZER_FILES, "*.safetensors"]
+def local_folder(name: str) -> Path:
+    """Folder of a local path; InputError if there is none.  The hub is never asked."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        hint = "" if "/" in name else "; a model on the hub is named owner/name"
+        raise InputError(f"{name}: no such folder{hint}")
+    return folder
 
 
-def probe(
-    name: str, revision: str | None = None, patterns: Sequence[str] = (*TOKENIZER_FILES, "*.safetensors"), *,
-    kind: str = "model",
-) -> str:  # fmt: skip
+def would_fetch(
+    name: str, revision: str | None = None, patterns: Sequence[str] = MODEL_FILES, *, repo_type: RepoType = "model"
+) -> str:
     """What fetching from the hub would mean: ``16.1 GB to download`` or ``in the local cache``; downloads nothing.
 
-    Raises InputError with the reason in one line if it cannot be had; HubAwayError, one of them, if the hub cannot be
-    asked and the files are not in the local cache.
+    Raises InputError with the reason in one line if the files cannot be had; the InputError is a HubAwayError if the
+    hub cannot be asked and the files are not in the local cache.
     """
     try:
-        missing = check(ask(kind, name, revision), patterns).missing(patterns)
+        missing = checked(look_up(repo_type, name, revision), patterns).missing(patterns)
     except HubAwayError as error:
-        cached(kind, name, revision, patterns, str(error).removeprefix(f"{name}: "))
+        cached(repo_type, name, revision, patterns, str(error).removeprefix(f"{name}: "))
         missing = 0
     return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
 
 
-def fetch(kind: str, name: str, revision: str | None, patterns: Sequence[str], watch: Watch = SILENT) -> Path:
+def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch = SILENT) -> Path:
     """Folder with a repository's files that match ``patterns``; what is in the local cache is not fetched again.
 
-    ``kind``: "model" or "dataset".  Raises InputError with the reason in one line.
+    Raises InputError with the reason in one line.
     """
     try:
-        repo = check(ask(kind, name, revision), patterns)
+        repo = checked(look_up(repo_type, name, revision), patterns)
     except HubAwayError as error:
-        return cached(kind, name, revision, patterns, str(error).removeprefix(f"{name}: "))
+        return cached(repo_type, name, revision, patterns, str(error).removeprefix(f"{name}: "))
     if repo.id != name:
         watch.say(f"{name}: is {repo.id} on the hub now")
     missing = repo.missing(patterns)
@@ -113,47 +122,49 @@ def fetch(kind: str, name: str, revision: str | None, patterns: Sequence[str], w
         check_room(name, missing)
     from huggingface_hub import snapshot_download
 
-    shown = watch is not SILENT  # else the client's own bars are all that there is
+    shown = watch is not SILENT  # otherwise the client's own bars are all that a user sees
     try:
-        with client.heard(watch, name) if shown else nullcontext():
+        with client.warnings_told(watch, name) if shown else nullcontext():
             folder = snapshot_download(
-                name, repo_type=kind, revision=revision, allow_patterns=list(patterns),
-                tqdm_class=client.meter(watch) if shown else None,
+                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns),
+                tqdm_class=client.bar_for(watch) if shown else None,
             )  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
-        raise InputError(f"{name}: {client.reason(error, page(kind, name), revision)}") from None
+        raise InputError(
+            f"{name}: {client.failure_reason(error, repository_page(repo_type, name), revision)}"
+        ) from None
     return Path(folder)
 
 
-def ask(kind: str, name: str, revision: str | None, *, files: bool = True) -> Repo:
-    """What the hub has under a name; InputError with the reason in one line, HubAwayError if it cannot be asked now.
+def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Repo:
+    """What the hub has under a name; InputError with the reason in one line, HubAwayError if the hub cannot be asked.
 
-    ``files`` off: without its files and their sizes, which make a long answer for a large data set.
+    ``files`` off: ``Repo.sizes`` stays empty, since the sizes of all files make a long answer for a large data set.
     """
-    if why := client.away():
+    if why := client.why_away():
         raise HubAwayError(f"{name}: {why}")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
     try:
         found: Any = HfApi().repo_info(
-            name, repo_type=kind, revision=revision, timeout=client.patience(),
+            name, repo_type=repo_type, revision=revision, timeout=client.deadline_s(),
             **({"files_metadata": True} if files else {"expand": ["sha", "gated"]}),
         )  # fmt: skip
         if found.gated:  # anybody may ask what there is, not everybody may have it
-            HfApi().auth_check(name, repo_type=kind)
+            HfApi().auth_check(name, repo_type=repo_type)
         sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-        return Repo(kind, name, found.id, found.sha or "", sizes)
+        return Repo(repo_type, name, found.id, found.sha or "", sizes)
     except Exception as error:  # the hub's answers, and whatever the layers below the client raise
-        why = client.reason(error, page(kind, name), revision)
+        why = client.failure_reason(error, repository_page(repo_type, name), revision)
         status = getattr(getattr(error, "response", None), "status_code", None)
         known = status is not None and status not in (408, 429) and status < 500
         final = known or isinstance(error, HFValidationError)
         raise (InputError if final else HubAwayError)(f"{name}: {why}") from None
 
 
-def check(repo: Repo, patterns: Sequence[str]) -> Repo:
-    """The repository; InputError if it lacks what is wanted."""
+def checked(repo: Repo, patterns: Sequence[str]) -> Repo:
+    """The same repository; InputError if it lacks a file that is wanted."""
     for pattern in patterns:
         if pattern == "*.safetensors" and not repo.wanted([pattern]):
             raise NoSafetensorsError(repo.name, list(repo.sizes))
@@ -164,35 +175,41 @@ def check(repo: Repo, patterns: Sequence[str]) -> Repo:
     return repo
 
 
-def cached(kind: str, name: str, revision: str | None, patterns: Sequence[str], why: str) -> Path:
-    """Folder of a repository in the local cache; ``why`` the hub is not asked."""
+def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str) -> Path:
+    """Folder of a repository in the local cache; InputError if a wanted file is not there.
+
+    ``why``: the reason for which the hub was not asked, which makes the InputError a HubAwayError; "" if none is told.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         folder = Path(
             snapshot_download(
-                name, repo_type=kind, revision=revision, allow_patterns=list(patterns), local_files_only=True
+                name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), local_files_only=True
             )
         )
     except LocalEntryNotFoundError as error:
-        partly = "only partly" if "incomplete" in str(error) else "not"
-        and_why = f", and {why}" if why else ""
-        raise (HubAwayError if why else InputError)(f"{name}: {partly} in the local cache{and_why}") from None
+        raise not_cached(name, "only partly" if "incomplete" in str(error) else "not", why) from None
     except Exception as error:
         raise InputError(f"{name}: {one_line(error)}") from None
     lacking = [each for each in patterns if not any(folder.glob(each))]
     if "*.safetensors" in lacking or len(lacking) == len(patterns) or any("*" not in each for each in lacking):
-        and_why = f", and {why}" if why else ""
-        raise (HubAwayError if why else InputError)(f"{name}: only partly in the local cache{and_why}")
+        raise not_cached(name, "only partly", why)
     return folder
 
 
-def page(kind: str, name: str) -> str:
-    """Address of a repository for people."""
+def not_cached(name: str, how_much: str, why: str) -> InputError:
+    """The error for files that are not in the local cache; ``how_much`` of them is, ``why`` as in ``cached``."""
+    and_why = f", and {why}" if why else ""
+    return (HubAwayError if why else InputError)(f"{name}: {how_much} in the local cache{and_why}")
+
+
+def repository_page(repo_type: RepoType, name: str) -> str:
+    """Address of a repository's page for people."""
     from huggingface_hub import constants
 
-    return f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
+    return f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
 
 
 def check_room(name: str, size: int) -> None:

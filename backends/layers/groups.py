@@ -1,17 +1,20 @@
-"""How a model's layers ran: grouping them, naming the kernel of a table row, and saying where it is not what was asked.
+"""How a model's layers ran: groups of layers, the kernel of a table row, and where layers ran not as was asked.
 
-An engine describes every layer by a ``Layer``; the results carry the groups (``backends/base.py``, ``LayerGroup``).
+An engine describes every layer by a ``Layer``; the results carry groups of layers (``backends/base.py``).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
-from backends.base import LayerGroup
-from backends.layers.schemes import UNKNOWN, kind
+from pydantic import TypeAdapter
+
+from backends.base import Layer, LayerGroup
+from backends.layers.schemes import UNKNOWN, number_format
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
@@ -19,51 +22,53 @@ SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Weights that are not quantized, as torch and ggml call them."""
 
-
-@dataclass(frozen=True)
-class Layer:
-    """One linear layer as it ran; fields as in ``LayerGroup``, ``name`` with its numbers."""
-
-    name: str
-    weights: str
-    activations: str
-    kernel: str
-    asked: str = ""
+_GROUPS = TypeAdapter(tuple[LayerGroup, ...])
 
 
-def group(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
-    """Layers that differ only in their numbers, together, in the order in which each kind comes first."""
-    counts: Counter[Layer] = Counter()
-    for layer in layers:
-        counts[Layer(NUMBER.sub("*", layer.name), layer.weights, layer.activations, layer.kernel, layer.asked)] += 1
-    return tuple(
-        LayerGroup(alike.name, count, alike.weights, alike.activations, alike.kernel, alike.asked)
-        for alike, count in counts.items()
-    )
+def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
+    """Groups of the layers that differ only in their numbers, in the order of each group's first layer."""
+    counts = Counter(replace(layer, name=NUMBER.sub("*", layer.name)) for layer in layers)
+    return tuple(LayerGroup(layer, count) for layer, count in counts.items())
+
+
+def groups_to_json(groups: Iterable[LayerGroup]) -> list[dict[str, Any]]:
+    """Groups as results.json has them: one flat object for each, in which the layer's name is called "layers"."""
+    found = []
+    for group in groups:
+        layer = asdict(group.layer)
+        found.append({"layers": layer.pop("name"), "count": group.count, **layer})
+    return found
+
+
+def groups_from_json(found: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ...]:
+    """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
+    nested = [{"count": each["count"], "layer": {**each, "name": each["layers"]}} for each in found]
+    return _GROUPS.validate_python(nested)
 
 
 def deviation(asked: str, activations: str) -> str:
-    """What a checkpoint asks its activations to be, if those that ran are of another kind (or not known), else "".
+    """``asked``, the activations of a checkpoint's scheme, if ``activations`` ran in another number format; else "".
 
-    Another scaling of the same kind (static FP8 asked, dynamic FP8 ran) is not marked; the groups show it.
+    Another scaling of the same number format (static FP8 asked, dynamic FP8 ran) is no deviation; the groups show it.
     """
-    return "" if kind(asked) == kind(activations) else asked
+    return "" if number_format(asked) == number_format(activations) else asked
 
 
-def short(kernel: str) -> str:
-    """A kernel's class name without the words that all of them end in: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
+def short_kernel_name(kernel: str) -> str:
+    """A kernel's class name without the words in which all such names end: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
     return SUFFIX.sub("", kernel) or kernel
 
 
 def kernel_of(groups: Sequence[LayerGroup]) -> str:
-    """The kernel that ran most quantized layers (of a model without any, most layers), short; "" if none is known.
+    """The short name of the kernel that ran most quantized layers, or most layers of a model without quantized ones.
 
-    Other kernels of quantized layers are counted: ``Marlin +1``.
+    Other kernels of quantized layers are counted: ``Marlin +1``.  Without groups the name is "".
     """
     plain = Counter[str]()
     quantized = Counter[str]()
-    for each in groups:
-        (plain if each.weights in PLAIN else quantized)[short(each.kernel)] += each.count
+    for group in groups:
+        counts = plain if group.layer.weights in PLAIN else quantized
+        counts[short_kernel_name(group.layer.kernel)] += group.count
     ranked = (quantized or plain).most_common()
     if not ranked:
         return ""
@@ -72,20 +77,20 @@ def kernel_of(groups: Sequence[LayerGroup]) -> str:
 
 def deviations(groups: Sequence[LayerGroup]) -> list[str]:
     """One clause for each way in which layers ran otherwise than their checkpoint asks."""
-    found: dict[tuple[str, str, str], int] = {}
-    for each in groups:
-        if each.asked:
-            key = (each.asked, each.activations, short(each.kernel))
-            found[key] = found.get(key, 0) + each.count
-    return [sentence(*key, count) for key, count in found.items()]
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for group in groups:
+        if group.layer.asked:
+            counts[group.layer.asked, group.layer.activations, short_kernel_name(group.layer.kernel)] += group.count
+    return [deviation_in_words(*key, count) for key, count in counts.items()]
 
 
-def sentence(asked: str, activations: str, kernel: str, count: int) -> str:
-    """What one deviation is, in words."""
+def deviation_in_words(asked: str, activations: str, kernel: str, count: int) -> str:
+    """One clause: ``count`` layers took ``activations`` in ``kernel``, where the checkpoint asks for ``asked``."""
+    asked = number_format(asked)
     if activations == UNKNOWN:
-        return f"the checkpoint asks for {kind(asked)} activations; what {kernel} took ({count} layers) is not known"
+        return f"the checkpoint asks for {asked} activations; what {kernel} took ({count} layers) is not known"
     if activations.startswith(("bfloat", "float")):
         told = f"left them unquantized ({activations}, {count} layers)"
     else:
         told = f"took {activations} ({count} layers)"
-    return f"the checkpoint asks for {kind(asked)} activations, but {kernel} {told}"
+    return f"the checkpoint asks for {asked} activations, but {kernel} {told}"

@@ -1,8 +1,8 @@
 """The noise floor: the same weights, with bf16-rounding noise on the residual stream after every decoder layer.
 
-Two engines that run the same weights round differently, and what they differ by is what a lossless scheme would show.
-``"noise": "bf16"`` makes it on purpose: every element of every layer's output is multiplied by 1 + SCALE * n with n
-standard normal, in float32, and rounded to the dtype it had.
+Two engines that run the same weights round differently, and their difference is what a lossless scheme would show.
+``"noise": "bf16"`` makes such a difference on purpose: every element of every layer's output is multiplied in float32
+by 1 + SCALE * n, with n standard normal, and rounded to the dtype of the output.
 
 The root mean square of a bf16 rounding is 0.85 * 2**-9 of the element (half a spacing over sqrt(3), mantissas spread
 logarithmically), so that 2**-9 is about one more rounding a layer; exllamav3's qbench takes the same.  Normal, because
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCALE = 2.0**-9
 SEED_BITS, LAYER_BITS = 20, 12
-"""A generator's seed is seed and layer side by side: torch's CPU generator drops all but 32 bits."""
+"""A generator's seed is seed and layer side by side, since torch's CPU generator uses no more than 32 bits of it."""
 
 
 class NoiseOptions(BaseModel):
@@ -52,13 +52,13 @@ def seed_of(options: Mapping[str, Any]) -> int | None:
     return None if found.noise is None else found.noise_seed or 0
 
 
-def described(seed: int | None) -> dict[str, Any]:
-    """What provenance says of it; nothing without noise."""
+def provenance_of(seed: int | None) -> dict[str, Any]:
+    """The entries of a model's provenance that tell of its noise; none without noise."""
     if seed is None:
         return {}
-    facts = {"kind": "bf16", "distribution": "normal, relative to each element", "scale": SCALE, "seed": seed}
+    noise = {"kind": "bf16", "distribution": "normal, relative to each element", "scale": SCALE, "seed": seed}
     note = f"bf16-rounding noise added on every decoder layer's output (normal, 2**-9 of each element, seed {seed})"
-    return {"noise": facts, "notes": [note]}
+    return {"noise": noise, "notes": [note]}
 
 
 class Noise:
@@ -66,7 +66,7 @@ class Noise:
 
     Each layer has a generator of its own and draws from it call by call, so that the same calls get the same noise on
     every tensor-parallel rank, and where a streamed model's windows take turns.  ``pairs``: a layer may return (hidden
-    states, residual), as vLLM's do; else what follows the first of several tensors is left alone.
+    states, residual), as vLLM's layers do; otherwise only the first of several tensors gets noise.
     """
 
     def __init__(self, layers: Mapping[int, Any], seed: int, *, pairs: bool = False) -> None:
@@ -118,7 +118,7 @@ class Noise:
 
 
 def vllm_decoder_layers(model: Any, count: int) -> dict[int, Any]:
-    """Number -> decoder layer, of those that this pipeline rank has, of a vLLM model with ``count`` in all."""
+    """Number -> decoder layer of a vLLM model with ``count`` of them, for those that this pipeline rank holds."""
     decoder = model.get_language_model() if hasattr(model, "get_language_model") else model
     layers = layer_list(decoder, count, f"engine.noise: {type(model).__name__}")
     return {number: layer for number, layer in enumerate(layers) if type(layer).__name__ != "PPMissingLayer"}

@@ -1,7 +1,7 @@
 """What a checkpoint's own quantization config asks for, in words that the results of every engine share.
 
-Weights and activations are each a kind and how finely it is scaled: ``int4 g128``, ``int8 channel``, ``fp8 token``,
-``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  No engine, no torch.
+Weights and activations are each described by a number format and by how finely it is scaled: ``int4 g128``, ``int8
+channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  No engine, no torch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Scheme:
-    """Weights and activations of a quantized layer; ``activations`` is "" where they stay as the model has them."""
+    """Weights and activations of a quantized layer; ``activations`` is "" where they keep the model's dtype."""
 
     weights: str
     activations: str = ""
 
 
-def kind(text: str) -> str:
-    """The number format of a description: "fp8" of "fp8 token"."""
-    return text.partition(" ")[0]
+def number_format(described: str) -> str:
+    """The number format alone: "fp8" of "fp8 token"."""
+    return described.partition(" ")[0]
 
 
-def grouped(name: str, group_size: Any) -> str:
-    """``int4 g128``; by channel where the group is the whole row (-1, 0 or absent)."""
+def with_group_size(name: str, group_size: Any) -> str:
+    """``int4 g128``; ``int4 channel`` where the group is a whole row of the weights (-1, 0 or None)."""
     return f"{name} g{group_size}" if isinstance(group_size, int) and group_size > 0 else f"{name} channel"
 
 
@@ -39,12 +39,12 @@ def args_text(args: Any) -> str:
     bits, floating, group = found.get("num_bits", 8), found.get("type") == "float", found.get("group_size")
     strategy = found.get("strategy") or ("group" if group and group > 0 else "tensor")
     if floating and bits == 4:
-        return grouped("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
+        return with_group_size("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
     name = f"{'fp' if floating else 'int'}{bits}"
     if floating and bits == 8 and group == 32:  # FP8 has no other use of such small groups
         name = "mxfp8"
     if strategy in ("group", "tensor_group"):
-        return grouped(name, group)
+        return with_group_size(name, group)
     if strategy == "block":
         return f"{name} block {'x'.join(map(str, found.get('block_structure') or ()))}".strip()
     return f"{name} {strategy}"
@@ -55,7 +55,7 @@ def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
     return Scheme(args_text(weights), args_text(input_activations))
 
 
-def declared(config: Mapping[str, Any]) -> Scheme | None:
+def declared_scheme(config: Mapping[str, Any]) -> Scheme | None:
     """The one scheme of a ``quantization_config``; None if it has several, or its method is not known here."""
     method = str(config.get("quant_method", "")).lower().removesuffix("_marlin")  # older AutoGPTQ and AutoAWQ
     bits = config.get("bits", config.get("w_bit"))
@@ -65,7 +65,7 @@ def declared(config: Mapping[str, Any]) -> Scheme | None:
         schemes = {compressed_tensors(entry.get("weights"), entry.get("input_activations")) for entry in groups}
         return schemes.pop() if len(schemes) == 1 else None
     if method in ("gptq", "gptqmodel", "awq") and isinstance(bits, int):
-        return Scheme(grouped(f"{'uint' if method == 'awq' else 'int'}{bits}", group))
+        return Scheme(with_group_size(f"{'uint' if method == 'awq' else 'int'}{bits}", group))
     if method == "fp8":
         if block := config.get("weight_block_size"):
             return Scheme(f"fp8 block {'x'.join(map(str, block))}", f"fp8 g{block[-1]}")
@@ -80,7 +80,7 @@ def declared(config: Mapping[str, Any]) -> Scheme | None:
 
 
 def modelopt(config: Mapping[str, Any]) -> Scheme | None:
-    """NVIDIA ModelOpt names its scheme."""
+    """The scheme of a config of NVIDIA ModelOpt, which names it; None for a name that is not known here."""
     name = str((config.get("quantization") or config).get("quant_algo", "")).upper()
     return {
         "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),

@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import gguf
+from backends.checkpoint.gguf_header import GgufTensor
 from backends.common.capture import captured
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
 from backends.common.packages import check_installed, installed_versions
 from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
-from backends.layers.groups import Layer, group
+from backends.layers.groups import group_layers
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
 from backends.llamacpp.excluded_tokens import FLOOR, raise_to_floor
@@ -118,7 +119,7 @@ class LlamacppBackend(LogitsBackend):
     @classmethod
     def would_fetch(cls, request: LoadRequest) -> str:
         repo, files = hub_files(request.model_dir)
-        return repositories.probe(repo, request.revision, files)
+        return repositories.would_fetch(repo, request.revision, files)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
@@ -216,10 +217,12 @@ class LlamacppBackend(LogitsBackend):
 
     def layers(self) -> tuple[LayerGroup, ...]:
         model = gguf.read_model(Path(self.request.model_dir))
-        matrices = [each for each in model.tensors if each.role in ("layer", model.head) and len(each.shape) > 1]
-        return group(self._layer(each) for each in matrices)
+        matrices = [
+            each for each in model.tensors if gguf.role_of(each) in ("layer", model.head) and len(each.shape) > 1
+        ]
+        return group_layers(self._layer(each) for each in matrices)
 
-    def _layer(self, tensor: gguf.GgufTensor) -> Layer:
+    def _layer(self, tensor: GgufTensor) -> Layer:
         number = re.search(r"blk\.(\d+)\.", tensor.name)
         devices = self.said.devices
         device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)

@@ -1,22 +1,27 @@
-"""The head of a model: what turns its final hidden states into logits."""
+"""The head of a model: what turns its final hidden states into logits, and whether it can be computed again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
 
+    RecomputableHead: TypeAlias = tuple[torch.Tensor, torch.Tensor | None, "Head"]
+    """Weight [V, H], bias [V] or None, and what else there is of a head that torch can compute again."""
 
-Kind = Literal["states", "logits"]
+Contents = Literal["states", "logits"]
+"""What a reference store holds of every window."""
+
+SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-12}
 
 
 @dataclass(frozen=True)
 class Head:
     """What turns states into logits beside the weight: ``soft_cap`` c (z -> c tanh(z / c)), then ``scale`` (z -> s z).
 
-    ``vocab_size`` is the number of real logits; ``dtype`` that of the product, torch's name without the prefix.
+    ``vocab_size`` is the number of real logits; ``dtype`` the name of the dtype in which the product is computed.
     """
 
     vocab_size: int
@@ -36,6 +41,50 @@ def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: to
     if head.soft_cap is not None:
         logits = logits.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
     return logits.mul_(head.scale) if head.scale != 1.0 else logits
+
+
+def spacing(dtype: str) -> float:
+    """How far two computations of one logit may lie apart by rounding, relative to the logit, by the dtype's name.
+
+    For bfloat16 and float16 the distance of two neighbouring numbers; a dtype that is not known counts as bfloat16.
+    float32 products may be TF32 on a GPU, whose operands have steps of 2**-10 and whose errors average out in the sum:
+    2**-12.  On a CPU another order of addition moved float32 logits by up to 9e-7 of the largest (H = 4,096).
+
+    One value serves both users, the probe of vLLM's log-probabilities (2**-14 for float32 in compare_q 0.2) and the
+    comparison of heads (2**-12 there).  A tolerance that is too small stops a right run, or keeps logits where states
+    take a thirty-first of the bytes; what the probe has to find, scores of a neighbouring token, lies nats apart, and
+    for a float32 logit of 20 it allows 0.01.
+    """
+    return SPACINGS.get(dtype, SPACINGS["bfloat16"])
+
+
+def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor) -> float | str:
+    """Largest |head(states) - logits| of states [n, H] and the engine's own logits [n, V].
+
+    Or why there is nothing to compare: the reason that stands in the place of the head, or shapes that do not fit.
+    """
+    if isinstance(head, str):
+        return head
+    weight, bias, rest = head
+    if len(weight) != logits.shape[1]:
+        return f"its head has {len(weight)} entries for {logits.shape[1]} logits"
+    if states.ndim != 2 or len(states) != len(logits):
+        return "its head is given other rows than its logits have"
+    return largest_difference(head_logits(rest, states, weight, bias), logits)
+
+
+def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
+    """Why logits have to be kept in the place of states; empty if the head can be recomputed from states, to rounding.
+
+    ``difference`` as ``head_difference`` says it, ``largest`` the size of the largest logit there, ``dtype`` the name
+    of the logits' dtype.  Four spacings are allowed: each of the two sides rounds the product and, with a soft cap, the
+    cap.  (compare_q 0.2 allowed two to engines that hand out logits, and in vLLM four plus 2e-4.)
+    """
+    if isinstance(difference, str):
+        return difference
+    if difference <= 4 * spacing(dtype) * largest:
+        return ""
+    return f"its head's product differs from its logits by {difference:.3g}"
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Opening a reference store, ours or upstream's, and reading its windows ahead of their use."""
+"""Opening a reference store, of compare_q or of upstream, and reading its windows ahead of their use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_BYTES = 512 << 20
-"""Windows that are read before they are asked for: 16 of 2,048 tokens and hidden size 4,096 take 268 MB."""
+"""Bytes of windows that are read before they are asked for: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
 
 
 def open_reference(path: Path) -> ReferenceStore:
@@ -23,7 +23,10 @@ def open_reference(path: Path) -> ReferenceStore:
 
 
 class ReferenceWindows:
-    """Windows of a store, in their order, read by a thread while earlier ones are in use."""
+    """Windows of a store, read in their order by a thread while earlier windows are in use.
+
+    ``pin``: in pinned memory, from which a GPU copies without waiting.
+    """
 
     def __init__(self, store: ReferenceStore, *, pin: bool) -> None:
         self.store = store
@@ -38,7 +41,7 @@ class ReferenceWindows:
         return tensor.pin_memory() if self.pin else tensor
 
     def get(self, window: int) -> torch.Tensor:
-        """Window ``window``'s tensor on the CPU, pinned for the GPU's sake if that was asked for."""
+        """States [T, H] or logits [T, V] of a window, on the CPU."""
         self._submit(window)
         return self.futures[window].result()
 
@@ -48,7 +51,7 @@ class ReferenceWindows:
                 self.futures[wanted] = self.pool.submit(self._read, wanted)
 
     def drop(self, window: int) -> None:
-        """Forget a window that is done."""
+        """Forget a window that has been scored."""
         self.futures.pop(window, None)
 
     def close(self) -> None:

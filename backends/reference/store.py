@@ -2,17 +2,18 @@
 
 A store is a folder:
 
-- ``reference.json``: what it is the reference of (``identity``), ``kind``, head facts, size and SHA-256 of each file;
+- ``reference.json``, the manifest: the model, text and method that the store is of (``identity``), its contents
+  ("states" or "logits"), what the head does, and the size and SHA-256 of each file;
 - ``row.000000.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the head; or,
-  ``kind`` "logits", where the head cannot be recomputed, its ``logits`` [T, V] in the dtype of the engine's;
+  where the head cannot be recomputed, window 0's ``logits`` [T, V] in the dtype in which the engine made them;
 - ``head.000000.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, and ``bias`` [n] if it has
   one; one file a tensor-parallel rank, named by its first entry.
 
-For a vocabulary of 128,256 and H = 4,096, states take 8,192 bytes a token, 16-bit logits 256,512, those of llama.cpp,
-which are float32, 513,024.  Logits come back as the engine made them: product in the model's dtype, bias, soft cap,
-scale.  Nothing is rounded: float16 in place of float32 cost up to 3.3e-4 a token, and made small divergences negative.
-Several processes may write to one store; ``seal`` makes it one.
-What this file does not know: any engine, and what makes two references the same.
+For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes a token, 16-bit logits 256,512, and float32
+logits, as llama.cpp makes them, 513,024.  Logits come back as the engine made them: product in the model's dtype, bias,
+soft cap, scale.  Nothing is rounded: float16 in place of float32 cost up to 3.3e-4 nats a token, and made small
+divergences negative.  Several processes may write to one store; ``seal`` makes it one.
+This file knows no engine, and does not know what makes two references the same.
 """
 
 from __future__ import annotations
@@ -31,31 +32,34 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.reference.head import Head, Kind
+from backends.reference.head import Contents, Head
 
 if TYPE_CHECKING:
     import torch
 
 VERSION = 1
-"""Version of the layout."""
+"""Version of the layout.  1: one file a window, one or more for the head, and a manifest that names them."""
 MANIFEST = "reference.json"
+CONTENTS_KEY, WINDOWS_KEY = "kind", "rows"
+"""What the manifest calls a store's contents and its number of windows; stores of compare_q 0.1 and 0.2 are read."""
 
 
 class Writer:
     """One process's share of a store that is being made; thread-safe for distinct windows.
 
-    ``reason`` says why logits are kept and not states.
+    ``folder`` is there and empty but for the shares of other processes; ``reason`` says why logits are kept and not
+    states.
     """
 
-    def __init__(self, folder: Path, kind: Kind, reason: str = "") -> None:
+    def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
         self.folder = folder
-        self.kind = kind
+        self.contents = contents
         self.reason = reason
         self.files: dict[str, dict[str, Any]] = {}
 
     def window(self, index: int, tensor: torch.Tensor) -> None:
         """Write one window's states [T, H] or logits [T, V] bit for bit, in the dtype that the engine gave them."""
-        self._write(window_file(index), {self.kind: tensor})
+        self._write(window_file(index), {self.contents: tensor})
 
     def head(self, first: int, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Write the head's entries from ``first`` on."""
@@ -70,20 +74,23 @@ class Writer:
 
     def close(self, head: Head) -> None:
         """Say what this process has written."""
-        part = {"kind": self.kind, "reason": self.reason, "head": asdict(head), "files": self.files}
+        part = {CONTENTS_KEY: self.contents, "reason": self.reason, "head": asdict(head), "files": self.files}
         (self.folder / f"part.{uuid.uuid4().hex}.json").write_text(json.dumps(part), encoding="utf-8")
 
 
 def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
-    """Make one store, under its final name, of what the writers left; ValueError if a window is missing."""
+    """Make one store, under its final name, of what the writers left in ``building``.
+
+    ValueError if one of the ``n_windows`` windows is missing.
+    """
     parts = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(building.glob("part.*.json"))]
-    files = {name: facts for part in parts for name, facts in part["files"].items()}
+    files = {name: entry for part in parts for name, entry in part["files"].items()}
     missing = [index for index in range(n_windows) if window_file(index) not in files]
     if not parts or missing:
         raise ValueError(f"the reference's window {missing[0] if missing else 0} was not kept")
     manifest = {
-        "version": VERSION, "identity": dict(identity), "kind": parts[0]["kind"], "reason": parts[0]["reason"],
-        "head": parts[0]["head"], "rows": n_windows, "files": files,
+        "version": VERSION, "identity": dict(identity), CONTENTS_KEY: parts[0][CONTENTS_KEY],
+        "reason": parts[0]["reason"], "head": parts[0]["head"], WINDOWS_KEY: n_windows, "files": files,
     }  # fmt: skip
     (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     for file in building.glob("part.*.json"):
@@ -91,7 +98,7 @@ def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_windows: i
     if not folder.exists():
         os.replace(building, folder)
         return
-    remove(folder)  # another run's, or one that was cleared; what else lies there stays
+    remove(folder)  # a store that another run has made meanwhile; a user's own files in the folder stay
     folder.mkdir(exist_ok=True)
     for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
         os.replace(file, folder / file.name)
@@ -120,7 +127,7 @@ class ReferenceStore(ABC):
 
     path: Path
     identity: dict[str, Any]
-    kind: Kind
+    contents: Contents
     reason: str
     head: Head
     n_windows: int
@@ -141,15 +148,15 @@ class ReferenceStore(ABC):
 
     @abstractmethod
     def window(self, index: int) -> torch.Tensor:
-        """Window ``index``'s states [T, H] or logits [T, V], by ``kind``, on the CPU."""
+        """Window ``index``'s states [T, H] or logits [T, V], by ``contents``, on the CPU."""
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of a store of states, the head's weight [last - first, H] and bias, on a device."""
-        raise TypeError(f"{self.path}: keeps {self.kind}, no head")
+        raise TypeError(f"{self.path}: keeps {self.contents}, no head")
 
 
 class Reader(ReferenceStore):
-    """A store of ours."""
+    """A store that compare_q wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -159,19 +166,19 @@ class Reader(ReferenceStore):
             version = manifest["version"]
             if version != VERSION:
                 raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
-            self.identity, self.kind, self.reason = manifest["identity"], manifest["kind"], manifest["reason"]
-            self.head, self.n_windows = Head(**manifest["head"]), manifest["rows"]
+            self.identity, self.contents, self.reason = manifest["identity"], manifest[CONTENTS_KEY], manifest["reason"]
+            self.head, self.n_windows = Head(**manifest["head"]), manifest[WINDOWS_KEY]
             self.files: dict[str, dict[str, Any]] = manifest["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
 
     @property
     def head_digests(self) -> list[str]:
-        return [facts["sha256"] for name, facts in sorted(self.files.items()) if name.startswith("head.")]
+        return [entry["sha256"] for name, entry in sorted(self.files.items()) if name.startswith("head.")]
 
     @property
     def stored_bytes(self) -> int:
-        return sum(facts["bytes"] for facts in self.files.values())
+        return sum(entry["bytes"] for entry in self.files.values())
 
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -189,13 +196,13 @@ class Reader(ReferenceStore):
             return f"{file}: missing from the reference"
         except OSError as error:
             return f"{file}: cannot be read: {error.strerror}"
-        return "" if digest == self.files[name]["sha256"] else f"{file}: damaged: its checksum is not that of the store"
+        return "" if digest == self.files[name]["sha256"] else f"{file}: damaged: its checksum is not the manifest's"
 
     def window(self, index: int) -> torch.Tensor:
         from safetensors import safe_open
 
         with safe_open(self.path / window_file(index), "pt") as file:
-            tensor: torch.Tensor = file.get_tensor(self.kind)
+            tensor: torch.Tensor = file.get_tensor(self.contents)
         return tensor
 
     def head_parts(self, first: int, last: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor | None]]:

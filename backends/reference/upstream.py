@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class UpstreamReader(ReferenceStore):
     """The logits that exllamav3's compare_q kept: float32 [1, L, V] a window, of the last L positions of each window.
 
-    One file a window (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that was given),
-    or the older single file with ``tensor.0``, ...  It names neither text nor tokenizer nor model.
+    The layouts: one file a window (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that
+    was given), or the older single file with the tensors ``tensor.0``, ``tensor.1``, ...  A store of upstream says
+    neither which text and tokenizer it was made with nor of which model.
     """
 
-    kind = "logits"
+    contents = "logits"
     reason = "kept by upstream's compare_q"
 
     def __init__(self, path: Path) -> None:

@@ -13,10 +13,11 @@ of all ranks are put together in float64 (``scores``).  With m = max z and s = s
     kld = d / s_r - (logZ_r - logZ),  d = sum exp(r - m_r) (r - z)
 
 These are the definitions with ln q = z - logZ and ln p = r - logZ_r put in.  d takes the raw difference r - z: it is
-exactly 0 where the logits are equal, so a model against itself has a divergence of exactly 0, and where they are close
-the difference is exact and small, as is its rounding.  What is left is about 1e-7 of the mean of |r - z| and of the
-sums, of either sign: against float64 at most 7e-7 a token was seen (V = 49,152 and 128,256, logits of sigma 0.1 to 12,
-bf16 and float32), and a divergence near 0 can come out as -1e-7 and stays so.
+exactly 0 where the logits are equal, so a model against itself has a divergence of exactly 0; where the logits are
+close, the difference is exact and small, and so is the rounding of its products.  What is left is an error of about
+1e-7 of the mean of |r - z| and of the sums, of either sign: against float64 at most 7e-7 nats a token was seen
+(V = 49,152 and 128,256, logits of sigma 0.1 to 12, bf16 and float32).  A divergence near 0 can come out as -1e-7, and
+stays so.
 
 Not finite: a token of logit -inf has the probability 0, and a term of probability 0 contributes 0; a token that the
 reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf; a NaN or +inf makes logprob NaN.
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 CPU_ELEMENTS = 1 << 19
 """Logits at a time on a CPU: 10 rows of a vocabulary of 49,152, 4 of 128,256.
 
-Two cores of an AMD EPYC, bf16 logits against a bf16 reference, time over that of the bf16 head product (H = 576) of
-the same 256 rows (``benchmarks/cpu_statistics.py``; the float32 temporaries leave the cache after the best ones):
+Two cores of an AMD EPYC, bf16 logits against a bf16 reference: time of the statistics over the time of the bf16 head
+product (H = 576) of the same 256 rows (``benchmarks/cpu_statistics.py``).  With more rows than the best number the
+float32 temporaries no longer fit the processor's cache:
 
     rows at a time    1     2     4     8    16    32    64   256
     V = 49,152      2.6   1.7   1.2   1.0   1.0   1.4   4.5   5.6
@@ -58,7 +60,7 @@ DEVICE_ELEMENTS = 1 << 24
 class Column(IntEnum):
     """Columns of a row of partial statistics, float32, over one slice of the vocabulary.
 
-    Without a reference a row ends after TOP; the second half describes the reference's logits r as the first does z.
+    Without a reference a row ends after TOP; the second half says of the reference's logits r what the first says of z.
     Token ids are exact in float32 up to 16,777,216.
     """
 
@@ -87,12 +89,12 @@ def partial(
     first: int = 0,
     reference: torch.Tensor | None = None,
 ) -> None:
-    """Write the partial statistics of one slice of the vocabulary into ``out``, all of it.
+    """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as a whole.
 
     ``logits`` [n, V_local], any float dtype, a column slice of something wider included; ``targets`` int64 [n], global
     token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column 0; ``reference`` like ``logits``, of
-    any float dtype.  All on one device; on CUDA one kernel reads z and r once, if Triton is there.  ValueError if the
-    shapes or dtypes do not fit.
+    any float dtype.  All tensors are on one device; on CUDA one kernel reads z and r once, if Triton is there.
+    ValueError if the shapes or dtypes do not fit.
     """
     import torch
 
@@ -141,7 +143,7 @@ def torch_partial(
             z = logits[part].float()
             r = None if reference is None else reference[part].float()
             _fill(z, r, targets[part] - first, first, out[part], careful=not on_cpu)
-            # The careful way costs three more passes, and looking at the result would stop a GPU's queue.
+            # The careful way costs three more passes.  A GPU always goes it: looking at results would stop its queue.
             if on_cpu and bool(out[part, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
                 _fill(z, r, targets[part] - first, first, out[part], careful=True)
 
@@ -165,7 +167,7 @@ def _fill(
 
 
 def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write maximum, sum, target and top of x [n, V] into out [n, 5]; exp(x - max) and x - max, both [n, V] and new."""
+    """Write maximum, sum, target and top of x [n, V] into out [n, 5]; returns exp(x - max) and x - max, new [n, V]."""
     top = _argmax(x)[:, None]
     peak = x.gather(1, top)
     shifted = x - peak.masked_fill(peak == -math.inf, 0.0)
@@ -182,8 +184,8 @@ def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -
 def _argmax(x: torch.Tensor) -> torch.Tensor:
     """Column of the first largest value, a NaN being the largest, int64 [n].
 
-    torch.max(dim) promises no order among equals on CUDA, torch.argmax does.  On a CPU numpy's keeps it too and takes
-    a sixth of the time (8 rows of 49,152: 0.017 ms against 0.107 ms, where exp takes 0.12 ms).
+    torch.max(dim) promises no order among equals on CUDA, torch.argmax does.  On a CPU numpy's argmax keeps the order
+    too, in a sixth of the time (8 rows of 49,152: 0.017 ms against 0.107 ms; exp takes 0.12 ms).
     """
     import torch
 
@@ -214,7 +216,7 @@ def _merge(side: NDArray[np.float64]) -> _Merged:
 
 
 def _entropy(side: NDArray[np.float64], model: _Merged) -> NDArray[np.float64]:
-    """ln S - U / S, the shards' u moved from their own maximum to that of all."""
+    """ln S - U / S, after the shards' u have been moved from each shard's maximum to the maximum of all shards."""
     peaks = side[..., Column.MAX]
     move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))  # an empty shard: 0 * -inf would be NaN
     moved = (model.weight * (side[..., Column.SHIFTED] + move * side[..., Column.SUM])).sum(0)
@@ -232,8 +234,8 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
     """Put the vocabulary's shards together, in float64, and score every position.
 
     ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one a tensor-parallel rank, as
-    ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are False where a log-probability that they rest
-    on is not finite; among equally probable tokens the lowest id is the top one.  ValueError if shapes do not fit.
+    ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are False where a log-probability that goes into
+    them is not finite; among equally probable tokens the lowest id is the top one.  ValueError if shapes do not fit.
     """
     shapes = {shard.shape for shard in shards}
     if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):
@@ -263,7 +265,7 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
 
 
 def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
-    """Targets as int64 [T] beside the logits [T, V]; ModelError if one of them has no logit."""
+    """Targets as int64 [T] on the device of the logits [T, V]; ModelError if a target has no logit."""
     import torch
 
     outside = targets[(targets < 0) | (targets >= logits.shape[1])]

@@ -1,8 +1,8 @@
 """``partial`` of ``backends/scoring/statistics.py`` in one Triton kernel: every logit is read once, nothing is stored.
 
 One program reduces one row.  Each of its BLOCK lanes walks down the row with its own running maximum and sums, so the
-loop has no reduction across lanes; the lanes are put together at the end, as shards are.  A lane needs one exponential
-a value, exp(-|x - m|): it scales the new term if x <= m, and the sums so far if x is the new maximum.
+loop has no reduction across lanes; at the end the lanes are put together in the way in which shards are.  A lane needs
+one exponential a value, exp(-|x - m|): it scales the new term if x <= m, and the sums so far if x is the new maximum.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import triton.language as tl
 BLOCK = 2048
 WARPS = 16
 """The best of eight pairs on an H200 (driver 580.159.04, Triton 3.6): 384 rows of 128,256 bf16 logits against a
-reference took 126 us, with 8 warps 164; without one 70 and 75.  The two head products before them take 1,130.  Rows
-that do not start at a multiple of 16 bytes are loaded value by value."""
+reference took 126 us, with 8 warps 164; without a reference 70 and 75.  The two head products before the kernel take
+1,130 us.  Rows that do not start at a multiple of 16 bytes are loaded value by value."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
@@ -72,7 +72,7 @@ def _store(
 
 @_jit
 def _first_top(peaks: tl.tensor, peak: tl.tensor, tiles: tl.tensor, lane: tl.tensor) -> tl.tensor:
-    """The first column that holds the maximum; within a lane ``tiles`` is that of the first already."""
+    """The first column that holds the maximum; within a lane ``tiles`` is already the first tile that does."""
     return tl.min(tl.where(peaks == peak, tiles + lane, 2147483647), 0)
 
 

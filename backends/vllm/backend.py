@@ -37,17 +37,17 @@ from backends.base import (
     TokenScores,
     Window,
 )
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import nvfp4_scales, stored_bits
+from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common.capture import captured, root_cause, warnings_in
+from backends.common.dtypes import dtype_name
 from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
-from backends.hub import repositories
 from backends.layers import noise
 from backends.vllm import install
-from backends.vllm.driver import EngineRun
+from backends.vllm.driver import VllmDriver
 from backends.vllm.environment import kernel_environment, one_more_than, set_environment
 from backends.vllm.options import (
     EMULATE,
@@ -77,7 +77,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.llm: Any = None
-        self.run: EngineRun | None = None
+        self.driver: VllmDriver | None = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
         self.environment = dict(os.environ)
@@ -100,26 +100,25 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
 
     def load(self) -> None:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        config = checkpoint_config.config_of(folder)
+        folder, config = self.folder, CheckpointConfig.read(self.folder)
         cpu = install.is_cpu_build()
-        self.arguments = engine_arguments(self.request, config, cpu=cpu)
+        self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(nvfp4_scales.layers_of(folder))
+            self.arguments |= emulation_arguments(nvfp4_scales.nvfp4_layers(folder))
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
-            with captured(self.request.log_file), one_more_than(checkpoint_config.stated_context(config), self.request):
+            with captured(self.request.log_file), one_more_than(config.stated_context, self.request):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
-                self.run = self._engine_run(self.llm.collective_rpc("compare_q_install"))
+                self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
 
-    def _engine_run(self, runners: list[str]) -> EngineRun:
+    def _driver(self, runners: list[str]) -> VllmDriver:
         config = self.llm.llm_engine.vllm_config
-        return EngineRun(
+        return VllmDriver(
             self.llm,
             lambda: captured(self.request.log_file),
             config.model_config.get_vocab_size(),
@@ -130,28 +129,28 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
-        assert self.run is not None
+        assert self.driver is not None
         try:
-            yield from self.run.score(list(windows), task)
+            yield from self.driver.score(list(windows), task)
         except CompareQError:
             raise
         except Exception as error:  # a dead engine, or a prompt that vLLM does not take
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
 
     def storage(self) -> Storage:
-        folder = repositories.resolve(self.request.model_dir, self.request.revision)
-        if how := quantized_on_load(self.request.options, quantized=bool(checkpoint_config.quantization(folder))):
+        quantized = bool(CheckpointConfig.read(self.folder).quantization)
+        if how := quantized_on_load(self.request.options, quantized=quantized):
             return Storage(note=f"quantized while loading ({how}); the checkpoint does not say what that stores")
-        return stored_bits.storage_of(folder)
+        return stored_bits.storage_of(self.folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
-        return self.run.layers() if self.run else ()
+        return self.driver.layers() if self.driver else ()
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         return {
             "model_class": ", ".join(config.model_config.architectures),
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "device": str(config.device_config.device_type),
@@ -160,10 +159,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
-            "scorer": self.run.described() if self.run else {},
+            "scorer": self.driver.provenance() if self.driver else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
-            **noise.described(noise.seed_of(self.request.options)),
+            **noise.provenance_of(noise.seed_of(self.request.options)),
         }
 
     def close(self) -> None:
@@ -176,7 +175,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             if self.llm is not None:
                 with captured(self.request.log_file):
                     self.llm.llm_engine.engine_core.shutdown()
-                    self.llm = self.run = None
+                    self.llm = self.driver = None
                     gc.collect()
         finally:
             os.environ.clear()

@@ -1,8 +1,9 @@
-"""The driver's side of scoring in vLLM's workers: tagged requests in, per-token scores out.
+"""The driver's side of scoring in vLLM's workers: tagged requests in, scores of every token out.
 
-Before every run the first tokens of the first windows are scored twice in the same steps, by us and by vLLM's own
-``prompt_logprobs=0``; a difference beyond the rounding of the logits stops the run.  The same probe finds out whether
-each tensor-parallel rank can score its own logits, and whether the head can be recomputed from states.
+Before a model is scored, the probe has the first tokens of the longest windows scored twice in the same steps, by
+compare_q and by vLLM's own ``prompt_logprobs=0``; a difference beyond the rounding of the logits stops the model.  The
+same probe finds out whether each tensor-parallel rank can score its own logits, and whether the head can be recomputed
+from states.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import LayerGroup, Task, TokenScores, Window
+from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.layers.groups import Layer, group
-from backends.reference.head import Kind
-from backends.scoring import statistics as statistics
+from backends.layers.groups import group_layers
+from backends.reference.head import head_mismatch, spacing
+from backends.scoring import statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
-"""Memory for vLLM's own log-probabilities in the probe, at 10 bytes a logit: its V1 runner holds those of all rows."""
+"""Memory for vLLM's own log-probabilities in the probe, at 10 bytes a logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 10
-SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
-"""Distance of two neighbouring logits, relative; for float32 that of two orders of addition, with room."""
 
 
 class Capture(Protocol):
@@ -40,10 +39,10 @@ class Capture(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """How a run gets its logits, found by the probe.
+    """How a model's logits are scored and recorded, found by the probe.
 
-    ``gathered``: by vLLM's gather; ``states``: the head can be recomputed from states, ``reason`` why not;
-    ``checked`` tokens differed from prompt_logprobs=0 by at most ``largest`` and ``mean`` on average (nats).
+    ``gathered``: the logits are those of vLLM's gather; ``states``: the head can be recomputed from states, ``reason``
+    why not; ``checked`` tokens differed from prompt_logprobs=0 by at most ``largest`` and ``mean`` on average (nats).
     """
 
     gathered: bool
@@ -55,12 +54,12 @@ class Route:
 
 
 @dataclass
-class EngineRun:
-    """Runs on one loaded engine: ``LLM`` object, where its output goes, what the last run was like.
+class VllmDriver:
+    """Drives one loaded vLLM: its ``LLM`` object, where its output goes, what the last session was like.
 
     ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
-    model's own.
+    model's own.  ``session_report``: what the ranks said at the end of the last session.
     """
 
     llm: Any
@@ -70,7 +69,7 @@ class EngineRun:
     runner: str
     noise_seed: int | None = None
     route: Route | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    session_report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """One method of every worker; results in the order of ranks."""
@@ -82,14 +81,13 @@ class EngineRun:
         """Scores of every window, as they finish; every position, or ModelError."""
         windows = list(windows)
         self.route = route = self.probe(windows)
-        kind: Kind = "states" if route.states else "logits"
         limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
         plan = Plan(
-            gathered=route.gathered or (task.record is not None and kind == "logits" and self.tp_size > 1),
+            gathered=route.gathered or (task.record is not None and not route.states and self.tp_size > 1),
             vocab_size=limit,
             reference=None if task.reference is None else str(task.reference),
             record=None if task.record is None else str(task.record),
-            record_kind=kind,
+            record_contents="states" if route.states else "logits",
             record_reason=route.reason,
         )
         yield from self.scored(windows, plan)
@@ -104,7 +102,7 @@ class EngineRun:
             for index in indices:
                 window = pending.pop(index)
                 yield statistics.scores(index, window.token_ids[window.score_from :], collected[index])
-        self.facts = self.end()
+        self.session_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
 
@@ -162,20 +160,20 @@ class EngineRun:
         }
 
     def end(self) -> dict[str, Any]:
-        """Finish a run; the facts of its ranks together."""
+        """Finish a session; the reports of its ranks together."""
         ranks = [json.loads(answer) for answer in self.call("compare_q_end")]
-        for facts in ranks:
-            if facts["error"]:
-                raise ModelError(f"scoring failed in vLLM's worker: {facts['error']}")
+        for rank in ranks:
+            if rank["error"]:
+                raise ModelError(f"scoring failed in vLLM's worker: {rank['error']}")
         return {
-            "chunk_rows": max(facts["chunk_rows"] for facts in ranks),
-            "extra_device_bytes": max(facts["extra_device_bytes"] for facts in ranks),
-            "recomputed_positions": sum(facts["recomputed"] for facts in ranks),
-            "reference_head": next((facts["reference_head"] for facts in ranks if facts["reference_head"]), ""),
-            "logits_dtype": next((facts["dtype"] for facts in ranks if facts["dtype"]), ""),
-            "local_difference": max(facts["local_difference"] for facts in ranks),
-            "head_difference": max(facts["head_difference"] for facts in ranks),
-            "head_reason": next((facts["head_reason"] for facts in ranks if facts["head_reason"]), ""),
+            "chunk_rows": max(rank["chunk_rows"] for rank in ranks),
+            "extra_device_bytes": max(rank["extra_device_bytes"] for rank in ranks),
+            "recomputed_positions": sum(rank["recomputed"] for rank in ranks),
+            "reference_head": next((rank["reference_head"] for rank in ranks if rank["reference_head"]), ""),
+            "logits_dtype": next((rank["dtype"] for rank in ranks if rank["dtype"]), ""),
+            "local_difference": max(rank["local_difference"] for rank in ranks),
+            "head_difference": max(rank["head_difference"] for rank in ranks),
+            "head_reason": next((rank["head_reason"] for rank in ranks if rank["head_reason"]), ""),
         }
 
     def layers(self) -> tuple[LayerGroup, ...]:
@@ -183,16 +181,16 @@ class EngineRun:
         named = {
             entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
         }
-        return group(named.values())
+        return group_layers(named.values())
 
-    def described(self) -> dict[str, Any]:
-        """What the last run was like, for the results."""
-        route = {} if self.route is None else asdict(self.route)
+    def provenance(self) -> dict[str, Any]:
+        """What really ran in the last session, for the results."""
+        route, report = {} if self.route is None else asdict(self.route), self.session_report
         names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype")
-        return {"model_runner": self.runner, **route, **{name: self.facts[name] for name in names if self.facts}}
+        return {"model_runner": self.runner, **route, **{name: report[name] for name in names if report}}
 
     def probe(self, windows: Sequence[Window]) -> Route:
-        """See the module's docstring."""
+        """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window(window.index, window.token_ids[:tokens], 1) for window in longest]
@@ -207,35 +205,40 @@ class EngineRun:
         outputs = {index: output for finished in self.requests(short, {"prompt_logprobs": 0, "flat_logprobs": True})
                    for index, output in finished.items()}  # fmt: skip
         collected = self.collect([window.index for window in short])
-        facts = self.end()
-        if not facts["local_difference"] <= 0:
+        report = self.end()
+        if not report["local_difference"] <= 0:
             return None
-        spacing = SPACING.get(facts["logits_dtype"], SPACING["bfloat16"])
-        differences, allowed = [], []
-        for window in short:
-            targets = window.token_ids[1:]
-            ours = statistics.scores(window.index, targets, collected[window.index]).logprob
-            theirs = own_logprobs(window, outputs[window.index].prompt_logprobs)
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(ours.astype(np.float64) - theirs)
-            differences.append(np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, apart))
-            allowed.append(2 * spacing * largest_logit(collected[window.index]) + 1e-4)
-        difference, limit = np.concatenate(differences), np.concatenate(allowed)
+        dtype, largest = report["logits_dtype"], [largest_logit(collected[window.index]) for window in short]
+        differences = [
+            own_difference(window, collected[window.index], outputs[window.index].prompt_logprobs) for window in short
+        ]
+        difference, limit = np.concatenate(differences), 2 * spacing(dtype) * np.concatenate(largest) + 1e-4
         if not (difference <= limit).all() or difference.mean() > limit.mean() / 4:
             worst = int(np.nan_to_num(difference - limit, nan=np.inf).argmax())
             raise ModelError(
                 f"scores differ from vLLM's own prompt_logprobs by {difference[worst]:.3g} nats (rounding explains "
                 f"{limit[worst]:.3g}), {difference.mean():.3g} on average: compare_q does not score this model right"
             )
-        reason, states = facts["head_reason"], not facts["head_reason"]
-        if states and facts["head_difference"] > 2 * float(limit.max()):
-            states, reason = False, f"its head's product differs from its logits by {facts['head_difference']:.3g}"
-        return Route(gathered, states, reason, len(difference), float(difference.max()), float(difference.mean()))
+        apart = report["head_reason"] or report["head_difference"]
+        reason = head_mismatch(apart, float(np.concatenate(largest).max()), dtype)
+        return Route(gathered, not reason, reason, len(difference), float(difference.max()), float(difference.mean()))
+
+
+def own_difference(window: Window, shards: Sequence[NDArray[np.float32]], prompt_logprobs: Any) -> NDArray[np.float64]:
+    """|compare_q's log-probability - vLLM's own| [L - 1] of a window, nats; 0 where both are NaN or the same infinity.
+
+    ``shards`` are the partial statistics [L - 1, F] of the window, ``prompt_logprobs`` what vLLM returned for it.
+    """
+    ours = statistics.scores(window.index, window.token_ids[1:], shards).logprob
+    theirs = own_logprobs(window, prompt_logprobs)
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(ours.astype(np.float64) - theirs)
+    return np.where((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)), 0.0, apart)
 
 
 @contextmanager
 def paused(engine: Any) -> Iterator[None]:
-    """The scheduler of an engine in a process of its own, held still; an engine in this process steps when told to."""
+    """Hold the scheduler of an engine in a process of its own still; an engine in this process steps when told to."""
     call = getattr(engine.engine_core, "call_utility", None)
     if call is None:
         yield

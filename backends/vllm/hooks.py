@@ -1,14 +1,16 @@
-"""Where an unmodified vLLM hands over final hidden states: one hook a model runner, and which rows are whose.
+"""Where an unmodified vLLM hands over final hidden states: one hook a model runner, and which request has which rows.
 
-Both model runners call one method on every step with the final hidden states of every scheduled row, whether or not a
-request wants prompt log-probabilities (read in 0.26, 0.32 and 0.33; ran in 0.26 V2 and 0.32 V1):
+Both generations of vLLM's model runner call one method on every step with the final hidden states of all scheduled
+tokens, whether or not a request wants prompt log-probabilities (read in vLLM 0.26, 0.32 and 0.33; run in 0.26 with V2
+and in 0.32 with V1):
 
 - V1: ``model_runner._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)``
 - V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``, and
   ``add_request(req_id, req_idx, sampling_params)`` of the same object, again after a preemption
 
-``attach`` replaces them on the instance, checks the signatures it relies on, and calls the originals.  A request is
-ours if ``SamplingParams.extra_args`` has a tag under ``TAG``; its internal id is not the one it was queued under.
+``attach`` replaces these methods on the instance, after checking their signatures; the replacements call the originals.
+A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``.  The id under which it was queued
+does not tell, because vLLM gives the request another one.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ V2_ADD = ("req_id", "req_idx", "sampling_params")
 class Segment:
     """The rows of one request in one step: ``hidden_states[begin : begin + count]`` are positions ``start``, ...
 
-    ``tag`` is what the request was queued with, ``length`` the tokens of its prompt, and ``tokens(a, b)`` the prompt's
-    token ids a to b, int64, on the device of the hidden states.
+    ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and
+    ``tokens(a, b)`` gives the prompt's token ids a to b, int64, on the device of the hidden states.
     """
 
     tag: Any
@@ -59,7 +61,7 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
 
 
 def attach(runner: Any, on_step: Step) -> str:
-    """Call ``on_step(hidden_states, segments)`` in every step that has rows of ours; returns the runner's generation.
+    """Call ``on_step(hidden_states, segments)`` in every step with tagged requests; returns the runner's generation.
 
     RuntimeError if this vLLM's model runner has an unknown shape.
     """
@@ -88,7 +90,7 @@ def attach_v1(runner: Any, on_step: Step) -> None:
 
 
 def segments_v1(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
-    """Our rows in a step of a V1 runner."""
+    """The segments of tagged requests in a step of a V1 runner."""
     segments = []
     for request_id, scheduled in num_scheduled_tokens.items():
         request = runner.requests.get(request_id)
@@ -96,12 +98,12 @@ def segments_v1(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str,
         if tag is None or request.prompt_token_ids is None:
             continue
         begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-        tokens = on_device(request.prompt_token_ids, hidden_states.device)
+        tokens = tokens_on_device(request.prompt_token_ids, hidden_states.device)
         segments += segment(tag, request.num_computed_tokens, begin, scheduled, len(request.prompt_token_ids), tokens)
     return segments
 
 
-def on_device(token_ids: list[int], device: Any) -> Callable[[int, int], torch.Tensor]:
+def tokens_on_device(token_ids: list[int], device: Any) -> Callable[[int, int], torch.Tensor]:
     """Slices of a token list as tensors on a device; pinned, because a pageable copy would wait for the GPU."""
 
     def tokens(a: int, b: int) -> torch.Tensor:
@@ -144,7 +146,7 @@ def attach_v2(worker: Any, on_step: Step) -> None:
 
 
 def segments_v2(tags: dict[str, Any], batch: Any, all_token_ids: Any, prompt_lens: Any) -> list[Segment]:
-    """Our rows in a step of a V2 runner."""
+    """The segments of tagged requests in a step of a V2 runner."""
     segments = []
     for i, request_id in enumerate(batch.req_ids):
         if request_id not in tags:
@@ -153,12 +155,12 @@ def segments_v2(tags: dict[str, Any], batch: Any, all_token_ids: Any, prompt_len
         start, begin = int(batch.num_computed_prefill_tokens_np[i]), int(batch.query_start_loc_np[i])
         scheduled = int(batch.query_start_loc_np[i + 1]) - begin
         segments += segment(
-            tags[request_id], start, begin, scheduled, int(prompt_lens[state]), row_of(all_token_ids, state)
+            tags[request_id], start, begin, scheduled, int(prompt_lens[state]), tokens_of(all_token_ids, state)
         )
     return segments
 
 
-def row_of(all_token_ids: Any, state: int) -> Callable[[int, int], torch.Tensor]:
+def tokens_of(all_token_ids: Any, state: int) -> Callable[[int, int], torch.Tensor]:
     """Slices of one request's tokens on the GPU."""
 
     def tokens(a: int, b: int) -> torch.Tensor:
@@ -169,7 +171,7 @@ def row_of(all_token_ids: Any, state: int) -> Callable[[int, int], torch.Tensor]
 
 
 def tag_of(sampling_params: Any) -> Any:
-    """What the request was queued with, or None."""
+    """The tag with which the request was queued, or None."""
     return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
 
 

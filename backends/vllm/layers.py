@@ -4,7 +4,7 @@ This code runs in vLLM's workers, after the weights are processed.  vLLM keeps t
 a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations is read from the kernel's own config
 where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
 known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
-and nothing that vLLM returns says so (PPL 28.18 in place of 34.87, ``results/h200/table``).
+and nothing that vLLM returns says so (on an H200, PPL 28.18 in place of the 34.87 that the emulated checkpoint has).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from backends.layers.groups import Layer, deviation
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared
+from backends.base import Layer
+from backends.common.dtypes import dtype_name
+from backends.layers.groups import deviation
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared_scheme
 
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
@@ -60,7 +62,7 @@ def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str,
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
         found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
         return compressed_tensors(found["weights"], found["input_activations"]) if found else None
-    return declared(checkpoint)
+    return declared_scheme(checkpoint)
 
 
 def kernel_of(module: Any, method: Any) -> Any:
@@ -98,7 +100,7 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
 
 def type_name(taken: Any, dtype: str) -> str:
     """Our name of a type that vLLM holds as a torch dtype, as a word, or as None, which means ``dtype``."""
-    name = dtype if taken is None else str(taken).removeprefix("torch.")
+    name = dtype if taken is None else dtype_name(taken)
     return SHORT_NAMES.get(name, name)
 
 

@@ -1,8 +1,8 @@
-"""Inside vLLM's worker: logits from final hidden states, this rank's share of them, and what goes into the head.
+"""Inside vLLM's worker: logits from final hidden states, this rank's share of the logits, and what enters the head.
 
 ``gathered`` is what vLLM serves: under tensor parallelism it gathers [n, V] on every call.  ``local`` is the same call
 with the gather shadowed, so that each rank keeps the logits of its own vocabulary entries, padding cut off.  Models
-that edit logits after the LogitsProcessor do so on gathered ones; the driver compares both at the start of every run
+that edit logits after the LogitsProcessor do so on gathered ones; the driver compares both in its probe
 and uses ``local`` only where they are equal.
 """
 
@@ -10,15 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from backends.reference.head import Head, head_logits, largest_difference
+from backends.reference.head import Head, head_difference
+
+if TYPE_CHECKING:
+    from backends.reference.comparison import LoadedHead
+    from backends.reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
 
 
 class LogitsSource:
-    """The model's ``compute_logits``, and what its LogitsProcessor was last given."""
+    """The model's ``compute_logits``, and what its LogitsProcessor was last given.
+
+    ``reference_head`` is the head of the last reference that the model was compared with, for the next session.
+    """
 
     def __init__(self, model: Any) -> None:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -29,7 +36,7 @@ class LogitsSource:
         self.lm_head: Any = None
         self.states: Any = None
         self.bias: Any = None
-        self.reference_heads: dict[Any, tuple[Any, Any, str]] = {}
+        self.reference_head: LoadedHead | None = None
         for processor in self.processors:
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
@@ -84,19 +91,20 @@ class LogitsSource:
             return f"its head computes in {weight.dtype} what arrives in {self.states.dtype}"
         return weight[: last - first], None if self.bias is None else self.bias[: last - first]
 
-    def head(self, dtype: str) -> Head:
-        """What the LogitsProcessor does beside the product."""
-        processor = self.processor
-        return Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
+    def head(self, dtype: str) -> RecomputableHead | str:
+        """This rank's entries of the head, whose logits have the dtype of this name, or why there is no plain one.
 
-    def head_difference(self, logits: Any) -> float | str:
-        """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
+        With the weight goes what the LogitsProcessor does beside the product.
+        """
         found = self.weight()
         if isinstance(found, str):
             return found
-        if self.states.ndim != 2 or self.states.shape[0] != logits.shape[0]:
-            return "its head is given other rows than its logits have"
-        return largest_difference(head_logits(self.head(""), self.states, *found), logits)
+        processor = self.processor
+        return *found, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
+
+    def head_difference(self, logits: Any) -> float | str:
+        """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
+        return head_difference(self.head(""), self.states, logits)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import LoadRequest
-from backends.checkpoint import config as checkpoint_config
 from backends.checkpoint import files, nvfp4_scales
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.common.options import check_names
 from backends.layers import noise
@@ -57,19 +57,18 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
     if request.options.get("quantization_config") and not request.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
-    layers = nvfp4_scales.layers_of(folder)
+    layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
     if request.options.get(EMULATE):
         check_emulation(request, folder, layers)
-    rope_type = checkpoint_config.rope_type(checkpoint_config.config_of(folder))
-    if rope_type == "longrope" and request.options.get("max_model_len") is None:
+    if CheckpointConfig.read(folder).rope_type == "longrope" and request.options.get("max_model_len") is None:
         raise InputError(
             "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
             "you serve with"
         )
 
 
-def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Layer]) -> None:
+def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
     """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
     if not layers:
         raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} is stored in NVFP4; leave it out")
@@ -99,15 +98,13 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
 
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
     """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
-    text = checkpoint_config.text_config(config)
-    layers, hidden, heads = (text.get(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if not (layers and hidden and heads):
+    shape = CheckpointConfig(config).kv_shape
+    if shape is None:
         return 4 << 30
-    kv_heads, head_dim = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
-    return max(int(2 * layers * kv_heads * head_dim * 2 * tokens), 256 << 20)
+    return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)
 
 
-def emulation_arguments(layers: Mapping[str, nvfp4_scales.Layer]) -> dict[str, Any]:
+def emulation_arguments(layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> dict[str, Any]:
     """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
     rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
     experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}

@@ -1,8 +1,8 @@
 """Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-A window arrives in segments, in any step and again after a preemption.  Its statistics are written by absolute
-position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
-GPU: results are copied behind the computation, and an event says when a window's are there.
+A window arrives in segments, in any step and again after a preemption.  The statistics are written by absolute position
+into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the GPU:
+results are copied behind the computation, and an event says when the results of a window are there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
-from backends.reference.head import Head, Kind, head_logits, largest_difference
-from backends.reference.reading import ReferenceWindows, open_reference
-from backends.reference.store import Writer
-from backends.scoring import statistics as statistics
+from backends.reference.comparison import Comparison, head_key, load_head
+from backends.reference.head import Contents, largest_difference
+from backends.reference.reading import open_reference
+from backends.reference.recorder import Recorder
+from backends.scoring import statistics
 from backends.vllm.hooks import Segment
 from backends.vllm.logits import LogitsSource
 
@@ -32,19 +34,21 @@ DEVICE_BYTES = 255 << 20
 """What the logits of a chunk, the reference's logits and states and the results may take together: measured on an H200,
 512 rows of 128,256 entries against a reference took 254.4 MiB beyond what the step had."""
 RESULT_BYTES = 10 * 4 + 8
+"""Bytes a row: ten float32 columns of partial statistics, and the target's id."""
 CPU_ROWS = 256
-"""Two cores of an AMD EPYC, head product and statistics of 1,024 rows against a reference (V = 49,152), by rows
-at a time: 16 1.91, 32 1.41, 64 1.11, 128 1.00, 256 1.01, 512 1.06, 1,024 1.01; V = 128,256 likewise."""
-COMPARED = 1 << 13
+"""Most rows of a chunk on a CPU.  Two cores of an AMD EPYC, head product and statistics of 1,024 rows against a
+reference (V = 49,152), time relative to the best by rows at a time: 16 1.91, 32 1.41, 64 1.11, 128 1.00, 256 1.01,
+512 1.06, 1,024 1.01; V = 128,256 likewise."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run's steps have to do; JSON types, so that it travels to the workers.
+    """What a session's steps have to do; JSON types, so that it travels to the workers.
 
-    ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to it; None: the model's own.  ``probe``:
-    compare gathered with local logits and the head's product with both.  ``reference``: store to compare with.
-    ``record``: folder to leave this model's states or logits (``record_kind``) in.
+    ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to this many entries; None: the model's own.
+    ``probe``: compare gathered with local logits and the head's product with both.  ``reference``: folder of the store
+    to compare with.  ``record``: folder in which this model's states or logits (``record_contents``) are left as a
+    reference; ``record_reason`` says why logits.
     """
 
     gathered: bool = False
@@ -52,13 +56,16 @@ class Plan:
     probe: bool = False
     reference: str | None = None
     record: str | None = None
-    record_kind: Kind = "states"
+    record_contents: Contents = "states"
     record_reason: str = ""
 
 
 @dataclass
 class Buffer:
-    """One window on its way: partial statistics [T, F] and, for a reference, states [T, H] or logits [T, V]."""
+    """One window that is being scored: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
+
+    ``written`` marks the scored positions [T] that are there; ``done`` is the GPU's event after the last copy.
+    """
 
     statistics: torch.Tensor
     kept: torch.Tensor | None
@@ -67,21 +74,20 @@ class Buffer:
 
 
 @dataclass
-class Probe:
-    """Largest differences seen: local from gathered logits, head(states) from the engine's own; the dtype of those.
+class ProbeDifferences:
+    """What a probe has found: how far local logits are from gathered ones, and head(states) from the engine's logits.
 
-    ``head_reason`` says why there is no head to compare.
+    Both are the largest seen; ``head_reason`` says why there is no head to compare.
     """
 
     local: float = 0.0
     head: float = 0.0
     head_reason: str = ""
-    dtype: str = ""
 
 
 @dataclass
 class Scorer:
-    """One rank's scorer between ``begin`` and ``end`` of a run; ``keeps``: whether this rank keeps the record."""
+    """One rank's scorer in one session; ``keeps``: whether this rank keeps the record's states or logits."""
 
     source: LogitsSource
     plan: Plan
@@ -90,25 +96,32 @@ class Scorer:
     tp_size: int
     keeps: bool = True
     buffers: dict[int, Buffer] = field(default_factory=dict)
-    probe: Probe = field(default_factory=Probe)
+    differences: ProbeDifferences = field(default_factory=ProbeDifferences)
+    logits_dtype: str = ""
     recomputed: int = 0
     extra_bytes: int = 0
     largest_chunk: int = 0
-    kept_columns: int = 0
     error: str = ""
-    reference_head: str = ""
-    writer: Writer | None = None
-    reference: ReferenceWindows | None = None
+    comparison: Comparison | None = None
+    recorder: Recorder | None = None
     reports: bool = True
-    _weight: tuple[Any, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
-            self.writer = Writer(Path(self.plan.record), self.plan.record_kind, self.plan.record_reason)
+            self.recorder = Recorder(Path(self.plan.record), self.plan.record_contents, self.plan.record_reason)
         if self.plan.reference is not None:
-            self.reference = ReferenceWindows(open_reference(Path(self.plan.reference)), pin=self.device.type == "cuda")
-            if self.reference.store.kind == "states":
-                self._weight = self._reference_weight(*self.shard)
+            self.comparison = self.compared(Path(self.plan.reference))
+
+    def compared(self, path: Path) -> Comparison:
+        """The comparison with a store; the head of the last store is kept with the model for the next session."""
+        store, head = open_reference(path), self.source.reference_head
+        if store.contents == "states" and (head is None or head.key != head_key(store, self.shard)):
+            own = self.source.weight()
+            shared = None if isinstance(own, str) or own[1] is not None or self.plan.gathered else own[0]
+            first, last = self.shard
+            head = load_head(store, self.shard, self.device, None if shared is None else shared[: last - first])
+            self.source.reference_head = head
+        return Comparison(store, self.shard, self.device, head if store.contents == "states" else None)
 
     @property
     def entries(self) -> int:
@@ -119,25 +132,26 @@ class Scorer:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Those of them, [first, last), that this rank scores."""
+        """The vocabulary entries [first, last) that this rank scores."""
         whole = (0, self.entries)
         first, last = whole if self.plan.gathered else self.source.shard or whole
         return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Rows at a time, a multiple of 128 where that is possible."""
+        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number; a multiple of 128 where one fits."""
         columns = self.vocab_size if self.plan.gathered or self.plan.probe else -(-self.vocab_size // self.tp_size)
-        copies = 1 + (self.reference is not None)
+        compares = self.comparison is not None
+        copies = 1 + compares
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        states = hidden_size * itemsize if self.reference is not None else 0
+        states = hidden_size * itemsize if compares else 0
         rows = DEVICE_BYTES // (columns * itemsize * copies + states + RESULT_BYTES)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
         return max(rows // 128 * 128 or rows, 1)
 
     def step(self, hidden_states: torch.Tensor, segments: list[Segment]) -> None:
-        """Score this step's rows of ours; the first error is kept in ``error``."""
+        """Score the rows of hidden states [N, H] that belong to our segments; the first error is kept in ``error``."""
         together = self.plan.gathered or self.plan.probe
         with memory_of(self):
             for segment in segments:
@@ -158,7 +172,7 @@ class Scorer:
                         self.try_score(window, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
 
     def try_score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """``score``, whose error is kept: raised here it would kill the engine."""
+        """Call ``score`` and keep its error: raised here it would kill the engine."""
         try:
             self.score(window, n_scored, at, logits, targets)
         except Exception as error:
@@ -169,18 +183,17 @@ class Scorer:
         import torch
 
         first, last = self.shard
-        self.probe.dtype = str(logits.dtype).removeprefix("torch.")
+        self.logits_dtype = dtype_name(logits.dtype)
         logits = logits[:, : last - first]
         n = len(logits)
         self.largest_chunk = max(self.largest_chunk, n)
-        reference = self.reference_logits(window, n_scored, at, n)
+        reference = None if self.comparison is None else self.comparison.logits(window, n_scored, at, at + n)
         out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
         statistics.partial(logits, targets, out, first=first, reference=reference)
         kept = None
-        if self.writer is not None and self.keeps:
-            kept = self.source.states if self.plan.record_kind == "states" else logits
-            self.kept_columns = kept.shape[1]
-        buffer = self.buffers.get(window) or self._new(window, n_scored, out, kept)
+        if self.recorder is not None and self.keeps:
+            kept = self.recorder.chosen(logits, lambda: self.source.states)
+        buffer = self.buffers.get(window) or self._new_buffer(window, n_scored, out, kept)
         self.recomputed += int(buffer.written[at : at + n].sum())
         buffer.statistics[at : at + n].copy_(out, non_blocking=True)
         if kept is not None and buffer.kept is not None:
@@ -190,7 +203,7 @@ class Scorer:
             buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffer.done.record()
 
-    def _new(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
+    def _new_buffer(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
         import torch
 
         pin = self.device.type == "cuda"
@@ -204,7 +217,7 @@ class Scorer:
     def logits(self, hidden: torch.Tensor) -> Any:
         """The logits that are scored; in a probe all ways to them are compared first."""
         if self.plan.gathered:
-            self.probe.head_reason = "its logits are not its head's alone"
+            self.differences.head_reason = "its logits are not its head's alone"
             return self.source.gathered(hidden)
         return self.probed(hidden) if self.plan.probe else self.source.local(hidden)
 
@@ -213,79 +226,22 @@ class Scorer:
         whole = self.source.gathered(hidden)
         local = self.source.local_again()
         if local is None:
-            self.probe.local = math.inf
+            self.differences.local = math.inf
             return whole
         difference = self.source.head_difference(local)
         if isinstance(difference, str):
-            self.probe.head_reason = difference
+            self.differences.head_reason = difference
         else:
-            self.probe.head = max(difference, self.probe.head)
+            self.differences.head = max(difference, self.differences.head)
         if whole is not None:
             first, last = self.source.shard or (0, whole.shape[-1])
-            self.probe.local = max(largest_difference(whole[:, first:last], local), self.probe.local)
+            self.differences.local = max(largest_difference(whole[:, first:last], local), self.differences.local)
         return local
-
-    def reference_logits(self, window: int, n_scored: int, at: int, n: int) -> Any:
-        """The reference's logits [n, last - first] at the same positions."""
-        if self.reference is None:
-            return None
-        first, last = self.shard
-        whole = self.reference.get(window)
-        if len(whole) != n_scored:
-            raise ValueError(f"window {window}: the reference has {len(whole)} positions, the window {n_scored}")
-        stored = whole[at : at + n]
-        if self.reference.store.kind == "logits":
-            return stored[:, first:last].to(self.device, non_blocking=True)
-        assert self._weight is not None
-        return head_logits(self.reference.store.head, stored.to(self.device, non_blocking=True), *self._weight)
-
-    def _reference_weight(self, first: int, last: int) -> tuple[Any, Any]:
-        """The reference's head on this device: the model's own memory where it holds the same numbers.
-
-        Found once for each engine and store: comparing a head of 1 GB takes 0.12 s.
-        """
-        assert self.reference is not None
-        store = self.reference.store
-        key = (store.path, tuple(store.head_digests), first, last)
-        if key not in self.source.reference_heads:
-            own = self.source.weight()
-            plain = not isinstance(own, str) and own[1] is None and not self.plan.gathered
-            mine = own[0][: last - first] if plain else None
-            if mine is not None and same_weight(store, mine, first, last):
-                self.source.reference_heads = {key: (mine, None, "the model's own, bit for bit")}
-            else:
-                copy, copied_bias = store.weight(first, last, self.device)
-                self.source.reference_heads = {key: (copy, copied_bias, f"a copy, {copy.nbytes >> 20} MiB")}
-        weight, bias, self.reference_head = self.source.reference_heads[key]
-        return weight, bias
 
     def close_record(self) -> None:
         """Write this rank's share of the head, if states were kept, and close the record."""
-        assert self.writer is not None
-        if self.writer.kind == "logits":
-            if self.keeps:  # another rank that has the gathered logits knows no more of them
-                self.writer.close(Head(self.kept_columns, self.probe.dtype))
-            return
-        weight = self.source.weight()
-        if isinstance(weight, str):
-            raise RuntimeError(weight)
-        self.writer.head(self.shard[0], *weight)
-        self.writer.close(self.source.head(self.probe.dtype))
-
-
-def same_weight(store: Any, weight: Any, first: int, last: int) -> bool:
-    """Whether the stored head is the given weight bit for bit, compared in pieces of 8,192 entries."""
-    import torch
-
-    for begin in range(first, last, COMPARED):
-        end = min(begin + COMPARED, last)
-        stored, bias = store.weight(begin, end, "cpu")
-        mine = weight[begin - first : end - first]
-        if bias is not None or stored.dtype != mine.dtype or stored.shape != mine.shape:
-            return False
-        if not torch.equal(stored.to(mine.device), mine):
-            return False
-    return True
+        assert self.recorder is not None
+        self.recorder.close(self.source.head(self.logits_dtype), self.shard[0])
 
 
 @contextmanager

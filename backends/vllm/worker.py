@@ -1,9 +1,9 @@
-"""What compare_q runs inside vLLM's worker processes; the driver's side is ``backends/vllm/driver.py``.
+"""What compare_q runs inside vLLM's worker processes; the other side is ``backends/vllm/driver.py``.
 
 ``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker; the
 driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that
-the worker has.  A run is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a step
-is kept for the next ``collect``: raised there it would kill the engine.
+the worker has.  A session is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a
+step is kept for the next ``collect``: raised inside the step it would kill the engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
@@ -23,12 +24,12 @@ from backends.vllm.logits import LogitsSource
 from backends.vllm.scorer import Plan, Scorer
 
 WAITING = 4
-"""Windows that may wait to be written: one of 2,048 x 128,256 float16 logits takes 525 MB of pinned memory."""
+"""Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
 
 @dataclass
-class Run:
-    """One rank's run: its scorer, what is still being written, and the first thing that went wrong."""
+class Session:
+    """One rank between ``begin`` and ``end``: its scorer, what is still being written, and the first error."""
 
     scorer: Scorer
     last_stage: bool
@@ -55,42 +56,43 @@ class Run:
                 continue
             if buffer.done is not None:
                 buffer.done.synchronize()
-            if self.scorer.reference is not None:
-                self.scorer.reference.drop(index)
-            if self.scorer.writer is not None and buffer.kept is not None:
+            if self.scorer.comparison is not None:
+                self.scorer.comparison.drop(index)
+            if self.scorer.recorder is not None and buffer.kept is not None:
                 while len(self.writes) >= WAITING:
                     self.writes.popleft().result()
-                self.writes.append(self.pool.submit(self.scorer.writer.window, index, buffer.kept))
+                self.writes.append(self.pool.submit(self.scorer.recorder.write, index, buffer.kept))
             header["windows"].append(index)
             header["counts"].append(len(buffer.written))
             parts.append(buffer.statistics.numpy().tobytes())
-        facts = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
-        return {**header, **facts}, b"".join(parts)
+        scored = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
+        return {**header, **scored}, b"".join(parts)
 
     def end(self) -> dict[str, Any]:
-        """Finish what is being written; what the run was like."""
+        """Finish what is being written; the report says what the session was like."""
         scorer = self.scorer
         self.error = self.error or scorer.error
         try:
             for write in self.writes:
                 write.result()
-            if scorer.writer is not None and self.reports and not self.error:
+            if scorer.recorder is not None and self.reports and not self.error:
                 scorer.close_record()
         except Exception as failure:  # a full disk, say
             self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
         self.pool.shutdown()
-        if scorer.reference is not None:
-            scorer.reference.close()
+        comparison, differences = scorer.comparison, scorer.differences
+        if comparison is not None:
+            comparison.close()
         return {
             "error": self.error,
             "recomputed": scorer.recomputed,
             "chunk_rows": scorer.largest_chunk,
             "extra_device_bytes": scorer.extra_bytes,
-            "reference_head": scorer.reference_head,
-            "local_difference": scorer.probe.local,
-            "head_difference": scorer.probe.head,
-            "head_reason": scorer.probe.head_reason,
-            "dtype": scorer.probe.dtype,
+            "reference_head": comparison.head.origin if comparison and comparison.head else "",
+            "local_difference": differences.local,
+            "head_difference": differences.head,
+            "head_reason": differences.head_reason,
+            "dtype": scorer.logits_dtype,
         }
 
 
@@ -102,7 +104,7 @@ class ScoringExtension:
     model_config: Any
     device: Any
     _compare_q_source: LogitsSource
-    _compare_q_run: Run | None = None
+    _compare_q_session: Session | None = None
     _compare_q_noise: Noise | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
@@ -117,15 +119,15 @@ class ScoringExtension:
         """How this rank's layers run, as JSON: the fields of ``Layer`` of each."""
         config = self.vllm_config
         checkpoint = getattr(config.model_config.hf_config, "quantization_config", None) or {}
-        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        dtype = dtype_name(config.model_config.dtype)
         found = vllm_layers.layers(self.model_runner.get_model(), config.quant_config, checkpoint, dtype)
         return json.dumps([asdict(layer) for layer in found])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
-        """Start a run, with noise on this rank's layers until its end if it has a seed for it."""
+        """Start a session by the fields of ``Plan``; with a seed, the layers of this rank get noise until its end."""
         from vllm.distributed import get_pp_group, get_tp_group
 
-        self._compare_q_quiet()  # a run that broke off
+        self._compare_q_quiet()  # a session that broke off
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
             self._compare_q_noise = Noise(layers, noise_seed, pairs=True)
@@ -135,41 +137,41 @@ class ScoringExtension:
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
         )  # fmt: skip
-        self._compare_q_run = Run(scorer, last_stage)
+        self._compare_q_session = Session(scorer, last_stage)
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
         """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows.
 
         The header names incomplete windows, with the number of positions missing, and leaves them out.
         """
-        assert self._compare_q_run is not None
-        header, data = self._compare_q_run.collect(indices)
+        assert self._compare_q_session is not None
+        header, data = self._compare_q_session.collect(indices)
         return json.dumps(header), data
 
     def compare_q_end(self) -> str:
-        """Finish and forget the run; returns what it was like, as JSON."""
-        run, self._compare_q_run = self._compare_q_run, None
-        assert run is not None
-        run.error = run.error or self._compare_q_quiet()
-        return json.dumps(run.end())
+        """Finish and forget the session; returns its report as JSON."""
+        session, self._compare_q_session = self._compare_q_session, None
+        assert session is not None
+        session.error = session.error or self._compare_q_quiet()
+        return json.dumps(session.end())
 
     def _compare_q_quiet(self) -> str:
-        """End the noise; what it missed."""
+        """End the noise; returns which layer has run without noise, if any."""
         noise, self._compare_q_noise = self._compare_q_noise, None
         return "" if noise is None else noise.remove()
 
     def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
         import torch
 
-        run = self._compare_q_run
+        session = self._compare_q_session
         with torch.inference_mode():
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, segments)
-            elif run is not None and not run.error:
+            elif session is not None and not session.error:
                 try:
-                    run.scorer.step(hidden_states, segments)
+                    session.scorer.step(hidden_states, segments)
                 except Exception as error:  # whatever it is, the engine must live to report it
-                    run.error = f"{type(error).__name__}: {one_line(error)}"
+                    session.error = f"{type(error).__name__}: {one_line(error)}"
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
         """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""

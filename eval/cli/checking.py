@@ -55,7 +55,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     except InputError:
         if not repositories.is_hub_id(name):
             raise
-        size = repositories.probe(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
+        size = repositories.would_fetch(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
     if not corpus.is_here(spec) and (found or not windows.are_stored(spec, cache)):
         found.append(f"data: {corpus.would_fetch(spec)}")

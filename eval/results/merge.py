@@ -21,7 +21,7 @@ from eval.results.run_result import ModelResult, Part, StoredRun
 
 WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
 """The keys of a run's data with which an error message tells windows apart."""
-DESCRIPTIVE = ("label", "key", "kind", "kind_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
+DESCRIPTIVE = ("label", "key", "contents", "contents_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
 """Keys of a reference's description that its numbers do not depend on."""
 MEANING = {
     "content": "model",

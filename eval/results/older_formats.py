@@ -11,7 +11,8 @@ READABLE = (4,)
 def upgraded(raw: dict[str, Any]) -> dict[str, Any]:
     """A results.json of a readable older format with the keys of today's; the reader finds what is damaged.
 
-    Format 4 called windows "rows", and the blocks of text that errors come from "stretches".
+    Format 4 called windows "rows", the blocks of text that errors come from "stretches", and what a reference's store
+    holds ("states" or "logits") its "kind".
     """
     models = raw.get("models")
     if not isinstance(raw.get("data"), dict) or not isinstance(models, list):
@@ -20,7 +21,26 @@ def upgraded(raw: dict[str, Any]) -> dict[str, Any]:
         **raw,
         "data": with_renamed_key(raw["data"], "rows", "windows"),
         "models": [upgraded_model(model) if isinstance(model, dict) else model for model in models],
+        "reference": upgraded_reference(raw.get("reference")),
+        **({"parts": upgraded_parts(raw["parts"])} if "parts" in raw else {}),
     }
+
+
+def upgraded_reference(reference: Any) -> Any:
+    """What a results.json of format 4 says of a reference; None without one."""
+    if not isinstance(reference, dict):
+        return reference
+    return with_renamed_key(with_renamed_key(reference, "kind", "contents"), "kind_reason", "contents_reason")
+
+
+def upgraded_parts(parts: Any) -> Any:
+    """The runs that a results.json of format 4 was merged from, each with its reference."""
+    if not isinstance(parts, list):
+        return parts
+    return [
+        {**part, "reference": upgraded_reference(part.get("reference"))} if isinstance(part, dict) else part
+        for part in parts
+    ]
 
 
 def upgraded_model(model: dict[str, Any]) -> dict[str, Any]:

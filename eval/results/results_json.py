@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.base import LayerGroup
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.options import describe
@@ -31,7 +30,8 @@ FORMAT = 5
 2: KL divergence and same top, the reference, and the keys of the token scores in the cache
 3: how the layers ran (``provenance.layers``), the kernel and the deviations of each model
 4: all estimates with their errors (``estimates``); written by compare_q 0.1 and 0.2
-5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches")
+5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches"),
+   and the contents of the reference store "contents" (in 4: "kind")
 """
 PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
@@ -161,7 +161,7 @@ def check_models(models: Sequence[dict[str, Any]]) -> None:
     if not labels or len(set(labels)) < len(labels):
         raise ValueError("no models" if not labels else "models with one label")
     for model in models:
-        TypeAdapter(tuple[LayerGroup, ...]).validate_python(model["provenance"].get("layers", ()))
+        groups.groups_from_json(model["provenance"].get("layers", ()))
         if len((model["estimates"] or {"blocks": {"tokens": ()}})["blocks"]["tokens"]) > MOST_BLOCKS:
             raise ValueError(f"{model['label']}: more than {MOST_BLOCKS} blocks")
 

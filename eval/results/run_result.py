@@ -86,12 +86,12 @@ class ModelResult:
         """
         if self.storage.bpw_layer is not None:
             return self.storage.bpw_layer < 16
-        return not self.layers or any(group.weights not in groups.PLAIN for group in self.layers)
+        return not self.layers or any(group.layer.weights not in groups.PLAIN for group in self.layers)
 
     @property
     def layers(self) -> tuple[LayerGroup, ...]:
         """How its layers ran; empty where the engine does not tell."""
-        return tuple(LayerGroup(**group) for group in self.provenance.get("layers", ()))
+        return groups.groups_from_json(self.provenance.get("layers", ()))
 
     @property
     def where(self) -> str:
@@ -113,7 +113,7 @@ class ModelResult:
 class RunResult:
     """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
 
-    ``reference`` (JSON types) has at least ``label``, and ``kind``, "states" or "logits", while its store is there;
+    ``reference`` (JSON types) has at least ``label``, and ``contents``, "states" or "logits", while its store is there;
     None without a reference.  ``title``: the user's title of report and plots; None: each has its own.
     """
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import backends
 from backends.base import Backend, LoadRequest, ModelFacts
 from backends.common.errors import InputError
 from backends.common.messages import one_line
+from backends.layers.groups import groups_to_json
 from eval.common import machine
 from eval.common.cache import Cache
 from eval.common.progress import Progress
@@ -182,7 +183,7 @@ def what_ran(job: Job, backend: Backend) -> dict[str, Any]:
     threads = machine.threads() if job.backend.capabilities.here else {}
     found = {"engine": job.engine, **job.backend.versions(), **hardware(job), **threads}
     try:
-        return {**found, **backend.provenance(), "layers": [asdict(group) for group in backend.layers()]}
+        return {**found, **backend.provenance(), "layers": groups_to_json(backend.layers())}
     except Exception as error:  # whatever an engine raises when it is asked about itself
         return {**found, "notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
 

@@ -98,7 +98,7 @@ def keep_store(session: Session, recorded: Path, reference: HeldReference, n_win
     label, say = reference.label, session.progress.say
     reference_store.seal(recorded, reference.path, {**reference.identity, "label": label}, n_windows)
     store = open_reference(reference.path)
-    size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.kind}"
+    size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.contents}"
     say(f"{label}: kept as the reference, {size}, in {reference.path}")
     if store.reason:
         say(f"{label}: {store.head.dtype} logits are kept, not states: {store.reason}")

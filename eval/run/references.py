@@ -165,8 +165,8 @@ def as_json(reference: HeldReference, n_tokens: int) -> dict[str, Any]:
         return known
     return {
         **known,
-        "kind": store.kind,
-        "kind_reason": store.reason,
+        "contents": store.contents,
+        "contents_reason": store.reason,
         "vocab_size": store.head.vocab_size,
         "head_dtype": store.head.dtype,
         "bytes": store.stored_bytes,

@@ -187,8 +187,8 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
-        page = repositories.page("dataset", source.path)
-        why = str(error) if isinstance(error, InputError) else client.reason(error, page, source.revision)
+        page = repositories.repository_page("dataset", source.path)
+        why = str(error) if isinstance(error, InputError) else client.failure_reason(error, page, source.revision)
         hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
         bare = why.removeprefix(f"{source.path}: ")
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
@@ -197,7 +197,7 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
 def open_rows(source: Source, limit: int) -> Iterator[Any]:
     """The text column of a source."""
     first = FIRST_ROWS.fullmatch(source.split)
-    with client.heard(SILENT, source.path):
+    with client.warnings_told(SILENT, source.path):
         rows = split_rows(source, limit)
         if rows.column_names:
             check_column(source.column, rows.column_names, f"dataset {source.path!r}")
@@ -249,18 +249,18 @@ def check_there(source: Source) -> None:
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := client.away()):
+        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := client.why_away()):
             raise HubAwayError(f"{source.path}: {why}")
         return
     if "/" not in source.path:
         raise InputError(f"no known name; data sets of the hub are named owner/name{owner_of(source.path)}")
-    repositories.ask("dataset", source.path, source.revision, files=False)
+    repositories.look_up("dataset", source.path, source.revision, files=False)
 
 
 def owner_of(bare: str) -> str:
     """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows; else empty."""
     try:
-        found = repositories.ask("dataset", bare, None, files=False).id
+        found = repositories.look_up("dataset", bare, None, files=False).id
     except InputError:
         return ""
     return f": this one is {found!r}" if "/" in found else ""
@@ -273,9 +273,10 @@ def would_fetch(spec: DataSpec) -> str:
     its configuration or its split is not there.
     """
     source = source_of(spec)
-    with in_one_line(spec, source), client.heard(SILENT, source.path):
+    with in_one_line(spec, source), client.warnings_told(SILENT, source.path):
         if is_fetched(source, row_limit(spec)):
-            return f"{source.path}, {repositories.probe(source.path, source.revision, source.patterns, kind='dataset')}"
+            found = repositories.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
+            return f"{source.path}, {found}"
         builder = ask_library(quiet_library().load_dataset_builder, source)
         splits = [str(each) for each in builder.config.data_files or builder.info.splits or ()]
         if splits and source.base_split not in splits:

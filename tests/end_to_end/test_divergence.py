@@ -3,7 +3,8 @@
 References: SmolLM2 bf16 in vLLM and in Transformers.  Tests: both again, W8A8 and W4A16 in vLLM.
 
 vLLM's bf16 kernels give other logits to a batch of another shape (on a CPU with AMX, KLD of single tokens moved by up
-to 0.2 between two windows at once and one at a time), so the logits are those of the very steps that are scored.
+to 0.2 between two windows at once and one at a time), so the logits that are compared are kept in the very steps that
+are scored.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from eval.run import scoring
 
 pytestmark = pytest.mark.engine
 
-LENGTH = 257  # 256 scored rows: one chunk of the scorer, so that its logits are those of one product over all rows
+LENGTH = 257  # 256 scored rows are one chunk of the scorer, whose logits are then one product over all rows
 ENGINES = {
     "vllm bf16": BASE,
     "vllm W8A8": MODELS / "smollm2-135m-w8a8",
@@ -38,7 +39,7 @@ REFERENCES = ("vllm bf16", "transformers bf16")
 
 @dataclass(frozen=True)
 class Measured:
-    """Scores, and the logits [T, V] that were scored, by (engine, reference, row); those of a reference by itself."""
+    """Scores, and the logits [T, V] that were scored, by (engine, reference, window)."""
 
     windows: list[Window]
     logits: dict[tuple[str, str, int], torch.Tensor]

@@ -12,7 +12,7 @@ from eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates,
 from eval.stats.uncertainty import Mean, Perplexity, Value
 
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
-REFERENCE = {"label": "bf16", "kind": "states", "key": "f" * 40}
+REFERENCE = {"label": "bf16", "contents": "states", "key": "f" * 40}
 LAYERS = {"layers": "h.*", "count": 2, "weights": "float16", "activations": "float16", "kernel": "Linear", "asked": ""}
 PERCENTILES = {
     "min": -0.5, "0.1": 0.001, "1": 0.01, "5": 0.05, "10": 0.1, "25": 0.25, "50": 0.5, "75": 0.75, "90": 0.9,

@@ -69,11 +69,11 @@ class KeepingExtension(ScoringExtension):
     def compare_q_install(self) -> str:
         score = Scorer.score
 
-        def kept(scorer: Scorer, row: int, n_scored: int, at: int, logits: Any, targets: Any) -> None:
+        def kept(scorer: Scorer, window: int, n_scored: int, at: int, logits: Any, targets: Any) -> None:
             if self._compare_q_kept is not None and not scorer.plan.probe:
-                assert at == sum(map(len, self._compare_q_kept.setdefault(row, [])))
-                self._compare_q_kept[row].append(logits.clone())
-            score(scorer, row, n_scored, at, logits, targets)
+                assert at == sum(map(len, self._compare_q_kept.setdefault(window, [])))
+                self._compare_q_kept[window].append(logits.clone())
+            score(scorer, window, n_scored, at, logits, targets)
 
         Scorer.score = kept  # type: ignore[method-assign]
         return super().compare_q_install()
@@ -83,9 +83,9 @@ class KeepingExtension(ScoringExtension):
         self._compare_q_kept = {}
 
     def compare_q_save(self, folder: str) -> None:
-        """Write them to ``{row}.safetensors`` in a folder: ``logits`` [T, V] of the scored positions."""
+        """Write them to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of the scored positions."""
         from safetensors.torch import save_file
 
-        for row, parts in (self._compare_q_kept or {}).items():
-            save_file({"logits": torch.cat(parts)}, Path(folder) / f"{row}.safetensors")
+        for window, parts in (self._compare_q_kept or {}).items():
+            save_file({"logits": torch.cat(parts)}, Path(folder) / f"{window}.safetensors")
         self._compare_q_kept = None

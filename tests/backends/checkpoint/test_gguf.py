@@ -15,7 +15,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from backends.base import Storage
-from backends.checkpoint.gguf import GgufTensor, model_files, read_model
+from backends.checkpoint.gguf import model_files, read_model
+from backends.checkpoint.gguf_header import GgufTensor
 from demo.smollm2 import find_gguf
 from tests.support.toy import refusal
 
@@ -27,7 +28,7 @@ MATRICES = {
     "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)), "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
     "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
 }  # fmt: skip
-"""ReferenceWindows last but one, as numpy has them; all three of the layers encode 65,536 weights."""
+"""Shapes as numpy has them, a matrix's inputs last; each of the three layers' matrices encodes 65,536 weights."""
 NOT_COUNTED = {
     "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)), "blk.0.attn_norm.weight": (Type.F32, (256,)),
     "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)), "blk.0.attn_q.bias": (Type.F32, (256,)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -
 
 
 def check(folder: Path) -> None:
-    nvfp4_scales.check_scales(folder, nvfp4_scales.layers_of(folder))
+    nvfp4_scales.check_scales(folder, nvfp4_scales.nvfp4_layers(folder))
 
 
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
@@ -71,7 +69,7 @@ def test_shared_scales_pass(tmp_path: Path) -> None:
     for number, parts in enumerate(layers.values()):
         parts["input_global_scale"] = float(number)
     folder = write(tmp_path / "x", layers, W4A4)
-    assert nvfp4_scales.layers_of(folder).keys() == layers.keys()
+    assert nvfp4_scales.nvfp4_layers(folder).keys() == layers.keys()
     check(folder)
 
 
@@ -132,32 +130,10 @@ def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_checkpoints_are_not_read(toy_model: Path, tmp_path: Path) -> None:
-    assert nvfp4_scales.layers_of(toy_model) == {}
+    assert nvfp4_scales.nvfp4_layers(toy_model) == {}
     folder = write(tmp_path / "x", {})
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"no header")
-    assert nvfp4_scales.layers_of(folder) == {}
+    assert nvfp4_scales.nvfp4_layers(folder) == {}
     (folder / "hf_quant_config.json").write_text("{}")
-    assert "not a readable safetensors file" in refusal(nvfp4_scales.layers_of, folder)
-
-
-NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
-"""Layers of vision towers, and convolutions."""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_what_the_installed_vllm_fuses_is_known() -> None:
-    """Its models say so in literals, read here without importing it."""
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.origin is not None  # noqa: PT018
-    fused = {
-        tuple(name.split(".")[-1] for name in ast.literal_eval(members))
-        for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "packed_modules_mapping"
-        for members in getattr(node.value, "values", ())
-        if isinstance(members, ast.List) and len(members.elts) > 1
-    }
-    assert ("q_proj", "k_proj", "v_proj") in fused
-    known = [set(group) for group in nvfp4_scales.FUSED]
-    assert [group for group in fused - NOT_LANGUAGE if not any(len(set(group) & names) > 1 for names in known)] == []
+    assert "not a readable safetensors file" in refusal(nvfp4_scales.nvfp4_layers, folder)

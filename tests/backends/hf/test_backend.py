@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, Task
-from backends.common.errors import InputError, ModelError
-from backends.hf.backend import TransformersBackend
+from backends.base import Task
+from backends.common.errors import ModelError
 from backends.reference.head import Head, head_logits
 from eval.run import scoring
-from tests.support.toy import BPW_BF16, brute_force, toy_windows
+from tests.support.toy import brute_force, toy_windows
+from tests.support.transformers_models import loaded
 
-
-def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:
-    backend = TransformersBackend(LoadRequest("toy", load_fn, str(folder), 100, options))
-    backend.load()
-    return backend
+pytestmark = pytest.mark.engine
 
 
 def test_scores_against_float64(toy_model: Path) -> None:
@@ -62,13 +57,6 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     assert tuple(backend.states().shape) == (40, 64)
     torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits, atol=0, rtol=2**-7)
     backend.close()
-
-
-def test_stored_size(toy_model: Path) -> None:
-    """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
-    storage = TransformersBackend(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
-    assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
-    assert storage.vram_bits == 16 * (81_920 + 20_480)
 
 
 def test_refused_checkpoint_is_one_line(toy_model: Path, tmp_path: Path) -> None:
@@ -136,16 +124,3 @@ def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, mon
     monkeypatch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self.lm_head)
     with pytest.raises(ModelError, match=r"^engine\.noise: LlamaForCausalLM has no list of 2 decoder layers$"):
         loaded(toy_model, noise="bf16")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dtpe": "auto"}, "did you mean 'dtype'"),
-        ({"dtype": "int4"}, "engine.dtype: "),
-        ({"noise_seed": 1}, "engine.noise_seed: needs"),
-    ],
-)
-def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        TransformersBackend.check(LoadRequest("toy", "transformers", str(toy_model), 10, options))

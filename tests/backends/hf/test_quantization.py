@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LayerGroup, LoadRequest, Task
+from backends.base import Layer, LayerGroup, Task
 from backends.common.errors import InputError, ModelError
 from backends.hf import layers
-from backends.hf.backend import TransformersBackend
-from backends.hf.quantization import PACKAGES, check_resident
-from backends.layers.groups import group
+from backends.layers.groups import group_layers
 from eval.run import scoring
-from tests.backends.hf.test_backend import loaded
-from tests.support.toy import ATOL_LOGPROB, brute_force, refusal, toy_windows
+from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
+from tests.support.transformers_models import changed, loaded
+
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,6 @@ def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
     return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(("preset", "dtype"), [("W4A16", "float32"), ("W8A8", "float32"), ("NVFP4A16", "bfloat16")])
 def test_quantized_checkpoints_score_as_what_they_store(
     quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str
@@ -94,16 +90,6 @@ def test_quantized_checkpoints_score_as_what_they_store(
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
 
 
-def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path) -> None:
-    nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
-    folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
-    request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersBackend.check, request)
-    TransformersBackend.check(replace(request, options={"dtype": "bfloat16"}))
-    TransformersBackend.check(replace(request, load_fn="transformers_auto_bf16"))
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize(
     ("preset", "weights", "activations"),
     [("W8A8", "int8 channel", "int8 token"), ("W4A16", "int4 g32", "bfloat16"), ("NVFP4A16", "nvfp4 g16", "bfloat16")],
@@ -114,21 +100,19 @@ def test_layers_of_quantized_checkpoints(
     backend = loaded(quantized(preset), dtype="bfloat16")
     backend.logits(toy_windows(1, 20)[0])
     groups = backend.layers()
-    assert groups[0] == LayerGroup(
-        "model.layers.*.self_attn.q_proj", 2, weights, activations, "torch linear (dequantized)"
-    )
-    assert groups[-1] == LayerGroup("lm_head", 1, "bfloat16", "bfloat16", "torch linear")
+    q_proj = Layer("model.layers.*.self_attn.q_proj", weights, activations, "torch linear (dequantized)")
+    assert groups[0] == LayerGroup(q_proj, 2)
+    assert groups[-1] == LayerGroup(Layer("lm_head", "bfloat16", "bfloat16", "torch linear"), 1)
     assert len(groups) == 8
 
 
-@pytest.mark.engine
 def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], Path]) -> None:
     """The switch by which compressed-tensors skips its rounding."""
     backend = loaded(quantized("W8A8"), dtype="bfloat16")
     backend.logits(toy_windows(1, 20)[0])
     for layer in backend.model.model.layers:
         layer.mlp.up_proj.quantization_enabled = False
-    told = {group.layers: (group.activations, group.asked) for group in backend.layers()}
+    told = {group.layer.name: (group.layer.activations, group.layer.asked) for group in backend.layers()}
     assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
@@ -140,22 +124,8 @@ def test_offloaded_layers_are_not_run_for_a_description() -> None:
     module: Any = torch.nn.Linear(4, 4, device="meta")
     for preset, activations, asked in (("W8A8", "unknown", "int8 token"), ("W4A16", "bfloat16", "")):
         module.quantization_scheme = preset_name_to_scheme(preset, ["Linear"])
-        layer = layers.linear("x", module, None, "bfloat16", dequantized=False)
+        layer = layers.linear_layer("x", module, None, "bfloat16", dequantized=False)
         assert (layer.activations, layer.asked) == (activations, asked)
-
-
-def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
-    """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"quantization_config": quantization} if quantization else {}
-    (folder / "config.json").write_text(json.dumps(config))
-    found = {**load_file(folder / "model.safetensors"), **tensors}
-    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    return folder
 
 
 UP = "model.layers.0.mlp.up_proj"
@@ -169,10 +139,10 @@ def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Pa
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     folder = changed(toy_model, tmp_path / "fp8", fp8, **{f"language_{UP}.weight_scale_inv": torch.ones(1, 1)})
     model = loaded(toy_model, dtype="bfloat16").model
-    told = {group.layers: group for group in group(layers.layers(model, fp8, folder)) if group.asked}
+    told = {group.layer.name: group for group in group_layers(layers.layers(model, fp8, folder)) if group.layer.asked}
     name = "model.layers.*.mlp.up_proj"
     kernel = "torch linear (dequantized)"
-    assert told == {name: LayerGroup(name, 1, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
+    assert told == {name: LayerGroup(Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128"), 1)}
 
 
 def test_layers_of_experts(tmp_path: Path) -> None:
@@ -184,22 +154,10 @@ def test_layers_of_experts(tmp_path: Path) -> None:
     )  # fmt: skip
     MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path)
     told = {
-        group.layers: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
+        group.layer.name: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
     }
     experts = told["model.layers.*.mlp.experts"]
-    assert (experts.count, experts.weights, experts.kernel) == (2, "bfloat16", "MixtralExperts eager")
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
-def test_missing_packages_are_named(
-    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda _: {})
-    folder = changed(toy_model, tmp_path / method, {"quant_method": method})
-    request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
-    on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
-    assert refusal(TransformersBackend.check, on_load).startswith("engine.quantization_config: ")
+    assert (experts.count, experts.layer.weights, experts.layer.kernel) == (2, "bfloat16", "MixtralExperts eager")
 
 
 @pytest.mark.parametrize(
@@ -234,23 +192,12 @@ def test_bad_quantization_config(toy_model: Path, config: dict[str, Any], messag
         loaded(toy_model, quantization_config=config)
 
 
-@pytest.mark.engine
 def test_quantizing_while_loading(toy_model: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     backend = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
     backend.logits(toy_windows(1, 20)[0])
-    first = backend.layers()[0]
+    first = backend.layers()[0].layer
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
     assert backend.storage().bpw_layer is None
     assert "bitsandbytes" in backend.storage().note
-
-
-@pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])
-def test_quantized_layers_on_disk_are_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
-    if not stored:
-        check_resident(tmp_path, model, stored)
-        return
-    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
-        check_resident(tmp_path, model, stored)

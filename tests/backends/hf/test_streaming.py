@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, Task
+from backends.base import Task
 from backends.common.errors import ModelError
 from backends.hf import streaming
-from backends.hf.backend import TransformersBackend
 from backends.reference import store
 from eval.run import scoring
-from tests.support.toy import refusal, toy_windows
+from tests.support.toy import toy_windows
+from tests.support.transformers_models import loaded
 
 pytest.importorskip("greenlet", reason="streaming needs greenlet")
+pytestmark = pytest.mark.engine
 
+BF16 = "transformers_auto_bf16"
 SMALL = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
     "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 
 
-def loaded(folder: Path, **options: Any) -> TransformersBackend:
-    backend = TransformersBackend(LoadRequest("toy", "transformers_auto_bf16", str(folder), 100, options))
-    backend.load()
-    return backend
-
-
 def assert_same_logits(folder: Path, group: int | None, **options: Any) -> None:
     windows = toy_windows(5, 40)
-    whole = loaded(folder, **options)
-    streamed = loaded(folder, streaming=True, streaming_windows=group, **options)
+    whole = loaded(folder, BF16, **options)
+    streamed = loaded(folder, BF16, streaming=True, streaming_windows=group, **options)
     streamed.prepare(windows)
     for window in windows:
         assert torch.equal(streamed.logits(window), whole.logits(window))
@@ -51,7 +45,7 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None) -> N
 def test_windows_in_any_order(toy_model: Path) -> None:
     """Again, backwards, and one that was never announced."""
     windows = toy_windows(4, 40)
-    whole, streamed = loaded(toy_model), loaded(toy_model, streaming=True, streaming_windows=2)
+    whole, streamed = loaded(toy_model, BF16), loaded(toy_model, BF16, streaming=True, streaming_windows=2)
     streamed.prepare(windows[:3])
     for window in [windows[1], windows[1], windows[0], windows[3], windows[2]]:
         assert torch.equal(streamed.logits(window), whole.logits(window))
@@ -92,7 +86,7 @@ def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return copies(self, layer)
 
     monkeypatch.setattr(streaming.Streamer, "copies", watched)
-    streamed = loaded(tmp_path, streaming=True, streaming_windows=2)
+    streamed = loaded(tmp_path, BF16, streaming=True, streaming_windows=2)
     assert len(list(scoring.token_scores(streamed, toy_windows(6, 40), Task()))) == 6
     assert streamed.streamer is not None
     layer = sum(host.nbytes for _, host in streamed.streamer.hosts[0])
@@ -105,12 +99,12 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     windows, stores, scores = toy_windows(4, 40, 3), [], []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / f"{name}.part").mkdir()
-        backend = loaded(toy_model, **options)
+        backend = loaded(toy_model, BF16, **options)
         scores.append(list(scoring.token_scores(backend, windows, Task(record=tmp_path / f"{name}.part"))))
         store.seal(tmp_path / f"{name}.part", tmp_path / name, {}, len(windows))
         stores.append(store.Reader(tmp_path / name))
         backend.close()
-    assert stores[1].kind == "states"
+    assert stores[1].contents == "states"
     for window, whole, streamed in zip(windows, *scores, strict=True):
         assert torch.equal(stores[0].window(window.index), stores[1].window(window.index))
         np.testing.assert_array_equal(whole.logprob, streamed.logprob)
@@ -119,25 +113,6 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
 def test_the_last_layer_must_be_the_last(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = streaming.decoder_layers
     monkeypatch.setattr(streaming, "decoder_layers", lambda model: listed(model)[::-1])
-    streamed = loaded(toy_model, streaming=True)
+    streamed = loaded(toy_model, BF16, streaming=True)
     with pytest.raises(ModelError, match="last decoder layer"):
         streamed.logits(toy_windows(1, 20)[0])
-
-
-def checked(folder: Path, **options: Any) -> None:
-    TransformersBackend.check(LoadRequest("toy", "transformers", str(folder), 100, options))
-
-
-def test_refusals(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "cannot go with device_map" in refusal(checked, toy_model, streaming=True, device_map="auto")
-    assert "cannot go with max_memory" in refusal(checked, toy_model, streaming=True, max_memory={0: "1GiB"})
-    assert 'needs "streaming": true' in refusal(checked, toy_model, streaming_windows=2)
-    assert "greater than or equal to 1" in refusal(checked, toy_model, streaming=True, streaming_windows=0)
-    quantized = tmp_path / "quantized"
-    shutil.copytree(toy_model, quantized)
-    config = (quantized / "config.json").read_text().rstrip()[:-1]
-    (quantized / "config.json").write_text(config + ', "quantization_config": {"quant_method": "mxfp4"}}')
-    assert "this one is quantized with mxfp4" in refusal(checked, quantized, streaming=True)
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "greenlet" else found(name))
-    assert "pip install greenlet" in refusal(checked, toy_model, streaming=True)

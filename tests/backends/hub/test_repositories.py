@@ -119,7 +119,7 @@ def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_sharded_model(server: Hub, client: Client) -> None:
     """Its safetensors and what describes them, once; no pickled weights.  The tokenizer comes first, as in a run."""
     server.add("models", "org/sharded", MODEL)
-    assert client.run("value = repositories.probe('org/sharded')") == "6.0 MB to download"
+    assert client.run("value = repositories.would_fetch('org/sharded')") == "6.0 MB to download"
     assert server.fetched() == []
     folder, total, done, _ = fetch(client, "org/sharded", tokenizer_only=True)
     assert server.fetched() == SMALL
@@ -133,7 +133,7 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert sorted(file.name for file in Path(folder).iterdir()) == sorted([*SMALL, *SHARDS])
     assert fetch(client, "org/sharded") == [folder, 0, 0, []]
     assert not server.asked("/lfs/")
-    assert client.run("value = repositories.probe('org/sharded')") == "in the local cache"
+    assert client.run("value = repositories.would_fetch('org/sharded')") == "in the local cache"
     assert client.said.read_text() == ""
 
 
@@ -178,7 +178,7 @@ def test_gated(server: Hub, client: Client) -> None:
 def test_missing(client: Client) -> None:
     gold = "org/none: not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
     assert refused(client, "org/none") == gold
-    assert client.refusal("repositories.probe('org/none')") == gold
+    assert client.refusal("repositories.would_fetch('org/none')") == gold
 
 
 def test_renamed(server: Hub, client: Client) -> None:
@@ -250,7 +250,7 @@ def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, h
         if "HF_ENDPOINT" in variables:
             why = "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
         assert fetch(away, "org/kept")[0] == folder
-        assert away.run("value = repositories.probe('org/kept')") == "in the local cache"
+        assert away.run("value = repositories.would_fetch('org/kept')") == "in the local cache"
         assert fetch(away, "org/words", tokenizer_only=True)[3] == []
         assert refused(away, "org/words") == f"org/words: only partly in the local cache, and {why}"
         assert refused(away, "org/never") == f"org/never: not in the local cache, and {why}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from backends.base import LayerGroup
+from backends.base import Layer, LayerGroup
 from backends.layers import groups as layers
-from backends.layers.groups import Layer
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
-    found = layers.group(
+    found = layers.group_layers(
         [
             Layer("model.layers.0.mlp.up", "int4 g128", "bfloat16", "A"),
             Layer("lm_head", "bfloat16", "bfloat16", "B"),
@@ -20,11 +22,35 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
         ]
     )
     assert found == (
-        LayerGroup("model.layers.*.mlp.up", 2, "int4 g128", "bfloat16", "A"),
-        LayerGroup("lm_head", 1, "bfloat16", "bfloat16", "B"),
-        LayerGroup("model.layers.*.mlp.experts.*.up2", 1, "int4 g128", "bfloat16", "A"),
-        LayerGroup("model.layers.*.mlp.up", 1, "int8 g128", "bfloat16", "A"),
+        LayerGroup(Layer("model.layers.*.mlp.up", "int4 g128", "bfloat16", "A"), 2),
+        LayerGroup(Layer("lm_head", "bfloat16", "bfloat16", "B"), 1),
+        LayerGroup(Layer("model.layers.*.mlp.experts.*.up2", "int4 g128", "bfloat16", "A"), 1),
+        LayerGroup(Layer("model.layers.*.mlp.up", "int8 g128", "bfloat16", "A"), 1),
     )
+
+
+FLAT = {"layers": "h.*", "count": 2, "weights": "int4 g128", "activations": "bfloat16", "kernel": "A", "asked": "fp8"}
+
+
+def test_groups_are_flat_objects_in_results() -> None:
+    """With the keys, in their order, that results.json always had."""
+    groups = (LayerGroup(Layer("h.*", "int4 g128", "bfloat16", "A", "fp8"), 2), PLAIN)
+    written = layers.groups_to_json(groups)
+    assert list(written[0].items()) == list(FLAT.items())
+    assert layers.groups_from_json(json.loads(json.dumps(written))) == groups
+
+
+def test_groups_of_older_results_lack_what_was_asked() -> None:
+    older = {key: value for key, value in FLAT.items() if key != "asked"}
+    assert layers.groups_from_json([older]) == (LayerGroup(Layer("h.*", "int4 g128", "bfloat16", "A"), 2),)
+
+
+@pytest.mark.parametrize(
+    "damaged", [[{**FLAT, "count": "many"}], [{**FLAT, "kernel": None}], [{"count": 2}], ["h.*"], None]
+)
+def test_damaged_groups_are_refused(damaged: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        layers.groups_from_json(damaged)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +66,14 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
     ],
 )
 def test_short_names(kernel: str, short: str) -> None:
-    assert layers.short(kernel) == short
+    assert layers.short_kernel_name(kernel) == short
 
 
 def quantized(count: int, kernel: str, asked: str = "", activations: str = "bfloat16") -> LayerGroup:
-    return LayerGroup("x", count, "int4 g128", activations, kernel, asked)
+    return LayerGroup(Layer("x", "int4 g128", activations, kernel, asked), count)
 
 
-PLAIN = LayerGroup("h", 99, "bfloat16", "bfloat16", "UnquantizedLinearMethod")
+PLAIN = LayerGroup(Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod"), 99)
 
 
 @pytest.mark.parametrize(

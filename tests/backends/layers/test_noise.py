@@ -14,7 +14,7 @@ from torch import nn
 from backends.base import LoadRequest, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.hf.backend import TransformersBackend
-from backends.layers.noise import Noise, described, seed_of, vllm_decoder_layers
+from backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
 from backends.reference import store
 from backends.vllm.backend import VllmScoreBackend
 from demo.__main__ import BASE, ROOT, make_models
@@ -176,8 +176,8 @@ def test_options() -> None:
     assert seed_of({"noise": None}) is None
     assert seed_of({"noise": "bf16", "dtype": "auto"}) == 0
     assert seed_of({"noise": "bf16", "noise_seed": 5}) == 5
-    assert described(None) == {}
-    said = described(5)
+    assert provenance_of(None) == {}
+    said = provenance_of(5)
     assert said["noise"]["scale"] == 0.001953125
     assert said["noise"]["seed"] == 5
     assert said["notes"][0].startswith("bf16-rounding noise added on every decoder layer's output")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compressed_tensors.quantization import preset_name_to_scheme
 
 from backends.layers import schemes
 from backends.layers.schemes import Scheme
@@ -31,16 +30,20 @@ PRESETS = {
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_of_compressed_tensors(preset: str) -> None:
     """As objects, which vLLM holds, and as the JSON of a checkpoint."""
-    group = preset_name_to_scheme(preset, ["Linear"])
+    quantization = pytest.importorskip("compressed_tensors.quantization", reason="compressed-tensors is not installed")
+    group = quantization.preset_name_to_scheme(preset, ["Linear"])
     gold = Scheme(*PRESETS[preset])
     assert schemes.compressed_tensors(group.weights, group.input_activations) == gold
     written = group.model_dump(mode="json")
-    assert schemes.declared({"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}) == gold
+    assert (
+        schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}) == gold
+    )
 
 
 def test_several_config_groups_are_no_one_scheme() -> None:
-    groups = {name: preset_name_to_scheme(name, ["Linear"]).model_dump(mode="json") for name in ("W8A8", "W4A16")}
-    assert schemes.declared({"quant_method": "compressed-tensors", "config_groups": groups}) is None
+    int8, int4 = {"num_bits": 8, "strategy": "channel"}, {"num_bits": 4, "strategy": "group", "group_size": 128}
+    groups = {"W8A8": {"weights": int8, "input_activations": int8}, "W4A16": {"weights": int4}}
+    assert schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": groups}) is None
 
 
 @pytest.mark.parametrize(
@@ -73,4 +76,4 @@ def test_several_config_groups_are_no_one_scheme() -> None:
     ],
 )
 def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
-    assert schemes.declared(config) == scheme
+    assert schemes.declared_scheme(config) == scheme

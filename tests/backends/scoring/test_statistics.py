@@ -1,19 +1,9 @@
-"""Partial statistics and their merging against float64 in plain Python loops, in torch and in the Triton kernel.
-
-Without a GPU the kernel runs in Triton's interpreter, in a process of its own: the interpreter has to be chosen before
-Triton is first imported, and must not be the one that any other test gets.
-"""
+"""Partial statistics and their merging against float64 in plain Python loops, in torch and in the Triton kernel."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import math
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,127 +11,9 @@ import pytest
 import torch
 
 from backends.base import TokenScores
-from backends.common.errors import ModelError
 from backends.scoring import statistics
-from backends.scoring.statistics import Column, scores, width, window_scores
-
-INF, NAN = math.inf, math.nan
-Partial = Callable[..., np.ndarray]
-CUDA = torch.cuda.is_available()
-without_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-def in_interpreter(saved: bytes, first: int) -> np.ndarray:
-    """Runs in the interpreter's process; ``saved`` keeps the strides of logits, targets, reference and out."""
-    from backends.scoring import triton_kernel
-
-    logits, targets, reference, out = torch.load(io.BytesIO(saved))
-    with np.errstate(all="ignore"):
-        triton_kernel.partial(logits, targets, out, first, reference)
-    return out.numpy()
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[ProcessPoolExecutor]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            pool.submit(math.sqrt, 1.0).result()  # the process starts here, with the variable
-            yield pool
-
-
-@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=without_triton)])
-def partial(request: pytest.FixtureRequest) -> Partial:
-    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; the inputs must come out unchanged."""
-    kind = request.param
-
-    def run(logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None) -> np.ndarray:
-        ids = torch.as_tensor(targets, dtype=torch.int64)
-        out = torch.full((len(ids), width(reference is not None)), NAN)
-        before = logits.clone()
-        if kind == "triton" and not CUDA:
-            buffer = io.BytesIO()
-            torch.save((logits, ids, reference, out), buffer)
-            pool = request.getfixturevalue("interpreter")
-            return pool.submit(in_interpreter, buffer.getvalue(), first).result()
-        if kind == "torch":
-            statistics.partial(logits, ids, out, first=first, reference=reference)
-        elif kind == "torch-cuda":
-            out = out.cuda()
-            other = None if reference is None else reference.cuda()
-            statistics.torch_partial(logits.cuda(), ids.cuda(), out, first, other)
-        else:
-            assert statistics._fused() is not None
-            out = out.cuda()
-            other = None if reference is None else on_gpu(reference)
-            statistics.partial(on_gpu(logits), ids.cuda(), out, first=first, reference=other)
-        assert torch.equal(logits.nan_to_num(7.5), before.nan_to_num(7.5))
-        return out.cpu().numpy()
-
-    return run
-
-
-def on_gpu(x: torch.Tensor) -> torch.Tensor:
-    """The same values, with the same row stride and offset."""
-    storage = torch.empty(x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda")
-    return storage.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)
-
-
-def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * sigma
-
-
-def log_softmax(row: list[float]) -> list[float]:
-    peak = max(row)
-    log_total = peak + math.log(math.fsum(math.exp(z - peak) for z in row))
-    return [z - log_total for z in row]
-
-
-def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
-    """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
-    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "window"}
-    for i, target in enumerate(targets):
-        q = log_softmax([float(z) for z in logits[i].double()])
-        found["logprob"].append(q[target])
-        found["entropy"].append(-math.fsum(math.exp(lq) * lq for lq in q if lq > -INF))
-        found["top1_logprob"].append(max(q))
-        found["top1"].append(q.index(max(q)) == target)
-        if reference is None:
-            continue
-        p = log_softmax([float(r) for r in reference[i].double()])
-        found["ref_logprob"].append(p[target])
-        found["ref_top1_logprob"].append(max(p))
-        found["kld"].append(math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF))
-        found["same_top"].append(p.index(max(p)) == q.index(max(q)))
-    return found
-
-
-def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
-    for name, values in expected.items():
-        array = getattr(found, name)
-        if not values:
-            assert array is None, name
-            continue
-        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
-        np.testing.assert_allclose(
-            array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
-        )
-
-
-def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
-    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
-
-
-def split(
-    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
-) -> TokenScores:
-    """Scores from shards that end at ``cuts`` and at the end."""
-    edges = [0, *cuts, logits.shape[1]]
-    shards = []
-    for begin, end in pairwise(edges):
-        part = None if reference is None else reference[:, begin:end]
-        shards.append(partial(logits[:, begin:end], targets, begin, part))
-    return scores(0, np.array(targets), shards)
+from backends.scoring.statistics import Column, scores, window_scores
+from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, split, whole
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -159,12 +31,18 @@ def test_every_field_is_its_definition(
     assert_scores(found, definitions(logits, targets, reference))
 
 
-@pytest.mark.parametrize("sigma", [0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
-def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, sigma: float) -> None:
-    reference = draw(2, 49152, sigma=sigma).bfloat16()
+@pytest.fixture(scope="module", params=[0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
+def real_size(request: pytest.FixtureRequest) -> tuple[torch.Tensor, list[int], torch.Tensor, dict[str, list[float]]]:
+    """Logits of 49,152 entries, targets, a reference, and the scores by definition: a second of plain Python."""
+    reference = draw(2, 49152, sigma=request.param).bfloat16()
     logits = (reference.float() + draw(2, 49152, seed=1, sigma=0.1)).bfloat16()
     targets = [int(reference[0].argmax()), 49151]
-    assert_scores(whole(partial, logits, targets, reference), definitions(logits, targets, reference))
+    return logits, targets, reference, definitions(logits, targets, reference)
+
+
+def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, real_size: Any) -> None:
+    logits, targets, reference, expected = real_size
+    assert_scores(whole(partial, logits, targets, reference), expected)
 
 
 @pytest.mark.parametrize("offset", [1, 8])
@@ -245,42 +123,6 @@ def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[in
         assert [None if top is None else top.tolist() for top in found] == [[True], [False]]
 
 
-def test_excluded_tokens(partial: Partial) -> None:
-    """-inf on either side, both sides, at the target, and in all of a shard."""
-    logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
-    logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
-    reference[1, 5:2999] = -INF
-    logits[2, 2999] = -INF
-    logits[3, 0] = reference[3, 0] = -INF
-    logits[4, 1000:] = reference[4, 500:] = -INF
-    logits[5, :1000] = -INF
-    targets = [5, 6, 7, 0, 8, 2999]
-    expected = definitions_with_infinity(logits, targets, reference)
-    assert [value == INF for value in expected["kld"]] == [False, False, True, False, False, True]
-    for cuts in ([], [1000], [1000, 2000]):
-        assert_scores(split(partial, logits, targets, cuts, reference), expected)
-
-
-def definitions_with_infinity(logits: torch.Tensor, targets: Any, reference: torch.Tensor) -> dict[str, list[float]]:
-    """``definitions``, where same_top of a target that the model excludes is False by convention."""
-    expected = definitions(logits, targets, reference)
-    pairs = zip(expected["same_top"], expected["logprob"], strict=True)
-    return {**expected, "same_top": [same and lp > -INF for same, lp in pairs]}
-
-
-@pytest.mark.parametrize("cuts", [[], [2], [1, 2]], ids=str)
-def test_an_excluded_token_counts_however_improbable(partial: Partial, cuts: list[int]) -> None:
-    # exp(-200) is 0 in float32 and exp(-2000) in float64, but the reference does allow the token.
-    for low in (-20.0, -200.0, -2000.0):
-        logits, reference = torch.tensor([[0.0, 1.0, -INF]]), torch.tensor([[0.0, 1.0, low]])
-        assert split(partial, logits, [0], cuts, reference).kld == INF
-        # A larger one after it, in the same lane of the kernel, must not turn the infinity into a NaN.
-        tail = torch.full((1, 4096), 500.0)
-        long_logits, long_reference = torch.cat([logits, tail], 1), torch.cat([reference, tail], 1)
-        assert split(partial, long_logits, [3], cuts, long_reference).kld == INF
-        assert split(partial, long_reference, [3], cuts, long_logits).kld == pytest.approx(0.0, abs=1e-6)
-
-
 def test_large_logits(partial: Partial) -> None:
     logits, reference = draw(4, 3000, sigma=1e4), draw(4, 3000, seed=1, sigma=1e4)
     logits[1] += 1e4
@@ -291,45 +133,6 @@ def test_large_logits(partial: Partial) -> None:
     # A float32 logit of 3e4 is itself known to 1e-3; the arithmetic on it keeps 1e-7 of its size.
     assert_scores(whole(partial, logits, targets, reference), expected, atol=1e-2)
     assert_scores(split(partial, logits, targets, [17, 2048], reference), expected, atol=1e-2)
-
-
-def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
-    logits = draw(3, 6500)  # four tiles of the kernel
-    logits[0, 1:] = logits[1, ::2] = logits[2, :6000] = torch.finfo(torch.float32).min
-    targets = [0, 1, 6001]
-    masked = logits.clone()
-    masked[logits < -1e30] = -INF
-    found, expected = whole(partial, logits, targets), definitions(masked, targets, None)
-    assert_scores(found, expected)
-    np.testing.assert_allclose(split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5)
-
-
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("place", [0, 3, 2047, 2990])
-def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) -> None:
-    logits, reference = draw(3, 3000), draw(3, 3000, seed=1)
-    reference[:, 100] = logits[:, 100] = 25.0
-    clean = definitions(logits, [100] * 3, reference)
-    logits[0, place] = bad
-    reference[1, place] = bad
-    for cuts in ([], [1000], [2048, 2500]):
-        found = split(partial, logits, [100] * 3, cuts, reference)
-        assert np.isnan(
-            [found.logprob[0], found.entropy[0], found.top1_logprob[0], *found.kld[:2], found.ref_logprob[1]]
-        ).all()
-        assert found.top1.tolist() == [False, True, True]
-        assert found.same_top.tolist() == [False, False, True]
-        np.testing.assert_allclose(found.logprob[1:], clean["logprob"][1:], atol=1e-5)
-        np.testing.assert_allclose(found.ref_logprob[::2], clean["ref_logprob"][::2], atol=1e-5)
-        np.testing.assert_allclose(found.kld[2], clean["kld"][2], atol=1e-5)
-
-
-def test_nothing_but_excluded_tokens_is_not_a_distribution(partial: Partial) -> None:
-    logits = torch.full((1, 30), -INF)
-    np.testing.assert_array_equal(partial(logits, [3], 40), [[-INF, 0, 0, -INF, 40]])
-    found = whole(partial, logits, [3], torch.zeros(1, 30))
-    assert np.isnan([found.logprob, found.entropy, found.top1_logprob, found.kld]).all()
-    assert not found.top1.any()
 
 
 def test_a_shard_without_columns_adds_nothing() -> None:
@@ -366,38 +169,3 @@ def test_window_scores() -> None:
     assert_scores(found, definitions(logits, targets, reference))
     assert window_scores(7, logits, targets).kld is None
     assert len(window_scores(7, logits[:0], targets[:0]).logprob) == 0
-
-
-@pytest.mark.parametrize(
-    ("shape", "targets", "text"),
-    [((3, 9), [0, 9, 1], "token 9 is outside the 9 logits"), ((3, 9), [0, -1, 1], "token -1"),
-     ((2, 9), [0] * 3, "(2, 9)"), ((1, 3, 9), [0] * 3, "(1, 3, 9)")],
-)  # fmt: skip
-def test_window_scores_refuses_what_does_not_fit(shape: tuple[int, ...], targets: list[int], text: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        window_scores(4, torch.zeros(shape), np.array(targets))
-    assert text in str(caught.value)
-    assert str(caught.value).startswith("window 4: ")
-
-
-def test_window_scores_refuses_a_reference_of_another_vocabulary() -> None:
-    with pytest.raises(ModelError, match=r"window 4: .*\(3, 9\).*\(3, 8\)"):
-        window_scores(4, torch.zeros(3, 9), np.zeros(3, int), torch.zeros(3, 8))
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [({"out": torch.empty(3, 10)}, "out is"), ({"out": torch.empty(2, 5)}, "out is"),
-     ({"out": torch.empty(3, 5, dtype=torch.float64)}, "out is"), ({"targets": torch.zeros(3)}, "targets"),
-     ({"targets": torch.zeros(2, dtype=torch.int64)}, "targets"), ({"reference": torch.zeros(3, 8)}, "reference")],
-)  # fmt: skip
-def test_partial_refuses_what_does_not_fit(change: dict[str, Any], text: str) -> None:
-    arguments = {"targets": torch.zeros(3, dtype=torch.int64), "out": torch.empty(3, 5), **change}
-    with pytest.raises(ValueError, match=text):
-        statistics.partial(torch.zeros(3, 9), **arguments)
-
-
-@pytest.mark.parametrize("shapes", [[], [(3, 5), (3, 10)], [(3, 6)], [(2, 5)], [(3, 5), (4, 5)]], ids=str)
-def test_scores_refuses_shards_that_do_not_fit(shapes: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match="window 2: shards of shapes"):
-        scores(2, np.zeros(3, int), [np.zeros(shape, np.float32) for shape in shapes])

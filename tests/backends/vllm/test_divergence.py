@@ -33,7 +33,7 @@ def test_divergence_against_float64(
 ) -> None:
     store = reference.Reader(toy_store)
     store.verify()
-    assert (store.kind, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
+    assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
     found = scores_of(noisy_engine, WINDOWS, against(toy_store))
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     for window in WINDOWS[-2:]:
@@ -109,7 +109,7 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
     Gemma2ForCausalLM(config).bfloat16().save_pretrained(tmp_path / "gemma")
     with engine(tmp_path / "gemma", logs / "gemma.log") as backend:
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
-        assert (store.kind, store.head.soft_cap) == ("states", 3.0)
+        assert (store.contents, store.head.soft_cap) == ("states", 3.0)
         found = scores_of(backend, WINDOWS, against(store.path))
         window = WINDOWS[-1]
         logits = own_logits(backend, window)

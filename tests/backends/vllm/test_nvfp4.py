@@ -95,7 +95,7 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     gold = reference(toy_model, checkpoints("NVFP4A16"))
     for index, logprobs in enumerate(gold):
         np.testing.assert_allclose(weight_only["scores"][index].logprob, logprobs, atol=ATOL_LOGPROB)
-    assert {group.kernel for group in weight_only["layers"]} == {
+    assert {group.layer.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_w4a4_against_the_definition(
     gold = np.array(reference(toy_model, checkpoints("NVFP4")))
     with engine(checkpoints("NVFP4"), tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
-        kernels = {group.kernel for group in backend.layers()}
+        kernels = {group.layer.kernel for group in backend.layers()}
     logprobs = np.array([found[window.index].logprob for window in WINDOWS])
     without = np.array([weight_only["scores"][window.index].logprob for window in WINDOWS])
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.base import LoadRequest
-from backends.checkpoint import config as checkpoint_config
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
 
 def test_defaults_and_options(toy_model: Path) -> None:
-    config = checkpoint_config.config_of(toy_model)
+    config = CheckpointConfig.read(toy_model).raw
     request = LoadRequest("x", "vllm_score", str(toy_model), 100, {"kv_cache_dtype": "fp8", "load_format": "dummy"})
     gpu = engine_arguments(request, config, cpu=False)
     assert gpu == {

@@ -40,8 +40,8 @@ def test_two_ranks_equal_one_and_gather_nothing(
         assert_same(scores_of(backend, WINDOWS, against(toy_store)), gold, 10 * ATOL_BATCH)
         plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
-        assert backend.run is not None
-        list(backend.run.scored(WINDOWS, plan))
+        assert backend.driver is not None
+        list(backend.driver.scored(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
             assert spied["inside"] == 0
             assert 0 < spied["all"] <= len(WINDOWS)
@@ -70,6 +70,6 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
             logits[:, EDITED] += BY
             assert_exact(found[window.index], logits, window, ATOL_LOGPROB)
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
-        assert (store.kind, store.reason) == ("logits", "its logits are not its head's alone")
+        assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
     assert not any(scores.kld.any() for scores in itself.values())

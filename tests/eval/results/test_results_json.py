@@ -213,11 +213,21 @@ def test_what_no_run_writes_is_refused() -> None:
 
 
 def test_an_older_format_says_the_same(tmp_path: Path) -> None:
-    """Format 4 called windows "rows", a passage's window "row", and blocks of text "stretches"."""
-    run = run_of(REF, QUANT, FAILED)
+    """Format 4 called windows "rows", a passage's window "row", blocks "stretches", a store's contents "kind"."""
+    names = {"windows": "rows", "blocks": "stretches", "contents": "kind", "contents_reason": "kind_reason"}
+    run = replace(run_of(REF, QUANT, FAILED), reference={**REFERENCE, "contents_reason": ""})
     raw = results_json.run_json(run, [])
-    older = json.loads(json.dumps(raw).replace('"windows":', '"rows":').replace('"blocks":', '"stretches":'))
+    origin = {key: raw[key] for key in results_json.ORIGIN}
+    raw["parts"] = [
+        {"file": "a.json", "labels": [], "origin": origin, "reference": raw["reference"], "reference_ppl": 2.5},
+        {"file": "b.json", "labels": [], "origin": origin, "reference": None, "reference_ppl": None},
+    ]
+    text = json.dumps(raw)
+    for today, before in names.items():
+        text = text.replace(f'"{today}":', f'"{before}":')
+    older = json.loads(text)
     assert (older["models"][0]["rows"], "stretches" in older["models"][0]["estimates"]) == (2, True)
+    assert (older["reference"]["kind"], older["parts"][0]["reference"]["kind"]) == ("states", "states")
     assert results_json.from_json({**older, "format": 4}) == results_json.from_json(raw)
     page = {"run": {**older, "format": 4}, "inspection": {"passages": [{"row": 3, "tokens": ["row"]}]}}
     (tmp_path / "r.html").write_text(f'<script type="application/json" id="payload">{json.dumps(page)}</script>')

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from backends.reference import comparison
 from backends.reference.store import Reader
-from eval.run import scoring
 from tests.support.comparisons import (
     KLD,
     LENGTH,
@@ -46,7 +46,7 @@ def assert_exactly_zero(ran: Measured, dtype: str) -> None:
     model = ran.models["same"]
     assert (model["kld"], model["kld_sum"], model["same_top"]) == (0.0, 0.0, 1.0)
     assert model["ppl"] == ran.models["ref"]["ppl"]
-    assert ran.results["reference"]["kind"] == "states"
+    assert ran.results["reference"]["contents"] == "states"
     assert ran.results["reference"]["head_dtype"] == dtype
 
 
@@ -110,7 +110,7 @@ def test_a_long_vocabulary_is_compared_in_pieces(
     measured: Compare, pair: Models, stub_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measured(pair).tokens("noisy")
-    monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
+    monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 7 * TOY_VOCAB)
     pieces = measured(pair, "-cc").tokens("noisy")
     np.testing.assert_allclose(pieces["kld"], whole["kld"], rtol=1e-4, atol=1e-5)
     assert pieces["window"] == whole["window"]
@@ -161,7 +161,7 @@ def test_an_engine_without_a_head_leaves_its_logits(measured: Compare, own_cache
     ran = measured([fake("ref", boost=3.0, reference=True), fake("uniform")])
     assert ran.status == 0, ran.err
     assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
-    assert ran.results["reference"]["kind"] == "logits"
+    assert ran.results["reference"]["contents"] == "logits"
     assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
     assert ran.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
 

@@ -79,7 +79,7 @@ def test_heads_that_are_recomputed(
     ran = measured([toy(folder, "ref", dtype=dtype, reference=True), toy(other, "noisy", dtype=dtype)])
     assert ran.status == 0, ran.out
     store = Reader(store_of(own_cache))
-    assert (store.kind, store.head.soft_cap, store.head.scale) == ("states", soft_cap, pytest.approx(scale))
+    assert (store.contents, store.head.soft_cap, store.head.scale) == ("states", soft_cap, pytest.approx(scale))
     weight, bias = store.weight(0, TOY_VOCAB, "cpu")
     assert (weight.shape, bias is not None) == ((TOY_VOCAB, 64), name == "Phi")
     windows = text_windows(toy_text)
@@ -124,8 +124,8 @@ def test_a_head_that_cannot_be_recomputed(
     assert f"ref: float32 logits are kept, not states: {reason}" in ran.err
     assert "of logits, in " in ran.err
     reference = ran.results["reference"]
-    assert reference["kind"] == "logits"
-    assert reference["kind_reason"].startswith(reason)
+    assert reference["contents"] == "logits"
+    assert reference["contents_reason"].startswith(reason)
     windows = text_windows(toy_text)
     exact, model = (whole_logits(folder, windows) for folder in (stub_model, noisy_stub))
     found = ran.tokens("noisy")

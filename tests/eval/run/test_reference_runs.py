@@ -45,7 +45,7 @@ def test_a_second_run_does_not_open_the_store(
     assert without.status == 0, without.err
     assert without.models["uniform"]["kld"] == first.models["uniform"]["kld"]
     assert without.results["reference"]["label"] == "ref"
-    assert "kind" not in without.results["reference"]
+    assert "contents" not in without.results["reference"]
     assert not store.exists()
     more = measured([*models, fake("boosted", boost=1.0)])
     assert more.status == 0, more.err

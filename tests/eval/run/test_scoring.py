@@ -15,7 +15,7 @@ import torch
 
 from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.reference import head
+from backends.reference import comparison, head
 from backends.reference import store as reference
 from eval.run import scoring
 from tests.support.toy import brute_force, toy_windows
@@ -113,7 +113,7 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(found.kld, (p.exp() * (p - q)).sum(-1), atol=1e-5)
     np.testing.assert_allclose(found.ref_logprob, brute_force(before, window), atol=1e-5)
     np.testing.assert_array_equal(found.same_top, p.argmax(-1) == q.argmax(-1))
-    monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", 300 * 5)
+    monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 300 * 5)
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
 
@@ -139,7 +139,7 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     (scores,) = scoring.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "building"))
     reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
     store = reference.Reader(tmp_path / "store")
-    assert (store.kind, store.reason) == ("logits", "its head's product differs from its logits by inf")
+    assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
     assert torch.isneginf(store.window(0)[:, 5]).all()
     assert np.isfinite(scores.logprob).all()
 

@@ -79,7 +79,7 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache) -> None:
 
 
 def test_the_run_record_keeps_the_reference(cache: Cache) -> None:
-    reference = {"label": "bf16", "kind": "states", "key": "f" * 40}
+    reference = {"label": "bf16", "contents": "states", "key": "f" * 40}
     token_scores.save(cache, KEY, WINDOWS, given(FULL), {**RUN_RECORD, "reference": reference})
     stored = token_scores.load(cache, KEY)
     assert stored is not None

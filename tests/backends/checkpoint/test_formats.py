@@ -1,0 +1,176 @@
+"""Stored bits and weights of one matrix in every format, worked out by hand, and of formats that are not known."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.base import Storage
+from backends.checkpoint import stored_bits
+from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
+from tests.support.stored_formats import CASES, EXL3, GPTQ, HEADS, SIZES, Case, entries_of
+
+
+def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
+    """The storage of a model with these tensors; its counted tensors take as many bytes on disk as the case says."""
+    values = {f"{module}.{part}": value for part, value in case.values.items()}
+    config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
+    found = stored_bits.storage_of(write_checkpoint(folder, entries, config, values))
+    raw = (folder / "model.safetensors").read_bytes()
+    described = json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
+    spans = [described[f"{module}.{part}"]["data_offsets"] for part in case.counted.split()]
+    assert sum(end - begin for begin, end in spans) * 8 == case.bits
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layer(tmp_path: Path, name: str) -> None:
+    """Alone, with a bf16 head (640 bits) or a float32 embedding as the head (1,280); beside a bf16 layer (512 / 32)."""
+    case = CASES[name]
+    layer, tied = entries_of(case, Q), {"model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]}
+    bpw = case.bits / case.weights
+    assert stored(tmp_path, case, {**ENDS, **layer}, Q) == Storage(bpw, 16.0, case.bits + 640)
+    assert stored(tmp_path, case, {**tied, **layer}, Q) == Storage(bpw, 32.0, case.bits + 1280)
+    both = {**ENDS, **layer, f"{LAYER}.self_attn.o_proj.weight": ("BF16", 8, 4)}
+    gold = Storage((case.bits + 512) / (case.weights + 32), 16.0, case.bits + 512 + 640)
+    assert stored(tmp_path, case, both, Q) == gold
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("exl3 2.5 bits", "exl3 signs", "exl3 unpadded")]
+)
+def test_head(tmp_path: Path, name: str) -> None:
+    """Quantized heads, and one tied to a quantized embedding; the layer is 512 bits for 32 weights."""
+    case = HEADS.get(name, CASES[name])
+    layer = {f"{Q}.weight": ("BF16", 8, 4), "model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]}
+    gold = Storage(16.0, case.bits / case.weights, case.bits + 512)
+    assert stored(tmp_path, case, {**layer, **entries_of(case, "lm_head")}, "lm_head") == gold
+    if not name.startswith("exl"):
+        del layer["model.embed_tokens.weight"]
+        module = "model.embed_tokens"
+        assert stored(tmp_path, case, {**layer, **entries_of(case, module)}, module) == gold
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
+    """One more tensor of one dimension beside the weight: it may be bits of it, so the size is not known."""
+    entries = {**ENDS, **entries_of(CASES[name], Q), f"{Q}.zeta": ("F16", 4)}
+    found = stored(tmp_path, CASES[name], entries, Q)
+    assert found == Storage(note=f"{Q}.zeta: stored in a format that compare_q cannot size")
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "columns", "weights"),
+    [
+        ({"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}, 640, 256, 576 * 192),  # SmolLM2
+        ({"hidden_size": 2048, "num_attention_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+          "qk_nope_head_dim": 128, "v_head_dim": 128}, 2048, 640, 2048 * 576),  # DeepSeek's kv_a_proj_with_mqa
+        ({"hidden_size": 2048, "num_attention_heads": 16, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+          "qk_nope_head_dim": 128, "v_head_dim": 100}, 1664, 2048, 1600 * 2048),  # its o_proj
+        ({"hidden_size": 256, "num_attention_heads": 3, "head_dim": 90}, 256, 640, 256 * 540),  # queries with a gate
+        ({"hidden_size": 256, "linear_num_key_heads": 2, "linear_key_head_dim": 50, "linear_num_value_heads": 2,
+          "linear_value_head_dim": 60}, 256, 384, 256 * 320),  # in_proj_qkv: 100 + 100 + 120
+        ({"hidden_size": 256, "linear_num_key_heads": 2, "linear_key_head_dim": 50, "linear_num_value_heads": 2,
+          "linear_value_head_dim": 60}, 256, 512, 256 * 440),  # in_proj_qkvz: 120 more
+        ({"hidden_size": 256, "n_shared_experts": 3, "moe_intermediate_size": 100}, 256, 384, 256 * 300),
+        ({"text_config": {"hidden_size": 200}, "hidden_size": 256}, 256, 256, 200 * 200),
+        ({"hidden_size": 256, "vocab_size": 300}, 256, 384, None),  # a layer has no vocabulary
+        ({"hidden_size": 600, "intermediate_size": 620}, 640, 640, None),  # either
+        ({"hidden_size": 600}, 640, 1024, None),
+        ({}, 640, 640, None),
+    ],
+)  # fmt: skip
+def test_exl3_sizes(tmp_path: Path, config: dict[str, Any], rows: int, columns: int, weights: int | None) -> None:
+    """A trellis says the padded size only; the true one is that in the config which is padded to it, if one is."""
+    layer = {"trellis": ("I16", rows // 16, columns // 16, 16), "suh": ("F16", rows), "svh": ("F16", columns)}
+    entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in layer.items()}}
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3}))
+    bits = rows * columns + 16 * (rows + columns)
+    if weights is None:
+        assert found == Storage(note=f"{Q}.trellis: padded, and config.json does not say from which size")
+    else:
+        assert found == Storage(bits / weights, 16.0, bits + 640)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [
+        ({"hidden_size": 100}, 100 * 256),
+        ({"intermediate_size": 999}, 128 * 256),
+        ({"hidden_size": 100, "a_hidden_size": 110}, None),
+    ],
+)
+def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int], weights: int | None) -> None:
+    """256 x 128 of 16 bits = 524,288: a size that the config does not name is taken as it is, one of two is not."""
+    entries = {**ENDS, f"{Q}.weight": ("F16", 256, 128)}
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, {**sizes, "quantization_config": EXL3}))
+    if weights is None:
+        assert found == Storage(note=f"{Q}.weight: padded, and config.json does not say from which size")
+    else:
+        assert found == Storage(524288 / weights, 16.0, 524288 + 640)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"weight": ("U8", 16, 1), "weight.absmax": ("F32", 1), "weight.quant_map": ("F32", 16)}, "weight"),  # no shape
+        ({"weight": ("U8", 16, 16), "weight_scale": ("F32", 16, 1)}, "weight"),  # one weight a byte, or two
+        ({"weight": ("I8", 16, 16), "weight_scale": ("F8_E8M0", 16, 1)}, "weight"),  # MXFP4 in int8
+        ({"weight": ("I8", 8, 4)}, "weight"),
+        ({"weight": ("I32", 8, 4)}, "weight"),
+        ({"weight": ("F4", 8, 4)}, "weight"),
+        ({"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2)}, "weight_packed"),
+        ({"weight_packed": ("I32", 4, 8), "scale_packed": ("F16", 2, 4), "meta": ("I16", 4, 4)}, "meta"),  # Marlin 2:4
+        ({"compressed": ("F16", 64), "bitmask": ("U8", 8, 2), "row_offsets": ("I64", 8, 1)}, "bitmask"),  # 2:4 sparse
+        ({"qweight": ("I32", 8, 64), "scales": ("F16", 2, 64)}, "qweight"),  # bits nowhere
+        ({"qweight": ("I32", 8, 64), "qzeros": ("I32", 2, 8), "g_idx": ("I32", 64)}, "qweight"),
+        ({**GPTQ, "qweight": ("U8", 8, 64)}, "qweight"),  # FP-Quant's name for bytes
+        ({**GPTQ, "g_idx": ("I32", 32)}, "qweight"),  # indices and zero points of different bits
+        ({"q_weight": ("I32", 7, 224), "q_scale": ("I32", 2, 28)}, "q_weight"),
+        ({"_weight_qdata": ("I8", 8, 4), "_weight_scale": ("BF16", 1, 8), "_weight_zero_point": ("BF16", 1, 8)},
+         "_weight_qdata"),  # torchao's int4
+        ({"codes": ("I16", 8, 4)}, "codes"),  # AQLM
+        ({"trellis": ("I16", 8, 16)}, "trellis"),  # EXL3's table of embeddings
+    ],
+)  # fmt: skip
+def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: str) -> None:
+    entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, SIZES))
+    assert found == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
+
+
+def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
+    bare = {f"{Q}.qweight": ("I32", 8, 64), f"{Q}.scales": ("F16", 2, 64)}
+    config = {"quantization_config": {"bits": 4, "dynamic": {"k_proj": {"bits": 8}}}}
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, {**ENDS, **bare}, config)).bpw_layer is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.blocks.0.ffn.experts.mlp.w1",  # DBRX: experts without ".weight"
+        "model.layers.0.mlp.experts.gate_up_proj_qzeros",
+        "model.layers.0.mlp.experts.everything",
+        "lm_head.codes",
+    ],
+)
+def test_unknown_matrices(tmp_path: Path, name: str) -> None:
+    found = stored_bits.storage_of(
+        write_checkpoint(tmp_path, {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F16", 2, 4, 4)})
+    )
+    assert (found.bpw_layer, found.bpw_head, found.vram_bits, found.vram_gib) == (None, None, None, None)
+    assert found.note.endswith("stored in a format that compare_q cannot size")
+    assert name.rpartition("_q")[0] in found.note
+
+
+def test_odd_configs(tmp_path: Path) -> None:
+    """A quantization_config that is no object says nothing; GPTQ's own headers do."""
+    entries = {**ENDS, **entries_of(CASES["gptq 4"], Q)}
+    found = stored_bits.storage_of(
+        write_checkpoint(tmp_path, entries, {"quantization_config": "gptq", "hidden_size": None})
+    )
+    assert found == Storage(20992 / 4096, 16.0, 20992 + 640)

@@ -1,0 +1,168 @@
+"""What both ExLlama engines refuse before anything loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import backends
+from backends.base import Backend, LoadRequest
+from backends.checkpoint.config import CheckpointConfig
+from backends.common.errors import ModelError
+from backends.exllama.v2 import ExLlamaV2Backend
+from backends.exllama.v3 import ExLlamaV3Backend
+from tests.support.toy import Ran, refusal
+
+BACKENDS: dict[str, type[Backend]] = {"exllamav2": ExLlamaV2Backend, "exllamav3": ExLlamaV3Backend}
+
+
+def request(
+    engine: str, folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any
+) -> LoadRequest:
+    return LoadRequest("toy", engine, str(folder), tokens, options, overrides)
+
+
+def check(engine: str, folder: Path, **options: Any) -> None:
+    BACKENDS[engine].check(request(engine, folder, **options))
+
+
+def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
+    """A folder with the toy model's config, changed; ``...`` leaves a key out."""
+    config = {**CheckpointConfig.read(toy_model).raw, "rope_theta": 10_000.0, **changes}
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    return folder
+
+
+def tensors(file: Path, *names: str) -> Path:
+    save_file({name: torch.zeros(2, 2) for name in names}, file)
+    return file
+
+
+@pytest.mark.parametrize(("engine", "cure"), [("exllamav2", "exllamav2>=0.3.2,<0.4"), ("exllamav3", "exllamav3>=1.6")])
+def test_missing_engine_is_one_line_with_its_cure(
+    engine: str, cure: str, compare_q: Callable[..., Ran], write_specs: Any, toy_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    backend = BACKENDS[engine]
+    monkeypatch.setitem(backends.ENGINES, engine, f"{backend.__module__}:{backend.__name__}")
+    monkeypatch.setattr("backends.common.packages.installed_versions", lambda packages: {})
+    data, models = write_specs([{"load_fn": engine, "fwd_fn": engine, "label": "EXL", "model_dir": str(toy_model)}])
+    ran = compare_q("-d", data, "-m", models)
+    assert ran.status == 2
+    assert f"EXL: load_fn: '{engine}' is not installed: pip install '{cure}' (compiles" in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+def test_without_a_gpu(engine: str, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=f"{engine} needs an NVIDIA GPU; torch sees none"):
+        BACKENDS[engine](request(engine, toy_model)).load()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("exllamav2", {"gpu_splt": [1.0]}, "did you mean 'gpu_split'"),
+        ("exllamav2", {"gpu_split": []}, "engine.gpu_split: "),
+        ("exllamav2", {"max_seq_len": 99}, "engine.max_seq_len: 99 is too short for windows of 100 tokens"),
+        ("exllamav3", {"gpu_split": [1.0]}, "engine.gpu_split: unknown key"),
+        ("exllamav3", {"reserve_per_devise": 1}, "did you mean 'reserve_per_device'"),
+        ("exllamav3", {"device": "cuda:0", "use_per_device": [20]}, "device and use_per_device exclude each other"),
+        ("exllamav3", {"device": "gpu"}, "engine.device: "),
+        ("exllamav3", {"max_seq_len": 99}, "engine.max_seq_len: 99 is too short for windows of 100 tokens"),
+    ],
+)
+def test_bad_options(engine: str, toy_model: Path, options: dict[str, Any], message: str) -> None:
+    assert message in refusal(check, engine, toy_model, **options)
+
+
+@pytest.mark.parametrize(
+    ("engine", "read", "not_read"),
+    [
+        ("exllamav2", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "exl2", "bits": 3.5}],
+         ["awq", "fp8", "exl3"]),
+        ("exllamav3", [{"quant_method": "exl3"}], ["modelopt", "awq", "compressed-tensors", "exl2", "fp8"]),
+    ],
+)  # fmt: skip
+def test_formats_that_the_engine_gets_wrong(
+    engine: str, read: list[dict[str, Any]], not_read: list[str], toy_model: Path, tmp_path: Path
+) -> None:
+    for method in not_read:
+        folder = with_config(tmp_path, toy_model, rope_parameters=..., quantization_config={"quant_method": method})
+        assert f"{engine} does not read {method} models" in refusal(check, engine, folder)
+    for config in read:
+        check(engine, with_config(tmp_path, toy_model, rope_parameters=..., quantization_config=config))
+    folder = with_config(tmp_path, toy_model, rope_parameters=...)
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert "does not read modelopt models" in refusal(check, engine, folder)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_gptq_of_other_than_4_bits(toy_model: Path, tmp_path: Path, nested: bool) -> None:
+    keys = {"quantization_config": {"quant_method": "gptq", "bits": 8}}
+    folder = with_config(tmp_path, toy_model, **({"text_config": keys} if nested else keys))
+    assert "GPTQ models of 4 bits; this one has 8" in refusal(check, "exllamav2", folder)
+
+
+def test_rope_as_transformers_5_writes_it(toy_model: Path, tmp_path: Path) -> None:
+    """exllamav2 would take its defaults: a theta of 10,000 for a model of 500,000, and no scaling."""
+    llama3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
+    for changes in (
+        {"rope_theta": ..., "rope_parameters": llama3},
+        {"rope_theta": 500_000.0, "rope_parameters": llama3},
+        {"rope_theta": ..., "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+    ):
+        folder = with_config(tmp_path, toy_model, **changes)
+        assert "exllamav2 does not read its rope_parameters" in refusal(check, "exllamav2", folder)
+    for changes in (
+        {"rope_parameters": ..., "rope_scaling": llama3},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+        {"rope_parameters": llama3, "rope_scaling": llama3},
+    ):
+        check("exllamav2", with_config(tmp_path, toy_model, **changes))
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+def test_files_that_the_engine_would_load_as_well(engine: str, toy_model: Path, tmp_path: Path) -> None:
+    """It takes every safetensors file of the folder: neither the size nor the key of scores would know of this one."""
+    folder = tmp_path / "toy"
+    shutil.copytree(toy_model, folder)
+    with_config(folder, toy_model, rope_parameters=...)
+    other = folder / "down_proj-4.0bpw.safetensors"
+    shutil.copy(folder / "model.safetensors", other)
+    assert f"{other}: {engine} would load it as well" in refusal(check, engine, folder)
+    other.rename(folder / "consolidated.safetensors")
+    check(engine, folder)
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+def test_longrope_wants_the_length_that_is_served(engine: str, toy_model: Path, tmp_path: Path) -> None:
+    longrope = {"rope_parameters": ..., "rope_scaling": {"rope_type": "longrope"}}
+    folder = with_config(tmp_path, toy_model, **longrope)
+    assert "engine.max_seq_len: missing" in refusal(check, engine, folder)
+    check(engine, folder, max_seq_len=4096)
+
+
+def test_override_tensors_that_would_be_mixed(toy_model: Path, tmp_path: Path) -> None:
+    quantized = [f"lm_head.{part}" for part in ("suh", "svh", "trellis", "mcg")]
+    folder = with_config(tmp_path, toy_model)
+    tensors(folder / "model.safetensors", "model.embed_tokens.weight", *quantized)
+    assert "must be a .safetensors file" in refusal(check, "exllamav3", folder, overrides=(tmp_path / "x.bin",))
+
+    def said(*names: str) -> str:
+        return refusal(check, "exllamav3", folder, overrides=(tensors(tmp_path / "over.safetensors", *names),))
+
+    assert "replace lm_head, but not its mcg, suh, svh, trellis" in said("lm_head.weight")
+    assert "replace lm_head, but not its mcg" in said("lm_head.mul1", *quantized[:3])
+    assert "hold lm_hed, which the model does not have" in said("lm_hed.weight")
+    for names in (quantized, ["lm_head.bias"], ["model.embed_tokens.weight"], ["model.embed_tokens.trellis"]):
+        whole = tensors(tmp_path / "over.safetensors", *names)
+        check("exllamav3", folder, overrides=(whole,))

@@ -1,0 +1,177 @@
+"""The installed ExLlama engines: their sources say what the stand-ins say, and on a GPU they run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from backends.base import LoadRequest, LogitsBackend, Task, Window
+from backends.common.packages import installed_versions
+from backends.exllama.v2 import ExLlamaV2Backend
+from backends.exllama.v3 import ExLlamaV3Backend
+from backends.hf.backend import TransformersBackend
+from eval.run import scoring
+from tests.support import exllamav2_stub as v2
+from tests.support import exllamav3_stub as v3
+from tests.support.references import kept_as_reference
+from tests.support.toy import TOY_VOCAB, save_toy_tokenizer, toy_windows
+
+SIGNATURES = [
+    ("exllamav2", "model.py", v2.ExLlamaV2, set()),
+    ("exllamav2", "config.py", v2.ExLlamaV2Config, set()),
+    ("exllamav2", "cache.py", v2.ExLlamaV2Cache, set()),
+    ("exllamav2", "linear.py", v2.ExLlamaV2Linear, set()),
+    ("exllamav3", "model/model.py", v3.Model, set()),
+    ("exllamav3", "model/config.py", v3.Config, set()),
+    ("exllamav3", "loader/safetensors.py", v3.SafetensorsCollection, set()),
+    ("exllamav3", "modules/linear.py", v3.Linear,
+     {"inner", "key", "in_features_unpadded", "softcap", "pre_scale", "post_scale"}),
+]  # fmt: skip
+OTHERWISE = {("exllamav2", "linear.py", "device"), ("exllamav2", "linear.py", "__init__")}
+"""Methods that the real class inherits, or whose arguments the stand-in changes."""
+WORDS = [
+    ("exllamav2", "attn.py", "has_flash_attn = False", "has_xformers = False", "not cfg.no_sdpa and",
+     "self.sliding_window ="),
+    ("exllamav2", "config.py", "self.max_input_len = 2048", "max_attention_size", "self.vocab_size =",
+     "self.architecture ="),
+    ("exllamav2", "module.py", "def device(self) -> str:", '"q_weight"', '"qweight"'),
+    ("exllamav2", "linear.py", "self.q_tensors = w", "self.linear = nn.Linear"),
+    ("exllamav2", "model.py", "x[:, :, -head_padding:] = -65504."),
+    ("exllamav3", "modules/attn.py", 'case "flash_attn_nc":', "self.dispatch_cache = {}"),
+    ("exllamav3", "modules/attention_fn/dispatch.py", 'hint_key = "fn_qc" if q_cache is not None else "fn"'),
+    ("exllamav3", "modules/quant/exl3.py", "class LinearEXL3:", "self._fused_reconstruct is None:", "self.K ="),
+    ("exllamav3", "modules/quant/fp16.py", "class LinearFP16:", "self.weight = weight", "self.bias = bias"),
+    ("exllamav3", "architecture/llama.py", "self.logit_layer_idx = len(self.modules) - 1"),
+]  # fmt: skip
+
+
+def source(engine: str, file: str) -> str:
+    """A source file of an installed engine, which is not imported; skips the test where it is not installed."""
+    found = importlib.util.find_spec(engine)
+    if found is None or found.origin is None:
+        pytest.skip(f"{engine} is not installed")
+    return (Path(found.origin).parent / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("engine", "file", "stand_in", "attributes"), SIGNATURES)
+def test_the_stand_in_has_the_signatures_of_the_source(
+    engine: str, file: str, stand_in: type, attributes: set[str]
+) -> None:
+    """Every method that the stand-in has takes what the installed one takes, and its attributes are set there."""
+    classes = [node for node in ast.parse(source(engine, file)).body if isinstance(node, ast.ClassDef)]
+    (real,) = (node for node in classes if node.name == stand_in.__name__)
+    methods = {node.name: node.args for node in real.body if isinstance(node, ast.FunctionDef)}
+    for name, method in inspect.getmembers(stand_in, inspect.isfunction):
+        if (engine, file, name) in OTHERWISE or (engine, name) == ("exllamav3", "__init__"):
+            continue
+        given = methods[name]
+        taken = {
+            argument.arg
+            for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+            if argument
+        }
+        assert set(inspect.signature(method).parameters) <= taken, name
+    assert attributes <= {node.attr for node in ast.walk(real) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("engine", ["exllamav2", "exllamav3"])
+def test_what_is_read_of_the_engine_is_in_its_source(engine: str) -> None:
+    for owner, file, *wanted in WORDS:
+        if owner == engine:
+            for words in wanted:
+                assert words in source(engine, file), (file, words)
+
+
+def on_a_gpu(engine: str) -> pytest.MarkDecorator:
+    """Skips where there is no GPU or the engine is not installed."""
+    runs = torch.cuda.is_available() and installed_versions((engine,))
+    return pytest.mark.skipif(not runs, reason=f"no CUDA GPU or {engine} not installed")
+
+
+def request(folder: Path, tokens: int, engine: str = "exllamav3", **options: Any) -> LoadRequest:
+    return LoadRequest("toy", engine, str(folder), tokens, options)
+
+
+@pytest.fixture(scope="module")
+def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose projections are multiples of 128, as exllamav3 wants them; its head of 320 is padded to 384."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("toy") / "llama-256"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=TOY_VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.1,
+        bos_token_id=256, eos_token_id=256, dtype="bfloat16",
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    save_toy_tokenizer(folder)
+    return folder
+
+
+ATOL_LOGIT = 0.1
+"""Against Transformers in float32, with logits up to 7.6: its own float16 is off by up to 0.025, on a CPU."""
+
+
+@pytest.mark.engine
+@on_a_gpu("exllamav3")
+@pytest.mark.parametrize("options", [{}, {"device": "cuda:0"}])
+def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -> None:
+    peer = TransformersBackend(LoadRequest("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    backend = ExLlamaV3Backend(request(fitting_toy, 300, **options))
+    peer.load()
+    backend.load()
+    for length in (20, 300):  # fewer rows than 32 take other kernels
+        (window,) = toy_windows(1, length)
+        logits, expected = backend.logits(window), peer.logits(window)
+        assert tuple(logits.shape) == (length, TOY_VOCAB)
+        torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
+    assert {(each.layer.weights, each.layer.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
+    assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
+    assert backend.provenance()["attention"]
+    peer.close()
+    backend.close()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "backend_class",
+    [
+        pytest.param(ExLlamaV2Backend, marks=on_a_gpu("exllamav2")),
+        pytest.param(ExLlamaV3Backend, marks=on_a_gpu("exllamav3")),
+    ],
+)
+def test_a_later_token_does_not_move_an_earlier_score(
+    backend_class: type[LogitsBackend], toy_model: Path, fitting_toy: Path
+) -> None:
+    """What exllamav2's own SDPA path gets wrong."""
+    engine = backend_class.capabilities.load_fns[0]
+    backend = backend_class(request(toy_model if engine == "exllamav2" else fitting_toy, 200, engine))
+    backend.load()
+    (window,) = toy_windows(1, 200)
+    changed = window.token_ids.copy()
+    changed[150:] = (changed[150:] + 1) % 256
+    first, second = backend.logits(window).clone(), backend.logits(Window(1, changed))
+    assert float((first[:150] - second[:150]).abs().max()) < ATOL_LOGIT
+    assert float((first[150:] - second[150:]).abs().max()) > 1.0
+    backend.close()
+
+
+@pytest.mark.engine
+@on_a_gpu("exllamav3")
+def test_the_real_engine_as_a_reference_of_itself(fitting_toy: Path, tmp_path: Path) -> None:
+    backend = ExLlamaV3Backend(request(fitting_toy, 200))
+    backend.load()
+    assert kept_as_reference(backend, tmp_path) == ("states", "")
+    task = Task(tmp_path / "store", TOY_VOCAB)
+    (scores,) = scoring.token_scores(backend, toy_windows(1, 20), task)
+    assert scores.kld is not None
+    assert np.abs(scores.kld).max() < 1e-4
+    backend.close()

@@ -1,0 +1,105 @@
+"""What is refused, and what is known, before Transformers loads anything."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.base import LoadRequest
+from backends.common.errors import InputError, ModelError
+from backends.hf.backend import TransformersBackend
+from backends.hf.quantization import PACKAGES, check_resident
+from tests.support.toy import BPW_BF16, refusal
+from tests.support.transformers_models import changed
+
+
+@pytest.fixture(autouse=True)
+def helpers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate and greenlet can be found, so that the checks come to what they are about on any machine."""
+    found = importlib.util.find_spec
+    known = {name: ModuleSpec(name, None) for name in ("accelerate", "greenlet")}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: known.get(name) or found(name))
+
+
+def checked(folder: Path, **options: Any) -> None:
+    TransformersBackend.check(LoadRequest("toy", "transformers", str(folder), 100, options))
+
+
+def test_stored_size(toy_model: Path) -> None:
+    """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
+    storage = TransformersBackend(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
+    assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
+    assert storage.vram_bits == 16 * (81_920 + 20_480)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtpe": "auto"}, "did you mean 'dtype'"),
+        ({"dtype": "int4"}, "engine.dtype: "),
+        ({"noise_seed": 1}, "engine.noise_seed: needs"),
+    ],
+)
+def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        checked(toy_model, **options)
+
+
+def test_options_that_cannot_go_with_streaming(toy_model: Path) -> None:
+    assert "cannot go with device_map" in refusal(checked, toy_model, streaming=True, device_map="auto")
+    assert "cannot go with max_memory" in refusal(checked, toy_model, streaming=True, max_memory={0: "1GiB"})
+    assert 'needs "streaming": true' in refusal(checked, toy_model, streaming_windows=2)
+    assert "greater than or equal to 1" in refusal(checked, toy_model, streaming=True, streaming_windows=0)
+
+
+@pytest.mark.parametrize("package", ["accelerate", "greenlet"])
+def test_missing_helpers_are_named(toy_model: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    assert package in refusal(checked, toy_model, streaming=True)
+
+
+def test_quantized_models_are_not_streamed(toy_model: Path, tmp_path: Path) -> None:
+    quantized = changed(toy_model, tmp_path / "quantized", {"quant_method": "mxfp4"})
+    assert "this one is quantized with mxfp4" in refusal(checked, quantized, streaming=True)
+    legacy = changed(toy_model, tmp_path / "legacy", {})
+    (legacy / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert "this one is quantized with modelopt" in refusal(checked, legacy, streaming=True)
+
+
+def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda names: dict.fromkeys(names, "1"))
+    nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
+    request = LoadRequest("toy", "transformers", str(folder), 10)
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersBackend.check, request)
+    TransformersBackend.check(replace(request, options={"dtype": "bfloat16"}))
+    TransformersBackend.check(replace(request, load_fn="transformers_auto_bf16"))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
+def test_missing_packages_are_named(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda _: {})
+    folder = changed(toy_model, tmp_path / method, {"quant_method": method})
+    request = LoadRequest("toy", "transformers", str(folder), 10)
+    assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
+    on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
+    assert refusal(TransformersBackend.check, on_load).startswith("engine.quantization_config: ")
+
+
+@pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])
+def test_quantized_layers_on_disk_are_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    if not stored:
+        check_resident(tmp_path, model, stored)
+        return
+    with pytest.raises(ModelError, match=r"1\.weight was left on disk"):
+        check_resident(tmp_path, model, stored)

@@ -1,0 +1,97 @@
+"""Windows of a store, read ahead of their use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.common.errors import InputError
+from backends.reference import reading
+from backends.reference.reading import ReferenceWindows, open_reference
+from backends.reference.store import Reader
+from tests.support.stores import UPSTREAM, numbers, state_store, upstream_store
+
+
+class Counting(Reader):
+    """A store that remembers which windows were read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.read: list[int] = []
+
+    def window(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return super().window(index)
+
+
+def counting(folder: Path, count: int) -> Counting:
+    return Counting(state_store(folder, count).path)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 0, 5, 1, 4, 2]])
+@pytest.mark.parametrize("ahead_bytes", [0, 1 << 29])
+def test_windows_come_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[int], ahead_bytes: int
+) -> None:
+    monkeypatch.setattr(reading, "AHEAD_BYTES", ahead_bytes)
+    store = counting(tmp_path / "store", 6)
+    windows = ReferenceWindows(store, pin=False)
+    for window in order:
+        assert torch.equal(windows.get(window), numbers(3, 4, seed=window))
+    windows.close()
+    assert sorted(store.read) == [0, 1, 2, 3, 4, 5]  # each once
+
+
+def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the bytes of 6 windows: 3 windows ahead of the one in use."""
+    store = counting(tmp_path / "store", 6)
+    monkeypatch.setattr(reading, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
+    windows = ReferenceWindows(store, pin=False)
+    assert set(windows.futures) == {0, 1, 2, 3}  # without being asked
+    windows.get(0)
+    assert set(windows.futures) == {0, 1, 2, 3}
+    windows.get(3)
+    assert set(windows.futures) == {0, 1, 2, 3, 4, 5}
+    windows.close()
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 0)  # never less than one
+    windows = ReferenceWindows(store, pin=False)
+    assert set(windows.futures) == {0, 1}
+    windows.close()
+
+
+def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> None:
+    store = counting(tmp_path / "store", 2)
+    windows = ReferenceWindows(store, pin=False)
+    for window in (0, 1):
+        windows.get(window)
+        windows.drop(window)
+    assert windows.futures == {}
+    windows.drop(0)  # twice is nothing
+    assert torch.equal(windows.get(0), numbers(3, 4, seed=0))
+    windows.close()
+    assert store.read.count(0) == 2
+
+
+def test_closed_windows_stop_reading(tmp_path: Path) -> None:
+    store = counting(tmp_path / "store", 60)
+    windows = ReferenceWindows(store, pin=False)
+    windows.get(0)
+    windows.close()
+    assert windows.futures == {}
+    assert not any(thread.is_alive() for thread in windows.pool._threads)
+    with pytest.raises(RuntimeError):
+        windows.get(1)
+
+
+def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
+    path = upstream_store(tmp_path, "folder")
+    store = open_reference(path)
+    (path / "row_000001.safetensors").write_bytes(b"damaged")
+    windows = ReferenceWindows(store, pin=False)
+    assert torch.equal(windows.get(0), UPSTREAM[0][0, :4])
+    with pytest.raises(InputError, match=r"row_000001\.safetensors: window 1 of the reference cannot be read"):
+        windows.get(1)
+    assert torch.equal(windows.get(2), UPSTREAM[2][0, :4])
+    windows.close()

@@ -1,0 +1,71 @@
+"""The statistics of every token from their definitions, in float64 and plain Python loops, and comparing with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends.base import TokenScores
+from backends.scoring.statistics import scores
+from tests.support.toy import log_softmax
+
+INF, NAN = math.inf, math.nan
+Partial = Callable[..., np.ndarray]
+"""``partial(logits, targets, first=0, reference=None)`` -> partial statistics [n, width]."""
+
+
+def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * sigma
+
+
+def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
+    """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
+    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "window"}
+    for i, target in enumerate(targets):
+        q = log_softmax([float(z) for z in logits[i].double()])
+        found["logprob"].append(q[target])
+        found["entropy"].append(-math.fsum(math.exp(lq) * lq for lq in q if lq > -INF))
+        found["top1_logprob"].append(max(q))
+        found["top1"].append(q.index(max(q)) == target)
+        if reference is None:
+            continue
+        p = log_softmax([float(r) for r in reference[i].double()])
+        found["ref_logprob"].append(p[target])
+        found["ref_top1_logprob"].append(max(p))
+        found["kld"].append(math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF))
+        found["same_top"].append(p.index(max(p)) == q.index(max(q)))
+    return found
+
+
+def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
+    for name, values in expected.items():
+        array = getattr(found, name)
+        if not values:
+            assert array is None, name
+            continue
+        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
+        np.testing.assert_allclose(
+            array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
+        )
+
+
+def whole(partial: Partial, logits: torch.Tensor, targets: Any, reference: torch.Tensor | None = None) -> TokenScores:
+    return scores(0, np.array(targets), [partial(logits, targets, reference=reference)])
+
+
+def split(
+    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
+) -> TokenScores:
+    """Scores from shards that end at ``cuts`` and at the end."""
+    edges = [0, *cuts, logits.shape[1]]
+    shards = []
+    for begin, end in pairwise(edges):
+        part = None if reference is None else reference[:, begin:end]
+        shards.append(partial(logits[:, begin:end], targets, begin, part))
+    return scores(0, np.array(targets), shards)

@@ -1,0 +1,114 @@
+"""A stand-in of exllamav3's API: the classes and methods that our engine uses, with random float16 weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from tests.support.toy import TOY_VOCAB
+
+HIDDEN, PADDED = 64, 384
+
+
+class SafetensorsCollection:
+    """Stand-in; ``knows_files`` False is an exllamav3 that only takes folders."""
+
+    knows_files = True
+
+    def __init__(self, directory: str) -> None:
+        self.tensor_files = [directory]
+        self.open = True
+
+    def add_tensor_files(self, directory: str, warn_if_override: bool = True) -> None:
+        self.tensor_files += [directory] if self.knows_files else []
+
+    def close(self) -> None:
+        self.open = False
+
+
+class Config:
+    seq_len: int | None = None
+
+    def __init__(self, directory: str) -> None:
+        self.stc = SafetensorsCollection(directory)
+        self.vocab_size = TOY_VOCAB
+
+    @staticmethod
+    def from_directory(directory: str, **kwargs: Any) -> Config:
+        return Config(directory)
+
+    def override_dynamic_seq_len(self, new_max_position_embeddings: int) -> None:
+        self.seq_len = new_max_position_embeddings
+
+
+class LinearFP16:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight, self.bias = weight, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+class LinearEXL3(LinearFP16):
+    K: float = 4
+    _fused_reconstruct: bool | None = None
+
+
+class Linear:
+    dispatch_cache: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, key: str, inner: LinearFP16) -> None:
+        self.key, self.inner, self.device = key, inner, torch.device("cpu")
+        self.in_features_unpadded, self.softcap, self.pre_scale, self.post_scale = HIDDEN, 0.0, 1.0, 1.0
+
+    def forward(self, x: torch.Tensor, params: dict[str, Any], out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.inner.forward(x)
+
+
+class Attention(Linear):
+    """Anything that is no Linear."""
+
+
+class Model:
+    failure: ClassVar[Exception | None] = None
+    last: ClassVar[Any] = None
+
+    def __init__(self, config: Config) -> None:
+        Model.last = self
+        self.config, self.loaded, self.unloaded, self.params = config, {}, False, {}
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
+        head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
+        head[:, TOY_VOCAB:] += 8.0  # a quantized head has noise where it is padded
+        self.modules = [Attention("model.layers.0.self_attn", LinearFP16(head)), Linear("lm_head", LinearFP16(head))]
+        self.logit_layer_idx = 1
+
+    @staticmethod
+    def from_config(config: Config, component: str = "text", **kwargs: Any) -> Model:
+        return Model(config)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.modules
+
+    def load_gen(
+        self, device: Any = None, reserve_per_device: Any = None, use_per_device: Any = None,
+        max_chunk_size: int = 2048, max_output_size: int = 32, max_output_factor: int = 1,
+    ) -> None:  # fmt: skip
+        self.loaded = {name: value for name, value in locals().items() if name != "self" and value is not None}
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        os.write(1, b"chatter of the engine\n")
+        self.load_gen(*args, **kwargs)
+        if self.failure is not None:
+            raise self.failure
+
+    def forward(self, input_ids: torch.Tensor, params: dict[str, Any] | None = None) -> torch.Tensor:
+        self.params = params
+        assert input_ids.dtype == torch.int64
+        return self.modules[-1].forward(self.embedding[input_ids], {})
+
+    def unload(self) -> None:
+        self.unloaded = True

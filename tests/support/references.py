@@ -1,0 +1,21 @@
+"""Reference stores that a backend leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backends.base import LogitsBackend, Task
+from backends.reference.reading import open_reference
+from backends.reference.store import seal
+from eval.run import scoring
+from tests.support.toy import toy_windows
+
+
+def kept_as_reference(backend: LogitsBackend, folder: Path) -> tuple[str, str]:
+    """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
+    building = folder / "building"
+    building.mkdir()
+    list(scoring.token_scores(backend, toy_windows(1, 20), Task(record=building)))
+    seal(building, folder / "store", {}, 1)
+    store = open_reference(folder / "store")
+    return store.kind, store.reason

@@ -1,0 +1,66 @@
+"""Reference stores made by hand, ours and upstream's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from backends.common.dtypes import dtype_name
+from backends.reference.head import Head
+from backends.reference.store import Reader, Writer, seal
+
+HEAD = Head(300, "float32")
+IDENTITY = {"windows": "abc", "label": "bf16"}
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def store_of(
+    folder: Path, weight: torch.Tensor, bias: torch.Tensor | None = None, *, windows: int = 2, head: Head | None = None,
+    identity: Mapping[str, Any] = IDENTITY,
+) -> Reader:  # fmt: skip
+    """A store of windows of states [3, H], those of ``numbers`` with the window as seed, and this head."""
+    building = folder.with_name(f"{folder.name}.building")
+    building.mkdir()
+    writer = Writer(building, "states")
+    for window in range(windows):
+        writer.window(window, numbers(3, weight.shape[1], seed=window, dtype=weight.dtype))
+    writer.head(0, weight, bias)
+    writer.close(head or Head(len(weight), dtype_name(weight.dtype)))
+    seal(building, folder, identity, windows)
+    return Reader(folder)
+
+
+def state_store(folder: Path, windows: int = 2) -> Reader:
+    """A store of states [3, 4] a window, and a head of 300 entries."""
+    return store_of(folder, numbers(300, 4, seed=100), windows=windows)
+
+
+UPSTREAM = [numbers(1, 5, 8, seed=window) * 4 for window in range(3)]
+"""Logits [1, L, V] of three windows."""
+LAYOUTS = ["folder", "rows beside the name", "single with one tensor", "single with a tensor a window"]
+"""The layouts of upstream's stores; the first two have one file a window."""
+
+
+def upstream_store(folder: Path, layout: str) -> Path:
+    """The path that a user would give for a store of UPSTREAM."""
+    path = folder / "logits.safetensors"
+    if layout == "single with one tensor":
+        save_file({"tensor": torch.cat(UPSTREAM)}, path)
+    elif layout == "single with a tensor a window":
+        save_file({f"tensor.{window}": tensor for window, tensor in enumerate(UPSTREAM)}, path)
+    else:
+        path = path if layout == "rows beside the name" else folder / "kept"
+        files = path.with_name(f"{path.name}.rows") if layout == "rows beside the name" else path
+        files.mkdir()
+        for window, tensor in enumerate(UPSTREAM):
+            save_file({"tensor": tensor}, files / f"row_{window:06d}.safetensors")
+        (files / "row_000003.safetensors.tmp").write_bytes(b"half")  # as an interrupted run leaves it
+    return path

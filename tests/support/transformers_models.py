@@ -1,0 +1,34 @@
+"""Models for Transformers: the backend with one loaded, and copies of a model with other configs and tensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backends.base import LoadRequest
+from backends.hf.backend import TransformersBackend
+
+
+def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:
+    """The model in ``folder``, loaded with these ``engine`` options."""
+    backend = TransformersBackend(LoadRequest("toy", load_fn, str(folder), 100, options))
+    backend.load()
+    return backend
+
+
+def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
+    """A copy of a model with a ``quantization_config``, and tensors replaced, added or (None) left out."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization_config": quantization} if quantization else {}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = {**load_file(folder / "model.safetensors"), **tensors}
+    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
