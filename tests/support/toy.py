@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ GPU = torch.cuda.is_available()
 ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
 
 
+needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+"""For tests on the files of a model in Transformers: without accelerate that engine is refused before they are read."""
 PROGRESS = ("tokenizing ", "checking reference ", "reading ")
 """How lines of progress begin that may stand before a refusal."""
 

@@ -13,11 +13,12 @@ import backends
 from backends.vllm import install
 from eval.cli import arguments
 from tests.support.command_line import FAKE, Run, Specs, in_transformers
-from tests.support.toy import TOY_VOCAB, assert_refused
+from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
 
 needs_vllm = pytest.mark.skipif(install.installed() is None, reason="vLLM is not installed")
 
 
+@needs_accelerate
 def test_override_tensors_are_refused(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
     data, spec = write_specs([in_transformers(toy_model, model_dir=[str(toy_model), "o.safetensors"])])
     assert_refused(compare_q("-d", data, "-m", spec), "'transformers' takes no override tensors")
@@ -77,6 +78,7 @@ def test_unknown_key(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "data.json: evallen: unknown key (did you mean 'eval_len'?)")
 
 
+@needs_accelerate
 def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
     data, spec = write_specs(path="/nowhere/text.txt")
     assert_refused(compare_q("-d", "no.json", "-m", spec), "no.json: no such file")
@@ -89,6 +91,7 @@ def test_missing_files(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "/nowhere/tokenizer: no such folder")
 
 
+@needs_accelerate
 def test_a_folder_without_a_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
     data, spec = write_specs([in_transformers(tmp_path)])
     assert_refused(compare_q("-d", data, "-m", spec), "config.json: missing")
@@ -127,6 +130,7 @@ def test_unknown_option_of_vllm(compare_q: Run, write_specs: Specs, toy_model: P
     assert_refused(compare_q("-d", data, "-m", spec), "engine.kv_cache_dtpe", "(did you mean 'kv_cache_dtype'?)")
 
 
+@needs_accelerate
 def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     shutil.copytree(toy_model, small)
@@ -149,6 +153,7 @@ def test_negative_rows(compare_q: Run, write_specs: Specs) -> None:
     assert_refused(compare_q("-d", data, "-m", spec), "max_rows: input should be greater than or equal to 0 (got -1)")
 
 
+@needs_accelerate
 def test_eval_len_above_the_context(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
     data, spec = write_specs([in_transformers(toy_model)], eval_len=257)
     assert_refused(compare_q("-d", data, "-m", spec), "windows of 257 tokens exceed the model's context of 256")
@@ -187,6 +192,7 @@ def test_a_revision_needs_the_hub(compare_q: Run, write_specs: Specs, toy_model:
     assert_refused(compare_q("-d", data, "-m", spec), "toy: revision: only for a model on the hub")
 
 
+@needs_accelerate
 def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     compare_q: Run, write_specs: Specs, toy_model: Path
 ) -> None:

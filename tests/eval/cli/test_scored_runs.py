@@ -14,7 +14,7 @@ from backends.fake import FakeBackend
 from backends.hf.backend import TransformersBackend
 from eval.cli import main
 from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
-from tests.support.toy import assert_refused
+from tests.support.toy import assert_refused, needs_accelerate
 
 
 def test_uniform_logits_have_the_vocabulary_as_perplexity(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -223,6 +223,7 @@ def test_list_engines(compare_q: Run) -> None:
         assert word in ran.out
 
 
+@needs_accelerate
 def test_check_starts_nothing(
     compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from backends.fake import FakeBackend
 from backends.reference.store import window_file
 from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
+from tests.support.toy import needs_accelerate
 
 
 def assert_no_divergence(ran: Measured, label: str, reason: str) -> None:
@@ -39,6 +40,7 @@ def damaged(folder: Path, target: Path) -> Path:
     return target
 
 
+@needs_accelerate
 def test_a_reference_with_damaged_weights_leaves_perplexities(
     measured: Compare, toy_model: Path, tmp_path: Path
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_reference_with_damaged_weights_leaves_perplexities(
     assert_no_divergence(ran, "uniform", "model.safetensors: not a readable safetensors file")
 
 
+@needs_accelerate
 def test_a_model_with_damaged_weights_leaves_the_others(measured: Compare, toy_model: Path, tmp_path: Path) -> None:
     broken = damaged(toy_model, tmp_path / "broken")
     ran = measured([fake("ref", boost=3.0, reference=True), toy(broken, "bad"), fake("uniform")])
