@@ -37,7 +37,9 @@ def files(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_every_picture_is_written_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_picture_is_written_and_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplaced: None
+) -> None:
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
     written = {}
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
