@@ -1,10 +1,12 @@
 """All pictures of a run: which files there are, what is skipped and why, the same bytes each time."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from eval.plots import figures, pictures, style
 from eval.results.run_result import ModelResult, RunResult
@@ -25,11 +27,19 @@ def small() -> RunResult:
     return replace(real_table.real_run(), models=tuple(models[label] for label in kept))
 
 
+@functools.cache
+def drawn() -> dict[str, Figure]:
+    """The pictures of the small run, each drawn once, for tests that ask for ``unwritten``."""
+    return {name: draw() for name, draw in pictures.all_pictures(small()).items()}
+
+
 def files(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_every_picture_is_written_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_picture_is_written_and_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplaced: None
+) -> None:
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
     written = {}
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
@@ -83,7 +93,7 @@ def test_models_without_a_finite_kld_are_not_in_the_pictures_of_tokens(tmp_path:
 
 
 def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
-    own = {name: draw().axes[0].get_title(loc="left") for name, draw in pictures.all_pictures(small()).items()}
+    own = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn().items()}
     assert own == {
         **dict.fromkeys(("ppl_bpw", "ppl_vram"), "Perplexity of quantized models"),
         **dict.fromkeys(("kld_bpw", "kld_vram"), "KL divergence of quantized models"),
@@ -97,7 +107,7 @@ def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
 
 
 def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
-    found = {name: draw() for name, draw in pictures.all_pictures(small()).items()}
+    found = drawn()
     assert [artists_of_kind(found[name], "point")[0].get_xdata()[0] < 1 for name in NAMES[:4]] == [
         False,
         True,

@@ -79,7 +79,7 @@ def test_themes(tmp_path: Path) -> None:
         assert (np.mean(text.get_color()) > 0.5) == dark
 
 
-def test_nothing_global_changes(tmp_path: Path, unplaced: None) -> None:
+def test_nothing_global_changes(tmp_path: Path) -> None:
     style.save_figure(draw(TABLE, dark=True), tmp_path / "before.svg")
     with mpl.rc_context({"font.family": "monospace", "xtick.major.size": 20, "savefig.facecolor": "red"}):
         before = dict(mpl.rcParams)
