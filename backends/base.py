@@ -24,7 +24,7 @@ from backends.common.watch import SILENT, Watch
 if TYPE_CHECKING:
     import torch
 
-    from backends.reference.head import Head
+    from backends.head import Head
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
 
     def scored(plan: Plan, name: str) -> None:
         list(run.scored(windows, plan))
-        scorer[name] = run.session_report
+        scorer[name] = run.pass_report
 
     paths = {
         "prefill": lambda: list(run.requests(windows, {})),
@@ -182,7 +182,7 @@ def correctness(folder: Path) -> dict[str, Any]:
             reference.seal(record, store, {}, 1)
         (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB))
         found[path.name] = scores
-        chunk = backend.driver.session_report["chunk_rows"]
+        chunk = backend.driver.pass_report["chunk_rows"]
         logits[path.name] = whole_logits(backend, window, chunk, folder / f"{path.name}.safetensors")
         if path.name == "noisy":
             (finished,) = backend.driver.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})

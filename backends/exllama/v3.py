@@ -32,8 +32,8 @@ from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
 from backends.exllama.common import OUTPUT_FACTOR, check_model
+from backends.head import Head
 from backends.layers.groups import group_layers
-from backends.reference.head import Head
 
 if TYPE_CHECKING:
     import torch

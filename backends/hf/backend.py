@@ -29,6 +29,7 @@ from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
+from backends.head import Head
 from backends.hf.quantization import (
     PACKAGES,
     check_complete,
@@ -41,7 +42,6 @@ from backends.hf.streaming import Streamer, decoder_layers
 from backends.hub.repositories import local_folder
 from backends.layers.groups import group_layers
 from backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
-from backends.reference.head import Head
 
 if TYPE_CHECKING:
     import torch

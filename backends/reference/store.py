@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.reference.head import Contents, Head
+from backends.head import Contents, Head
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.reference.head import Head
+from backends.head import Head
 from backends.reference.store import MANIFEST, ReferenceStore
 
 if TYPE_CHECKING:

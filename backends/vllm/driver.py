@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
+from backends.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
-from backends.reference.head import head_mismatch, spacing
 from backends.scoring import statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
@@ -55,11 +55,11 @@ class Route:
 
 @dataclass
 class VllmDriver:
-    """Drives one loaded vLLM: its ``LLM`` object, where its output goes, what the last session was like.
+    """Drives one loaded vLLM: its ``LLM`` object, where its output goes, what the last pass was like.
 
     ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
-    model's own.  ``session_report``: what the ranks said at the end of the last session.
+    model's own.  ``pass_report``: what the ranks said at the end of the last pass.
     """
 
     llm: Any
@@ -69,7 +69,7 @@ class VllmDriver:
     runner: str
     noise_seed: int | None = None
     route: Route | None = None
-    session_report: dict[str, Any] = field(default_factory=dict)
+    pass_report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """One method of every worker; results in the order of ranks."""
@@ -102,7 +102,7 @@ class VllmDriver:
             for index in indices:
                 window = pending.pop(index)
                 yield statistics.scores(index, window.token_ids[window.score_from :], collected[index])
-        self.session_report = self.end()
+        self.pass_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
 
@@ -160,7 +160,7 @@ class VllmDriver:
         }
 
     def end(self) -> dict[str, Any]:
-        """Finish a session; the reports of its ranks together."""
+        """Finish a pass; the reports of its ranks together."""
         ranks = [json.loads(answer) for answer in self.call("compare_q_end")]
         for rank in ranks:
             if rank["error"]:
@@ -184,8 +184,8 @@ class VllmDriver:
         return group_layers(named.values())
 
     def provenance(self) -> dict[str, Any]:
-        """What really ran in the last session, for the results."""
-        route, report = {} if self.route is None else asdict(self.route), self.session_report
+        """What really ran in the last pass, for the results."""
+        route, report = {} if self.route is None else asdict(self.route), self.pass_report
         names = ("chunk_rows", "extra_device_bytes", "recomputed_positions", "reference_head", "logits_dtype")
         return {"model_runner": self.runner, **route, **{name: report[name] for name in names if report}}
 

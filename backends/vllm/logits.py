@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backends.reference.head import Head, head_difference
+from backends.head import Head, head_difference
 
 if TYPE_CHECKING:
+    from backends.head import RecomputableHead
     from backends.reference.comparison import LoadedHead
-    from backends.reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
 
@@ -24,7 +24,7 @@ UNLIMITED = 1 << 60
 class LogitsSource:
     """The model's ``compute_logits``, and what its LogitsProcessor was last given.
 
-    ``reference_head`` is the head of the last reference that the model was compared with, for the next session.
+    ``reference_head`` is the head of the last reference that the model was compared with, for the next pass.
     """
 
     def __init__(self, model: Any) -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
+from backends.head import Contents, largest_difference
 from backends.reference.comparison import Comparison, head_key, load_head
-from backends.reference.head import Contents, largest_difference
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import statistics
@@ -43,7 +43,7 @@ reference (V = 49,152), time relative to the best by rows at a time: 16 1.91, 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What a session's steps have to do; JSON types, so that it travels to the workers.
+    """What a pass's steps have to do; JSON types, so that it travels to the workers.
 
     ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to this many entries; None: the model's own.
     ``probe``: compare gathered with local logits and the head's product with both.  ``reference``: folder of the store
@@ -87,7 +87,7 @@ class ProbeDifferences:
 
 @dataclass
 class Scorer:
-    """One rank's scorer in one session; ``keeps``: whether this rank keeps the record's states or logits."""
+    """One rank's scorer in one pass; ``keeps``: whether this rank keeps the record's states or logits."""
 
     source: LogitsSource
     plan: Plan
@@ -113,7 +113,7 @@ class Scorer:
             self.comparison = self.compared(Path(self.plan.reference))
 
     def compared(self, path: Path) -> Comparison:
-        """The comparison with a store; the head of the last store is kept with the model for the next session."""
+        """The comparison with a store; the head of the last store is kept with the model for the next pass."""
         store, head = open_reference(path), self.source.reference_head
         if store.contents == "states" and (head is None or head.key != head_key(store, self.shard)):
             own = self.source.weight()

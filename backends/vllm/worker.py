@@ -2,7 +2,7 @@
 
 ``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker; the
 driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that
-the worker has.  A session is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a
+the worker has.  A pass is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a
 step is kept for the next ``collect``: raised inside the step it would kill the engine.
 """
 
@@ -28,7 +28,7 @@ WAITING = 4
 
 
 @dataclass
-class Session:
+class ScoringPass:
     """One rank between ``begin`` and ``end``: its scorer, what is still being written, and the first error."""
 
     scorer: Scorer
@@ -69,7 +69,7 @@ class Session:
         return {**header, **scored}, b"".join(parts)
 
     def end(self) -> dict[str, Any]:
-        """Finish what is being written; the report says what the session was like."""
+        """Finish what is being written; the report says what the pass was like."""
         scorer = self.scorer
         self.error = self.error or scorer.error
         try:
@@ -104,7 +104,7 @@ class ScoringExtension:
     model_config: Any
     device: Any
     _compare_q_source: LogitsSource
-    _compare_q_session: Session | None = None
+    _compare_q_pass: ScoringPass | None = None
     _compare_q_noise: Noise | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
@@ -124,10 +124,10 @@ class ScoringExtension:
         return json.dumps([asdict(layer) for layer in found])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
-        """Start a session by the fields of ``Plan``; with a seed, the layers of this rank get noise until its end."""
+        """Start a pass by the fields of ``Plan``; with a seed, the layers of this rank get noise until its end."""
         from vllm.distributed import get_pp_group, get_tp_group
 
-        self._compare_q_quiet()  # a session that broke off
+        self._compare_q_quiet()  # a pass that broke off
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
             self._compare_q_noise = Noise(layers, noise_seed, pairs=True)
@@ -137,23 +137,23 @@ class ScoringExtension:
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
         )  # fmt: skip
-        self._compare_q_session = Session(scorer, last_stage)
+        self._compare_q_pass = ScoringPass(scorer, last_stage)
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
         """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows.
 
         The header names incomplete windows, with the number of positions missing, and leaves them out.
         """
-        assert self._compare_q_session is not None
-        header, data = self._compare_q_session.collect(indices)
+        assert self._compare_q_pass is not None
+        header, data = self._compare_q_pass.collect(indices)
         return json.dumps(header), data
 
     def compare_q_end(self) -> str:
-        """Finish and forget the session; returns its report as JSON."""
-        session, self._compare_q_session = self._compare_q_session, None
-        assert session is not None
-        session.error = session.error or self._compare_q_quiet()
-        return json.dumps(session.end())
+        """Finish and forget the pass; returns its report as JSON."""
+        scoring_pass, self._compare_q_pass = self._compare_q_pass, None
+        assert scoring_pass is not None
+        scoring_pass.error = scoring_pass.error or self._compare_q_quiet()
+        return json.dumps(scoring_pass.end())
 
     def _compare_q_quiet(self) -> str:
         """End the noise; returns which layer has run without noise, if any."""
@@ -163,15 +163,15 @@ class ScoringExtension:
     def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
         import torch
 
-        session = self._compare_q_session
+        scoring_pass = self._compare_q_pass
         with torch.inference_mode():
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, segments)
-            elif session is not None and not session.error:
+            elif scoring_pass is not None and not scoring_pass.error:
                 try:
-                    session.scorer.step(hidden_states, segments)
+                    scoring_pass.scorer.step(hidden_states, segments)
                 except Exception as error:  # whatever it is, the engine must live to report it
-                    session.error = f"{type(error).__name__}: {one_line(error)}"
+                    scoring_pass.error = f"{type(error).__name__}: {one_line(error)}"
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
         """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""

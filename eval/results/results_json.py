@@ -28,7 +28,7 @@ FORMAT = 5
 
 1: perplexity of each model
 2: KL divergence and same top, the reference, and the keys of the token scores in the cache
-3: how the layers ran (``provenance.layers``), the kernel and the deviations of each model
+3: how the layers ran (the key "layers" of ``provenance``), the kernel and the deviations of each model
 4: all estimates with their errors (``estimates``); written by compare_q 0.1 and 0.2
 5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches"),
    and the contents of the reference store "contents" (in 4: "kind")

@@ -35,7 +35,7 @@ FOREIGN_HEADS = frozenset(
     {
         *("blk", "experts", "layer", "model", "tensor"),
         *("engine", "spec"),
-        *("datasets", "gguf", "model_runner", "SamplingParams", "sys", "vllm"),
+        *("datasets", "gguf", "model_runner", "SamplingParams", "sys", "torch", "vllm"),
     }
 )
 """First parts of dotted names in docstrings, a line each: tensors, options and keys, other packages."""

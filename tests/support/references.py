@@ -18,4 +18,4 @@ def kept_as_reference(backend: LogitsBackend, folder: Path) -> tuple[str, str]:
     list(scoring.token_scores(backend, toy_windows(1, 20), Task(record=building)))
     seal(building, folder / "store", {}, 1)
     store = open_reference(folder / "store")
-    return store.kind, store.reason
+    return store.contents, store.reason

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from backends.common.dtypes import dtype_name
-from backends.reference.head import Head
+from backends.head import Head
 from backends.reference.store import Reader, Writer, seal
 
 HEAD = Head(300, "float32")

@@ -14,7 +14,7 @@ import torch
 from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.exllama.v3 import ExLlamaV3Backend
-from backends.reference.head import Head, head_logits
+from backends.head import Head, head_logits
 from eval.run import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference

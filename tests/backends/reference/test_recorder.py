@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.reference.head import Head, head_logits
+from backends.head import Head, head_logits
 from backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 
@@ -21,8 +21,8 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
     states, weight = numbers(80, 4), numbers(50, 4, seed=1)
     logits = head_logits(HEAD, states, weight, None)
     near, far = logits.clone(), logits.clone()
-    near[3, 7] += 3 * 2**-12 * logits[:64].abs().max()
-    far[3, 7] += 5 * 2**-12 * logits[:64].abs().max()
+    near[3, 7] += 3 * 2**-14 * logits[:64].abs().max()
+    far[3, 7] += 5 * 2**-14 * logits[:64].abs().max()
     later = logits.clone()
     later[64:] += 1
     for given, contents in ((logits, "states"), (near, "states"), (far, "logits"), (later, "states")):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from backends.common.dtypes import dtype_name
-from backends.reference.head import Head
+from backends.head import Head
 from backends.reference.reading import open_reference
 from backends.reference.store import MANIFEST, VERSION, Reader, Writer, remove, seal, window_file
 from tests.support.stores import HEAD, IDENTITY, numbers, state_store

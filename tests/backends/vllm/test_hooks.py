@@ -12,7 +12,7 @@ import torch
 from backends.vllm import hooks
 from backends.vllm.hooks import TAG, Segment, attach
 from backends.vllm.scorer import Buffer, Plan
-from backends.vllm.worker import ScoringExtension, Session
+from backends.vllm.worker import ScoringExtension, ScoringPass
 
 OURS = SimpleNamespace(extra_args={TAG: [7, 1, 9]})
 OTHERS = SimpleNamespace(extra_args=None)
@@ -125,24 +125,24 @@ def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None
         hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
 
 
-def session_with(buffers: dict[int, Buffer]) -> Session:
-    """A worker's session with these windows in it."""
+def pass_with(buffers: dict[int, Buffer]) -> ScoringPass:
+    """A worker's pass with these windows in it."""
     scorer: Any = SimpleNamespace(
         buffers=buffers, reports=True, comparison=None, recorder=None, shard=(0, 5), entries=5, plan=Plan(), error=""
     )
-    return Session(scorer, last_stage=True)
+    return ScoringPass(scorer, last_stage=True)
 
 
 def test_gaps_are_named_and_left_out() -> None:
     whole = Buffer(torch.arange(10.0).reshape(2, 5), None, np.array([True, True]))
     gap = Buffer(torch.zeros(3, 5), None, np.array([True, False, False]))
-    header, data = session_with({4: whole, 9: gap}).collect([4, 9, 11])
+    header, data = pass_with({4: whole, 9: gap}).collect([4, 9, 11])
     assert (header["windows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
     assert header["incomplete"] == {"9": 2, "11": "all"}
     assert np.frombuffer(data, np.float32).tolist() == list(range(10))
 
 
 def test_a_rank_without_logits_reports_nothing() -> None:
-    session = session_with({})
-    session.last_stage = False
-    assert session.collect([0]) == ({"error": ""}, b"")
+    scoring_pass = pass_with({})
+    scoring_pass.last_stage = False
+    assert scoring_pass.collect([0]) == ({"error": ""}, b"")

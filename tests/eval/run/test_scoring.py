@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from backends import head
 from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.reference import comparison, head
+from backends.reference import comparison
 from backends.reference import store as reference
 from eval.run import scoring
 from tests.support.toy import brute_force, toy_windows

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Contents = Literal["states", "logits"]
 """What a reference store holds of every window."""
 
-SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-12}
+SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,12 @@ def spacing(dtype: str) -> float:
     """How far two computations of one logit may lie apart by rounding, relative to the logit, by the dtype's name.
 
     For bfloat16 and float16 the distance of two neighbouring numbers; a dtype that is not known counts as bfloat16.
-    float32 products may be TF32 on a GPU, whose operands have steps of 2**-10 and whose errors average out in the sum:
-    2**-12.  On a CPU another order of addition moved float32 logits by up to 9e-7 of the largest (H = 4,096).
+    For float32 it is two orders of addition, with room: on a CPU they moved logits by up to 9e-7 of the largest
+    (H = 4,096).
 
-    One value serves both users, the probe of vLLM's log-probabilities (2**-14 for float32 in compare_q 0.2) and the
-    comparison of heads (2**-12 there).  A tolerance that is too small stops a right run, or keeps logits where states
-    take a thirty-first of the bytes; what the probe has to find, scores of a neighbouring token, lies nats apart, and
-    for a float32 logit of 20 it allows 0.01.
+    One value serves both users, the probe of vLLM's log-probabilities and the comparison of heads.  Of the two values
+    that these had for float32 (2**-14 and 2**-12) it is the smaller one: a tolerance that is too small keeps logits
+    where states would do, one that is too large lets a wrong score pass.
     """
     return SPACINGS.get(dtype, SPACINGS["bfloat16"])
 
@@ -78,7 +77,7 @@ def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
 
     ``difference`` as ``head_difference`` says it, ``largest`` the size of the largest logit there, ``dtype`` the name
     of the logits' dtype.  Four spacings are allowed: each of the two sides rounds the product and, with a soft cap, the
-    cap.  (compare_q 0.2 allowed two to engines that hand out logits, and in vLLM four plus 2e-4.)
+    cap.
     """
     if isinstance(difference, str):
         return difference

@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from backends.common.dtypes import dtype_name
-from backends.reference.head import (
-    Head,
-    head_difference,
-    head_logits,
-    head_mismatch,
-    largest_difference,
-    largest_finite,
-    spacing,
-)
+from backends.head import Head, head_difference, head_logits, head_mismatch, largest_difference, largest_finite, spacing
 from tests.support.stores import numbers
 
 INF, NAN = math.inf, math.nan
@@ -65,7 +57,7 @@ def test_a_masked_or_nan_logit_never_makes_two_things_equal() -> None:
 
 
 def test_a_spacing_is_that_of_neighbouring_numbers() -> None:
-    """But for float32, whose products may be TF32: coarser than float32's own, finer than float16's."""
+    """But for float32: coarser than the spacing of its numbers, by orders of addition, and finer than float16."""
     for dtype in (torch.bfloat16, torch.float16):
         assert spacing(dtype_name(dtype)) == torch.finfo(dtype).eps
     assert torch.finfo(torch.float32).eps < spacing("float32") < spacing("float16")
