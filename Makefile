@@ -10,6 +10,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
+QUICK := $(BIN)/python -m pytest -m "not engine and not slow" --durations=3
 UV := $(VENV)/lock/bin/uv
 LLAMA := $(VENV)/.llama
 LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/llama_cpp.cmake
@@ -34,8 +35,10 @@ test: $(READY)  ## every test, with real engines
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
 	$(BIN)/python -m pytest
 
-quick: check  ## lint, types and every test that starts no engine, in a minute
-	$(BIN)/python -m pytest -m "not engine" -n 2 --durations=3
+quick: check  ## lint, types and every fast test that starts no engine, in a minute: a process for each of two cores
+	@$(QUICK) --ignore=tests/eval & other=$$!; \
+	$(QUICK) tests/eval; eval=$$?; \
+	wait $$other && exit $$eval
 
 check: $(READY)  ## lint, formatting, types
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def imports_of(code: str, known: set[str]) -> set[str]:
     return found
 
 
+@cache
 def graph() -> Graph:
     """Module -> the modules that it imports; a package stands for its ``__init__.py``."""
     files = modules()

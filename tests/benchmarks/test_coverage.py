@@ -10,6 +10,8 @@ import pytest
 from benchmarks import coverage
 from eval.stats.uncertainty import mean_with_errors, places_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_simulation_estimates_as_the_tables_do() -> None:
     """Its shortcuts, over tokens times how often they are scored, against ``mean_with_errors`` over every entry."""

@@ -15,6 +15,8 @@ import pytest
 from eval import __version__, compare_q
 from tests.support import ROOT
 
+pytestmark = pytest.mark.engine
+
 
 def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A Python of its own."""

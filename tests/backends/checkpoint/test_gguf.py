@@ -232,6 +232,7 @@ def test_stamp_follows_every_shard(tmp_path: Path) -> None:
     assert after != before
 
 
+@pytest.mark.slow
 def test_the_demos_file_as_the_gguf_package_reads_it() -> None:
     """Tensors, types and vocabulary; and bits x weights are the bytes between one tensor's offset and the next's."""
     model, reader = read_model(find_gguf()), gguf.GGUFReader(find_gguf())

@@ -15,6 +15,8 @@ from tests.support.hub import Hub
 from tests.support.hub_client import Client
 from tests.support.toy import refusal as refusal_of
 
+pytestmark = pytest.mark.engine
+
 SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
 WEIGHTS = [bytes([i]) * 3_000_000 for i in (1, 2)]
 SMALL = ["config.json", "model.safetensors.index.json", "tokenizer.json"]

@@ -17,6 +17,8 @@ from backends.llamacpp import ggml
 from backends.llamacpp.backend import NO_TILES, LlamacppBackend
 from tests.support.llama_cpp import needs_llama_cpp
 
+pytestmark = pytest.mark.engine
+
 TILES = re.compile(r"\t(ldtilecfg|sttilecfg|tile\w+|tdp\w+)\b")
 V4 = Path("glibc-hwcaps", "x86-64-v4", "libggml-cpu.so.0")
 SUPPORTED = "x86-64-v4 (supported, searched)"

@@ -23,7 +23,10 @@ from backends.scoring.statistics import width
 from tests.support.definitions import Partial
 
 CUDA = torch.cuda.is_available()
-without_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+TRITON = (
+    pytest.mark.engine,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+)
 
 
 def in_interpreter(saved: bytes, first: int) -> np.ndarray:
@@ -45,7 +48,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
             yield pool
 
 
-@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=without_triton)])
+@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
 def partial(request: pytest.FixtureRequest) -> Partial:
     """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; the inputs must come out unchanged."""
     implementation = request.param

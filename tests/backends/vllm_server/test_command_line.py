@@ -15,6 +15,8 @@ from backends.common.errors import ModelError
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import VOCAB, Stub, gold, loaded
 
+pytestmark = pytest.mark.slow
+
 
 def test_command_line(
     stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path

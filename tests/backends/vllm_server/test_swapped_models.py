@@ -28,6 +28,8 @@ from tests.support.vllm_server import (
     scores_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_stamp_follows_the_weights(stub: Stub) -> None:
     def stamp() -> str:

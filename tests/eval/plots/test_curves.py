@@ -11,6 +11,8 @@ from eval.plots.curves import Line
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def real(kld: bool, dark: bool = False) -> Figure:

@@ -16,6 +16,8 @@ from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
 
+pytestmark = pytest.mark.slow
+
 KINDS = [*((kld, vram, False) for kld in (False, True) for vram in (False, True)), (True, False, True)]
 """KLD, VRAM, dark: the dark theme changes colours alone."""
 

@@ -16,6 +16,8 @@ from tests.support import real_table
 from tests.support.drawn import artists_of_kind
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ppl_bpw", "ppl_vram", "kld_bpw", "kld_vram", "kld_spread", "kld_histograms", "loss_by_position",
          "kld_by_position")  # fmt: skip
 

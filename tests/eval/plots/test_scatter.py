@@ -15,6 +15,8 @@ from eval.plots.scatter import Point
 from tests.support.drawn import artists_of_kind
 from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
     a, b, c = Point("a", 8, 2), Point("b", 4, 3), Point("c", 6, 9)

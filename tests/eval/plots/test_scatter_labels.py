@@ -13,6 +13,8 @@ from eval.plots.scatter import Level, Point
 from tests.support.drawn import artists_of_kind, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_labels_overlap_nothing(case: str) -> None:

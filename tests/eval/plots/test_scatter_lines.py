@@ -12,6 +12,8 @@ from eval.plots.scatter import Level, Point
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
 from tests.support.scatter_cases import CASES, draw
 
+pytestmark = pytest.mark.slow
+
 BARS = [Point("EXL3 2.0", 2, 30.0, error=5.0), Point("EXL3 4.0", 4, 22.0, error=2.0), Point("GGUF Q8_0", 8, 21.0),
         Point("W8A8", 9, 21.0, error=1e-3), Point("GGUF Q2_K", 3, 500.0, error=50.0)]  # fmt: skip
 

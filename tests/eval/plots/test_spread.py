@@ -13,6 +13,8 @@ from eval.stats.distributions import Histogram, histogram_of, percentiles_of
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 
+pytestmark = pytest.mark.slow
+
 REAL = [
     Divergence(label, kld, percentiles_of(real_table.token_klds(kld)), histogram_of(real_table.token_klds(kld)))
     for label, _, _, _, kld, _, _ in real_table.ROWS

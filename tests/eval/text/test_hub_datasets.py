@@ -14,6 +14,8 @@ from tests.support import hub_layouts
 from tests.support.hub import Hub
 from tests.support.hub_client import Client
 
+pytestmark = pytest.mark.engine
+
 READ = """
 one = spec(**{keys})
 said = Watch()
