@@ -28,7 +28,7 @@ from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import installed_versions
+from backends.common.packages import check_installed, installed_versions
 from backends.head import Head
 from backends.hf.quantization import (
     PACKAGES,
@@ -91,8 +91,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
     def check(cls, request: LoadRequest) -> None:
         options = parse_options(TransformersOptions, request.options)
         seed_of(request.options)
-        if importlib.util.find_spec("accelerate") is None:
-            raise InputError(f"accelerate is not installed: {cls.capabilities.install}")
+        check_installed("accelerate", cls.capabilities.install)
         remote = cls.is_remote(request)
         stored = {} if remote else CheckpointConfig.read(local_folder(request.model_dir)).quantization
         for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,13 +12,10 @@ from gguf import GGUFReader, GGUFWriter, dequantize
 from numpy.typing import NDArray
 
 from demo import gguf_writer, recipes, smollm2
+from tests.support.llama_cpp import needs_llama_cpp
 from tests.support.toy import TOY_VOCAB
 
 VOCAB = 49_152
-
-needs_llama_cpp = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed (make demo-all)"
-)
 
 
 @pytest.fixture(scope="session")

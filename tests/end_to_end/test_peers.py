@@ -9,7 +9,6 @@ digit of the tool's has to come out; elsewhere a line has to be within the tool'
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 from dataclasses import dataclass
@@ -28,11 +27,9 @@ from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
 from eval.text import tokens
 from tests.support import DATA, ROOT
+from tests.support.llama_cpp import needs_llama_cpp
 
 pytestmark = pytest.mark.engine
-needs_llama_cpp = pytest.mark.skipif(
-    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
-)
 PEERS = DATA / "peers"
 OPTICKS = ROOT / "demo" / "opticks.txt"
 CHUNKS = 8

@@ -115,7 +115,7 @@ def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Wri
 
 
 def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> None:
-    """ReferenceWindows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
+    """Rows of one reference are compared as ever; of two, PPL is, and KLD is not; no KLD has a star."""
     assert REF.ppl
     other = with_ppl(on(REF, "r2", GPU), replace(REF.ppl, value=7.575))
     first = write("a.json", REF_A, QUANT_A, FP8_B)
