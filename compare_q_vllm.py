@@ -28,7 +28,7 @@ if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
 try:
     from backends.base import LoadRequest
     from backends.checkpoint.config import CheckpointConfig
-    from backends.common.capture import captured
+    from backends.common.engine_log import captured
     from backends.common.errors import CompareQError, InputError, ModelError
     from backends.hub import repositories
     from backends.vllm.backend import VllmScoreBackend

@@ -6,10 +6,13 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from backends.base import Backend
 from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.messages import nearest
+
+if TYPE_CHECKING:
+    from backends.base import Backend
 
 ENGINES = {
     "transformers": "backends.hf.backend:TransformersBackend",

@@ -1,8 +1,8 @@
 """The contract between the driver and the engines: the types that travel, and what an engine must offer.
 
-An engine is one of two kinds.  A ``LogitsBackend`` hands out the logits of one window at a time, and the driver scores
-them (``eval/run/scoring.py``).  A ``ScoringBackend`` computes the scores where its logits are, and hands out nothing
-but scores.  The driver never asks an engine for its name.  The errors are in ``backends/common/errors.py``.
+An engine is one of two kinds.  A ``LogitsBackend`` hands out the logits of one window at a time, which
+``backends/worker/scoring.py`` scores.  A ``ScoringBackend`` computes the scores where its logits are, and hands out
+nothing but scores.  The driver never asks an engine for its name.  The errors are in ``backends/common/errors.py``.
 
 What this file does not know: any engine, any file format, any statistic.
 """
@@ -152,7 +152,8 @@ class Capabilities:
     model's tensors of the same name.  ``reference``: its models can be references; ``compares``: its models can be
     compared with a reference; ``files``: suffixes of model files that no other engine reads; ``here``: it runs on this
     machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a CPU
-    build of torch leaves the GPUs unused.
+    build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding depends on
+    which windows a run has.
     """
 
     load_fns: tuple[str, ...]
@@ -166,6 +167,7 @@ class Capabilities:
     files: tuple[str, ...] = ()
     here: bool = True
     torch: bool = True
+    batches: bool = False
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine; None if it is not installed.
@@ -184,8 +186,8 @@ class LoadRequest:
     ``model_dir`` is what the spec names: a folder, a file, a hub id or a server's URL; ``Backend.fetch`` turns a hub id
     into a local path, and from then on no engine asks the hub.  ``max_tokens``: the length of the longest window, in
     tokens; ``options``: the spec's ``engine`` object, which the engine itself checks; ``override_tensors``: files whose
-    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``log_file``: takes the engine's
-    own output, None to leave it on the terminal.
+    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``stamp``: what ``Backend.stamp``
+    said when the scores' key was made; ``log_file``: where this process's output goes, None for the terminal.
     """
 
     label: str
@@ -195,6 +197,7 @@ class LoadRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     override_tensors: tuple[Path, ...] = ()
     revision: str | None = None
+    stamp: str = ""
     log_file: Path | None = None
 
 
@@ -256,6 +259,11 @@ class Backend(ABC):
         return cls.stamp(request)
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        """How many GPUs the model takes where there are some: 0 means all, None as many as its weights need."""
+        return 1
+
+    @classmethod
     @abstractmethod
     def versions(cls) -> dict[str, str]:
         """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
@@ -267,6 +275,9 @@ class Backend(ABC):
     @abstractmethod
     def storage(self) -> Storage:
         """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``; needs no load."""
+
+    def check_unchanged(self) -> None:
+        """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
 
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.

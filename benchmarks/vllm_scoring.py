@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from backends.base import LoadRequest, Task, Window  # noqa: E402
+from backends.common import machine  # noqa: E402
 from backends.reference import store as reference  # noqa: E402
 from backends.reference.reading import ReferenceWindows  # noqa: E402
 from backends.vllm.backend import VllmScoreBackend  # noqa: E402
 from backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
 from backends.vllm.hooks import TAG  # noqa: E402
 from backends.vllm.scorer import Plan  # noqa: E402
-from eval.common import machine  # noqa: E402
 
 VOCAB = 128_256
 LLAMA_8B = {
@@ -226,7 +226,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    found: dict[str, Any] = {"commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware()}
+    found: dict[str, Any] = {
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(machine.gpus()),
+    }
     try:
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "correctness": lambda: correctness(folder),

@@ -203,6 +203,7 @@ def make_all(models: Path, only: Collection[str], source: Path | None = None) ->
 def usable_rows(out: Path) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here."""
     from eval.run import jobs
+    from eval.run.hosts import Hosts
     from eval.specs import reading
 
     entries: list[dict[str, Any]] = []
@@ -212,7 +213,7 @@ def usable_rows(out: Path) -> list[dict[str, Any]]:
             "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
-        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW)
+        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW, Hosts())
         for problem in problems:
             print(f"left out: {problem}", flush=True)
         if not problems:

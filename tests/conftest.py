@@ -20,6 +20,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     """No test reads or writes the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("COMPARE_Q_CACHE", str(folder))
+    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "1")
     return folder
 
 

@@ -23,3 +23,7 @@ class NoSafetensorsError(InputError):
 
 class ModelError(CompareQError):
     """One model could not be loaded or scored; the others can go on."""
+
+
+class StoppedError(CompareQError):
+    """The run was interrupted while a model was in work; what was committed is kept."""

@@ -22,8 +22,6 @@ from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBa
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
-from backends.common import memory
-from backends.common.capture import captured
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
@@ -91,6 +89,10 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
             )
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        return 0 if {"gpu_split"} & request.options.keys() else None
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXLLAMA_NO_")}
         return installed_versions(("exllamav2", "torch", "flash-attn", "xformers")) | settings
@@ -100,14 +102,11 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
         if not torch.cuda.is_available():
             raise ModelError("exllamav2 needs an NVIDIA GPU; torch sees none")
-        folder, threads = self.folder, torch.get_num_threads()
+        folder = self.folder
         try:
-            with captured(self.request.log_file):
-                self._load(folder)
+            self._load(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
             raise ModelError(f"exllamav2 could not load {folder}: {one_line(error)}") from error
-        finally:
-            torch.set_num_threads(threads)  # its import leaves one thread to every engine of this process
 
     def _load(self, folder: Path) -> None:
         from exllamav2 import ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
@@ -162,7 +161,6 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         if self.model is not None:
             self.model.unload()
         self.model = None
-        memory.release()
 
 
 def attention_of(config: Any) -> str:

@@ -24,8 +24,6 @@ from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBa
 from backends.checkpoint import files as checkpoint
 from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
-from backends.common import memory
-from backends.common.capture import captured
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
@@ -92,6 +90,10 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
         check_overrides(request)
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        return 0 if {"device", "reserve_per_device", "use_per_device"} & request.options.keys() else None
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXL3_")}
         return installed_versions(("exllamav3", "torch", "triton", "xformers")) | settings
@@ -103,11 +105,8 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
             raise ModelError("exllamav3 needs an NVIDIA GPU; torch sees none")
         folder = self.folder
         try:
-            with captured(self.request.log_file):
-                self._load(folder)
+            self._load(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
-            for device in range(torch.cuda.device_count()):  # the limit that a failed split leaves behind
-                torch.cuda.set_per_process_memory_fraction(1.0, device)
             raise ModelError(f"exllamav3 could not load {folder}: {one_line(error)}") from error
 
     def _load(self, folder: Path) -> None:
@@ -189,7 +188,6 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
             self.model.unload()
             self.model.config.stc.close()
         self.model = self.entered = None
-        memory.release()
 
 
 def layer_of(module: Any) -> Layer:

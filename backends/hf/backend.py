@@ -22,8 +22,6 @@ from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, 
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
-from backends.common import memory
-from backends.common.capture import captured
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
@@ -103,6 +101,12 @@ class TransformersBackend(FolderModel, LogitsBackend):
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        if {"device_map", "max_memory"} & request.options.keys():
+            return 0
+        return None if request.load_fn in DEVICE_MAP_AUTO else 1
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
         return installed_versions(("torch", "transformers", "accelerate", *quantizers))
@@ -129,8 +133,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
             raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
         try:
-            with captured(self.request.log_file):  # bars of the libraries that unpack a checkpoint
-                self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
+            self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
         except Exception as error:  # whatever Transformers, accelerate or a quantizer raises: one model's failure
             raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
@@ -230,7 +233,6 @@ class TransformersBackend(FolderModel, LogitsBackend):
             self.streamer.close()
         self.streamer = None
         self.model = self.entered = self.noise = None
-        memory.release()
 
 
 def default_dtype(request: LoadRequest) -> str:

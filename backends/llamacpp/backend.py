@@ -25,7 +25,6 @@ import numpy as np
 from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import gguf
 from backends.checkpoint.gguf_header import GgufTensor
-from backends.common.capture import captured
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
 from backends.common.packages import check_installed, installed_versions
@@ -134,6 +133,10 @@ class LlamacppBackend(LogitsBackend):
         return gguf.read_model(Path(request.model_dir)).stamp(times=False)
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        return 0 if {"main_gpu", "tensor_split"} & request.options.keys() else None
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         found = installed_versions((*cls.capabilities.packages, "gguf"))
         return {**found, "llama.cpp build": ggml.build(), **ggml.environment()}
@@ -143,13 +146,12 @@ class LlamacppBackend(LogitsBackend):
 
     def load(self) -> None:
         file = gguf.read_model(Path(self.request.model_dir)).files[0]
-        with captured(self.request.log_file):
-            import llama_cpp
+        import llama_cpp
 
-            self.library = llama_cpp
-            self.said = ggml.listening()
-            llama_cpp.llama_backend_init()
-            self._open(str(file))
+        self.library = llama_cpp
+        self.said = ggml.listening()
+        llama_cpp.llama_backend_init()
+        self._open(str(file))
         if not self.context:
             reason = "it has an encoder" if self.model and not self.said.errors else self.said.reason()
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
@@ -187,12 +189,11 @@ class LlamacppBackend(LogitsBackend):
         step = min(self.options.n_batch, library.llama_n_batch(self.context))
         vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
         logits = torch.empty(length, vocab_size, device="cuda" if torch.cuda.is_available() else "cpu")
-        with captured(self.request.log_file):
-            library.llama_memory_clear(library.llama_get_memory(self.context), True)
-            for begin in range(0, length, step):
-                part = logits[begin : begin + step]
-                rows = self._decode(window, begin, begin + len(part))
-                part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
+        library.llama_memory_clear(library.llama_get_memory(self.context), True)
+        for begin in range(0, length, step):
+            part = logits[begin : begin + step]
+            rows = self._decode(window, begin, begin + len(part))
+            part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
         targets = torch.from_numpy(window.token_ids[window.score_from :]).long().to(logits.device)
         floored, excluded = raise_to_floor(logits[window.score_from - 1 : -1], targets)
         self.floored += floored
@@ -264,11 +265,10 @@ class LlamacppBackend(LogitsBackend):
         return notes
 
     def close(self) -> None:
-        with captured(self.request.log_file):
-            if self.batch is not None:
-                self.library.llama_batch_free(self.batch)
-            if self.context:
-                self.library.llama_free(self.context)
-            if self.model:
-                self.library.llama_model_free(self.model)
+        if self.batch is not None:
+            self.library.llama_batch_free(self.batch)
+        if self.context:
+            self.library.llama_free(self.context)
+        if self.model:
+            self.library.llama_model_free(self.model)
         self.model = self.context = self.batch = None

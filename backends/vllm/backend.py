@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +39,8 @@ from backends.base import (
 from backends.checkpoint import nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
-from backends.common.capture import captured, root_cause, warnings_in
 from backends.common.dtypes import dtype_name
+from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
@@ -56,6 +55,7 @@ from backends.vllm.options import (
     emulation_arguments,
     engine_arguments,
     quantized_on_load,
+    ranks,
 )
 
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
@@ -72,6 +72,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         packages=install.PACKAGES,
         install=install.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
+        batches=True,
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -80,7 +81,6 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         self.driver: VllmDriver | None = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
-        self.environment = dict(os.environ)
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -96,6 +96,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         return replace(found, context=None) if "hf_overrides" in request.options else found
 
     @classmethod
+    def gpus(cls, request: LoadRequest) -> int:
+        return ranks(request.options)
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
 
@@ -108,7 +112,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
-            with captured(self.request.log_file), one_more_than(config.stated_context, self.request):
+            with one_more_than(config.stated_context, self.request):
                 from vllm import LLM
 
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
@@ -120,7 +124,6 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         config = self.llm.llm_engine.vllm_config
         return VllmDriver(
             self.llm,
-            lambda: captured(self.request.log_file),
             config.model_config.get_vocab_size(),
             config.parallel_config.tensor_parallel_size,
             runners[-1],
@@ -166,20 +169,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         }
 
     def close(self) -> None:
-        """Stop the engine's processes, and undo what vLLM has set in this process for the model that was loaded.
-
-        vLLM leaves variables such as VLLM_SSM_CONV_STATE_LAYOUT behind, which would reach the next model and the key of
-        its scores.
-        """
-        try:
-            if self.llm is not None:
-                with captured(self.request.log_file):
-                    self.llm.llm_engine.engine_core.shutdown()
-                    self.llm = self.driver = None
-                    gc.collect()
-        finally:
-            os.environ.clear()
-            os.environ.update(self.environment)
+        """Stop the engine, and its processes if it has some."""
+        if self.llm is not None:
+            self.llm.llm_engine.engine_core.shutdown()
+            self.llm = self.driver = None
+            gc.collect()
 
     def _log_size(self) -> int:
         file = self.request.log_file

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,6 @@ PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
 """Memory for vLLM's own log-probabilities in the probe, at 10 bytes a logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 10
-
-
-class Capture(Protocol):
-    """Keeps the engine's output off the terminal while it holds."""
-
-    def __call__(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Route:
 
 @dataclass
 class VllmDriver:
-    """Drives one loaded vLLM: its ``LLM`` object, where its output goes, what the last pass was like.
+    """Drives one loaded vLLM: its ``LLM`` object, what the last pass was like.
 
     ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
@@ -63,7 +57,6 @@ class VllmDriver:
     """
 
     llm: Any
-    capture: Capture
     vocab_size: int
     tp_size: int
     runner: str
@@ -73,8 +66,7 @@ class VllmDriver:
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """One method of every worker; results in the order of ranks."""
-        with self.capture():
-            answers: list[Any] = self.llm.collective_rpc(method, args=args)
+        answers: list[Any] = self.llm.collective_rpc(method, args=args)
         return answers
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
@@ -117,7 +109,7 @@ class VllmDriver:
         engine = self.llm.llm_engine
         waiting = {str(window.index): window.index for window in windows}
         try:
-            with self.capture(), paused(engine):
+            with paused(engine):
                 for window in windows:
                     params = SamplingParams(
                         max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
@@ -125,9 +117,7 @@ class VllmDriver:
                     )  # fmt: skip
                     engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
             while engine.has_unfinished_requests():
-                with self.capture():
-                    outputs = engine.step()
-                finished = {waiting.pop(output.request_id): output for output in outputs if output.finished}
+                finished = {waiting.pop(output.request_id): output for output in engine.step() if output.finished}
                 if finished:
                     yield finished
         finally:

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 from backends.base import LoadRequest
 from backends.vllm import install
+from backends.vllm.options import ranks
 
 HARMLESS = (
     "VLLM_LOGGING", "VLLM_CONFIGURE_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_DO_NOT_TRACK", "VLLM_USAGE",
     "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_NUM_OF_RESERVED_CPU",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
 )  # fmt: skip
 """What the names of variables begin with that change no score."""
 LONGER_THAN_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -34,21 +35,24 @@ def set_environment(request: LoadRequest) -> None:
     # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
     # notices only what went through torch.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    if ranks(request.options) == 1:
+        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if install.is_cpu_build():
         # vLLM keeps one core back for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores,
         # 6.5 s on both.
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-        ranks = int(request.options.get("tensor_parallel_size", 1))
-        if ranks > 1:
+        tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
+        if tensor_parallel > 1:
             # By itself vLLM wants a NUMA node a rank.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(ranks))
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(tensor_parallel))
 
 
-def shared_cores(ranks: int) -> str:
-    """This process's cores in equal parts, in vLLM's notation: ``0,1|2,3`` for two ranks."""
+def shared_cores(parts: int) -> str:
+    """This process's cores in equal parts, in vLLM's notation: ``0,1|2,3`` for two parts."""
     cores = sorted(os.sched_getaffinity(0))
-    each = max(len(cores) // ranks, 1)
-    return "|".join(",".join(map(str, cores[rank * each : (rank + 1) * each] or cores[-1:])) for rank in range(ranks))
+    each = max(len(cores) // parts, 1)
+    return "|".join(",".join(map(str, cores[part * each : (part + 1) * each] or cores[-1:])) for part in range(parts))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ vLLM itself is not imported here: the names of its arguments come from ``backend
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,12 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         tokens = max(2 * batched, 4 * (request.max_tokens + 1))
         arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
     return arguments
+
+
+def ranks(options: Mapping[str, Any]) -> int:
+    """GPUs that a model is spread over."""
+    sizes = [options.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:

@@ -10,8 +10,8 @@ whether the server answers log-probabilities or logits.  The sample's values are
 since a server can be started again with other weights under the same name.  Values rounded to 0.01 nats survive float32
 noise.  Where other traffic on the server moves bf16 roundings (by 0.03 nats), they change, and the model is measured
 again, which costs time and nothing else.  Other weights would have to agree in all 31 values.  The sample is taken
-again when the model is loaded and after its last window: scores of a model that was swapped in between are not kept.  A
-model that was swapped and swapped back in between is not noticed.
+again when the model is loaded and before scores are kept: scores of a model that was swapped in are not kept.  A model
+that was swapped and swapped back in between is not noticed.
 
 The server's tokenizer must split ``WORDS`` into tokens that mean the same to the tokenizer of the data; tokens that do
 not occur in ``WORDS`` are not compared.
@@ -20,7 +20,6 @@ not occur in ``WORDS`` are not compared.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -29,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import Capabilities, LoadRequest, ModelFacts, ScoringBackend, Storage, Task, TokenScores, Window
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
-
-STAMPED: dict[tuple[str, str | None], tuple[Card, Sample]] = {}
-"""(URL, ``engine.model``) -> what its last ``stamp`` saw, part of the scores' key: ``load`` must see the same."""
 
 
 class ServerOptions(BaseModel):
@@ -112,9 +109,7 @@ class VllmServerBackend(ScoringBackend):
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> str:
             card = await served.card(client)
             sample = await served.sample(client, card.model)
-            STAMPED[served.server.url, served.name] = card, sample
-            identity = [served.server.url, asdict(card), sample.fingerprint, sample.rounded]
-            return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+            return json.dumps([served.server.url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
 
         return before_load(request, look)
 
@@ -126,8 +121,7 @@ class VllmServerBackend(ScoringBackend):
         async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
             self.card = card = await served.card(client)
             self.sample = sample = await served.sample(client, card.model)
-            key_card, key_sample = STAMPED.get((served.server.url, served.name), (card, sample))
-            if card != key_card or not sample.agrees(key_sample):
+            if self.request.stamp and not is_stamped(self.request.stamp, card, sample):
                 raise ServerError("the server's model changed before it was scored; run again")
             tokens = await served.vocabulary(client, card.model)
             self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
@@ -150,7 +144,6 @@ class VllmServerBackend(ScoringBackend):
                     loop = runner.get_loop()
                     flying |= {loop.create_task(self.window(client, w)) for w in islice(queue, most - len(flying))}
                     if not flying:
-                        runner.run(self.check_same(client))
                         return
                     for landed in runner.run(first_of(flying)):
                         flying.remove(landed)
@@ -158,13 +151,17 @@ class VllmServerBackend(ScoringBackend):
             finally:
                 runner.run(abandon(flying, client))
 
-    async def check_same(self, client: httpx2.AsyncClient) -> None:
+    def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
-        assert self.card is not None
-        assert self.sample is not None
-        try:
-            if not self.sample.agrees(await self.served.sample(client, self.card.model)):
+
+        async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
+            assert self.card is not None
+            assert self.sample is not None
+            if not self.sample.agrees(await served.sample(client, self.card.model)):
                 raise ServerError("the server's model changed while it was scored; run again")
+
+        try:
+            over_a_connection(self.served, look)
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
@@ -205,6 +202,12 @@ class VllmServerBackend(ScoringBackend):
 
     def close(self) -> None:
         """Nothing to release: the server stays."""
+
+
+def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
+    """Whether a server still is what ``stamp`` saw, which is part of the scores' key."""
+    _, of_card, fingerprint, rounded = json.loads(stamp)
+    return asdict(card) == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
 
 
 def served_model(request: LoadRequest) -> ServedModel:

@@ -79,6 +79,13 @@ def add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--cache-limit", type=byte_size, metavar="SIZE", help="keep the cache below SIZE (20GB); the oldest goes first"
     )
+    p.add_argument(
+        "--gpus", type=device_list, metavar="LIST", help="GPUs to use (0,1); models run at the same time on several"
+    )
+    p.add_argument("--python", type=engine_python, action=Mapped, default={}, metavar="ENGINE=PYTHON",
+                   help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
+    p.add_argument("--deadline", type=seconds, metavar="SECONDS",
+                   help="end a model that is silent for so long (default: generous)")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
@@ -121,6 +128,37 @@ def window_count(given: str) -> int:
     if not given.isdecimal():
         raise argparse.ArgumentTypeError(f"{given!r} is neither a number of windows nor 'all'")
     return int(given)
+
+
+def device_list(given: str) -> list[str]:
+    """``--gpus``: names of GPUs with commas between."""
+    return [each.strip() for each in given.split(",") if each.strip()]
+
+
+class Mapped(argparse.Action):
+    """Collects ``NAME=VALUE`` pairs of several flags in a dict."""
+
+    def __call__(self, _: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **values})
+
+
+def engine_python(given: str) -> dict[str, str]:
+    """``--python``: an engine or load_fn, and the Python that runs it."""
+    engine, equals, python = given.partition("=")
+    if not (engine and equals and python):
+        raise argparse.ArgumentTypeError(f"{given!r} is not ENGINE=PYTHON")
+    return {engine: python}
+
+
+def seconds(given: str) -> float:
+    """``--deadline``: a positive number."""
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{given!r} is no positive number of seconds")
+    return found
 
 
 def path_argument(given: str) -> Path:

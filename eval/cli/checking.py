@@ -10,6 +10,7 @@ from backends.hub import repositories
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run import jobs
+from eval.run.hosts import Hosts
 from eval.run.jobs import Job
 from eval.specs.types import DataSpec, ModelSpec
 from eval.text import corpus, windows
@@ -17,7 +18,12 @@ from eval.text.windows import EvalData
 
 
 def check(
-    data_spec: DataSpec, model_specs: Sequence[ModelSpec], n_windows: int | None, cache: Cache, progress: Progress
+    data_spec: DataSpec,
+    model_specs: Sequence[ModelSpec],
+    n_windows: int | None,
+    cache: Cache,
+    progress: Progress,
+    hosts: Hosts,
 ) -> tuple[list[str], list[str]]:
     """(lines that say what would run, lines that say what is wrong).
 
@@ -34,7 +40,7 @@ def check(
         lines += [data_line(data_spec, data), *missing]
     except InputError as error:
         problems.append(f"data: {error}")
-    planned, wrong = jobs.plan(model_specs, longest)
+    planned, wrong = jobs.plan(model_specs, longest, hosts)
     problems += wrong
     for job in planned:
         try:
@@ -75,7 +81,7 @@ def data_line(spec: DataSpec, data: EvalData | None) -> str:
 
 def model_lines(job: Job) -> list[str]:
     """A model in one line, with what of its files would be downloaded."""
-    version = " ".join(job.backend.capabilities.installed() or ())
+    version = " ".join(job.described.installed or ())
     line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
     with backends.other_engines_named():
         return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]

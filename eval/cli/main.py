@@ -7,6 +7,7 @@ the table; 2 for bad input, or if no model was scored.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,16 +18,22 @@ from rich.console import Console
 from rich.table import Table
 
 import backends
+from backends.common import machine
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
 from eval.cli import arguments, cache_listing, checking
 from eval.common.cache import Cache
+from eval.common.processes import in_process
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import RunResult
-from eval.run import runner, token_scores
+from eval.run import devices, runner, token_scores
+from eval.run.devices import Devices
+from eval.run.hosts import Hosts
+from eval.run.runner import FinishedRun
 from eval.run.session import Session
-from eval.specs import reading
+from eval.run.stopping import signals_interrupt
+from eval.specs import reading, settings
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
@@ -61,9 +68,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return complain(str(error))
     except OSError as error:  # a name that is too long, a file that may not be read, a full disk
         return complain(one_line(error))
-    except KeyboardInterrupt:
-        print("\ninterrupted; models that were finished are in the cache", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:
+        print("\ninterrupted; what was finished is in the cache", file=sys.stderr)
+        return 128 + getattr(interrupt, "signal", signal.SIGINT)
 
 
 def complain(problems: str) -> int:
@@ -101,7 +108,9 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
-    lines, problems = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress())
+    lines, problems = checking.check(
+        data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
+    )
     for line in lines:
         print(line)
     return complain("\n".join(problems)) if problems else 0
@@ -123,8 +132,9 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     """Measure, then show, write and plot."""
     arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
-    session = Session(cache, Progress(), args.clear_cache, args.verbose, args.logits_file)
-    finished = runner.run(session, data_spec, model_specs, args.rows)
+    session = Session(cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args))
+    with signals_interrupt():
+        finished = runner.run(session, data_spec, model_specs, args.rows)
     run = finished.results
     if len(run.failed) == len(run.models):
         return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
@@ -135,11 +145,21 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
         return inspector.inspect_tokens(run, finished.data, cache)
 
     if args.tokens_out:
-        copy_scores(cache, run, args.tokens_out)
+        copy_scores(cache, finished, args.tokens_out)
     deliver(args, replace(run, title=args.title), inspect)
     if args.cache_limit is not None:
         print(cache_listing.limited(cache, args.cache_limit))
+    if finished.signal:
+        print("interrupted; run again to go on", file=sys.stderr)
+        return 128 + finished.signal
     return 1 if run.failed else 0
+
+
+def hosts_of(args: argparse.Namespace) -> Hosts:
+    """Where models run, by the flags and the settings file."""
+    gpus, said = devices.chosen(machine.gpus(), args.gpus)
+    remark(said or None)
+    return Hosts(Devices(gpus), {**settings.load().python, **args.python}, args.deadline, in_process())
 
 
 def show_again(args: argparse.Namespace) -> int:
@@ -197,12 +217,14 @@ def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: I
         print(f"report: {args.html}")
 
 
-def copy_scores(cache: Cache, run: RunResult, folder: Path) -> None:
+def copy_scores(cache: Cache, finished: FinishedRun, folder: Path) -> None:
     """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
+    run = finished.results
     names = token_scores.file_names([model.label for model in run.models])
     for model, name in zip(run.models, names, strict=True):
-        if model.scores_key and not model.error:
-            token_scores.copy(cache, model.scores_key, folder / f"{name}.parquet")
+        stored = None if model.error else token_scores.of_row(cache, model.scores_key, finished.data.windows)
+        if stored is not None:
+            token_scores.write_parquet(stored, folder / f"{name}.parquet")
             print(f"tokens of {model.label}: {folder / f'{name}.parquet'}")
 
 

@@ -71,7 +71,7 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
     keys = [model.scores_key if not model.error else "" for model in run.models]
     worst, total, reference, order = [], None, None, None
     for model, key in zip(run.models, keys, strict=True):
-        stored = token_scores.load(cache, key) if key else None
+        stored = token_scores.of_row(cache, key, data.windows)
         worst.append(None if stored is None else most_damaged(stored, data, tokenizer))
         if stored is None:
             continue
@@ -89,7 +89,7 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
     spans = [
         slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right")))) for begin in begins
     ]
-    columns = [columns_of(cache, key, spans) for key in keys]
+    columns = [columns_of(cache, key, data, spans) for key in keys]
     passages = []
     for i, span in enumerate(spans):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
@@ -128,9 +128,11 @@ def choose_passages(total: NDArray[np.float64], index: NDArray[Any], window: NDA
     return chosen
 
 
-def columns_of(cache: Cache, key: str, spans: Sequence[slice]) -> list[tuple[Numbers, Numbers | None]] | None:
+def columns_of(
+    cache: Cache, key: str, data: EvalData, spans: Sequence[slice]
+) -> list[tuple[Numbers, Numbers | None]] | None:
     """(logprob, kld) of a model in each span; None without scores."""
-    stored = token_scores.load(cache, key) if key else None
+    stored = token_scores.of_row(cache, key, data.windows)
     if stored is None:
         return None
     kld = stored.columns.get("kld")

@@ -13,11 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.options import describe
 from backends.layers import groups
-from eval.common import machine
+from eval import __version__
 from eval.common.files import replacing
 from eval.results import older_formats
 from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
@@ -108,8 +109,11 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
         "commit": machine.commit(),
-        "versions": machine.versions(),
-        "hardware": {**machine.hardware(), **machine.threads()},
+        "versions": {**machine.versions(), "compare-q": __version__},
+        "hardware": {
+            **machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()),
+            **machine.threads(),
+        },
     }
     parts = run.parts if isinstance(run, StoredRun) else ()
     return {

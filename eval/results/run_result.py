@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import LayerGroup, Storage
+from backends.common import machine
 from backends.layers import groups
-from eval.common import machine
 from eval.stats.estimates import Estimates
 from eval.stats.uncertainty import Mean, Perplexity
 

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import backends
 from backends.base import Backend, LoadRequest, ModelFacts
+from backends.common import machine
 from backends.common.errors import InputError
-from backends.common.messages import one_line
-from backends.layers.groups import groups_to_json
-from eval.common import machine
+from backends.common.machine import Gpu
+from backends.worker import describing
+from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
-from eval.common.progress import Progress
+from eval.run import worker_process
+from eval.run.devices import Devices
+from eval.run.hosts import Hosts, Stoppable
+from eval.run.session import Session
 from eval.specs.types import ModelSpec
 from eval.text import vocabulary
 from eval.text.windows import EvalData
 
-SCORES_VERSION = 3
+WEIGHTS_SHARE = 0.7
+"""Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
+SCORES_VERSION = 4
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
 1: log-probabilities of the real tokens, in vLLM.
 2: every engine is compared with one reference store, on the same positions.
 3: the run's provenance lists every group of layers with its kernel, which older records lack.
+4: segments in a folder, whatever the number of windows and the reference; GPUs by their kind.
 """
+
+
+NOT_DESCRIBED = Described(None)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model whose spec was checked: its engine, and what the engine will be told."""
+    """One model whose spec was checked: its engine, and what the engine will be told.
+
+    ``python``: the Python that runs the engine, None for this one; ``gpus``: those that it gets, by their kind;
+    ``described``: what that Python has of the engine.
+    """
 
     spec: ModelSpec
     engine: str
     backend: type[Backend]
     request: LoadRequest
+    python: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    described: Described = NOT_DESCRIBED
 
     @property
     def is_remote(self) -> bool:
@@ -54,12 +71,13 @@ class FetchedJob:
     job: Job
     identity: Mapping[str, Any]
 
-    def scores_key(self, reference_key: str | None) -> str:
-        """Key of the model's token scores, alone (None) or beside the reference that has this key."""
-        return Cache.key("scores", {**self.identity, "reference": reference_key})
+    @property
+    def scores_key(self) -> str:
+        """Key of the model's token scores."""
+        return Cache.key("scores", self.identity)
 
 
-def plan(specs: Sequence[ModelSpec], max_tokens: int) -> tuple[list[Job], list[str]]:
+def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[list[Job], list[str]]:
     """(jobs, problems) for windows of ``max_tokens``: each model is checked against what is installed and on disk."""
     jobs, problems = [], []
     for spec in specs:
@@ -68,20 +86,24 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int) -> tuple[list[Job], list[s
             request = LoadRequest(
                 spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision
             )
-            job = Job(spec, engine, backend, request)
-            check(job)
-            jobs.append(job)
+            python = hosts.python(None if spec.python is None else spec.locate(spec.python), engine, spec.load_fn)
+            jobs.append(check(Job(spec, engine, backend, request, python), hosts))
         except InputError as error:
             problems.append(f"{spec.name}: {error}")
     return jobs, problems
 
 
-def check(job: Job) -> None:
-    """InputError if the engine is not installed, its options are wrong, or a local model's files do not fit."""
+def check(job: Job, hosts: Hosts) -> Job:
+    """The job with what its Python says of the engine and the GPUs that it will get.
+
+    InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.
+    """
     capabilities, request = job.backend.capabilities, job.request
     backends.check_files(request.model_dir, job.backend)
-    if capabilities.installed() is None:
-        raise InputError(f"load_fn: {request.load_fn!r} is not installed: {capabilities.install}")
+    described = describe(job)
+    if described.installed is None:
+        where = "" if job.python is None else f" in {job.python}"
+        raise InputError(f"load_fn: {request.load_fn!r} is not installed{where}: {capabilities.install}")
     if job.spec.is_reference and not capabilities.reference:
         raise InputError(f"reference: {request.load_fn!r} gives no logits to compare with; mark another model")
     if job.spec.is_reference and job.spec.noise_floor:
@@ -90,28 +112,50 @@ def check(job: Job) -> None:
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
     if request.revision is not None and not job.is_remote:
         raise InputError("revision: only for a model on the hub")
-    job.backend.check(request)
+    if described.problem:
+        raise InputError(described.problem)
     if request.override_tensors and not capabilities.override_tensors:
         raise InputError(f"model_dir: {request.load_fn!r} takes no override tensors; give the folder alone")
     for file in request.override_tensors:
         if not file.is_file():
             raise InputError(f"model_dir: override tensors {file}: no such file")
-    if job.is_remote:
-        return
-    context = job.facts().context
-    if context is not None and request.max_tokens > context:
-        raise InputError(f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}")
+    if not job.is_remote:
+        context = job.facts().context
+        if context is not None and request.max_tokens > context:
+            raise InputError(
+                f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}"
+            )
+    return replace(job, described=described, gpus=hosts.devices.of(wanted_gpus(job, hosts.devices)))
 
 
-def fit(jobs: Sequence[Job], data: EvalData) -> tuple[list[Job], list[str]]:
+def describe(job: Job) -> Described:
+    """What the Python of a job has of the job's engine; InputError if that Python cannot run workers."""
+    question = DescribeJob(job.engine, job.request)
+    return describing.describe(question) if job.python is None else worker_process.describe(job.python, question)
+
+
+def wanted_gpus(job: Job, devices: Devices) -> int:
+    """GPUs that a model gets where there are some, 0 for all of them.
+
+    An engine that spreads a model over what it sees gets as many as the weights fill to ``WEIGHTS_SHARE``.
+    """
+    wanted = job.backend.gpus(job.request) if job.spec.gpus is None else job.spec.gpus
+    if wanted is not None or not devices.gpus:
+        return wanted or 0
+    bits = None if job.is_remote else job.backend(job.request).storage().vram_bits
+    room = WEIGHTS_SHARE * devices.gpus[0].mib * 1024**2
+    return 0 if bits is None or not room else min(math.ceil(bits / 8 / room), devices.slots)
+
+
+def fit(jobs: Sequence[Job], data: EvalData, hosts: Hosts) -> tuple[list[Job], list[str]]:
     """(the jobs for these windows, problems): a chat prefix may have made the windows longer than the plan knew."""
     fitted, problems = [], []
     for job in jobs:
         try:
-            fitted.append(replace(job, request=replace(job.request, max_tokens=data.length)))
-            if data.length > job.request.max_tokens:
-                check(fitted[-1])
-            check_vocabulary(fitted[-1], data)
+            longer = replace(job, request=replace(job.request, max_tokens=data.length))
+            longer = check(longer, hosts) if data.length > job.request.max_tokens else longer
+            check_vocabulary(longer, data)
+            fitted.append(longer)
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
     return fitted, problems
@@ -134,7 +178,7 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
         raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 
 
-def fetch(job: Job, data: EvalData, progress: Progress) -> FetchedJob:
+def fetch(job: Job, data: EvalData, session: Session) -> FetchedJob:
     """The job with its model on this machine: downloaded where need be, and then checked as a local model is.
 
     InputError or ModelError if the model cannot be had, or if its files are damaged.
@@ -142,11 +186,11 @@ def fetch(job: Job, data: EvalData, progress: Progress) -> FetchedJob:
     if not job.is_remote:
         return identified(job, data)
     with (
-        progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
+        session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
         backends.other_engines_named(),
     ):
-        local = replace(job, request=job.backend.fetch(job.request, phase))
-    check(local)
+        local = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
+    local = check(local, session.hosts)
     check_vocabulary(local, data)
     return identified(local, data)
 
@@ -159,43 +203,34 @@ def without_download(job: Job, data: EvalData) -> FetchedJob | None:
 
 def identified(job: Job, data: EvalData) -> FetchedJob:
     """A fetched job with what its scores depend on; reads the headers of the model's files (InputError if damaged)."""
+    stamp = job.backend.stamp(job.request)
     identity = {
         "version": SCORES_VERSION,
-        "windows": data.digest,
-        "model": job.backend.stamp(job.request),
+        "series": data.series,
+        "model": stamp,
         "engine": job.engine,
         "load_fn": job.request.load_fn,
         "options": job.request.options,
-        "versions": job.backend.versions(),
+        "versions": job.described.versions,
         "hardware": hardware(job),
     }
-    return FetchedJob(job, identity)
+    return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)
 
 
 def hardware(job: Job) -> dict[str, Any]:
     """What the scores of a job are computed on, as far as this machine knows; part of the scores' key."""
     capabilities = job.backend.capabilities
-    return {**machine.hardware(torch=capabilities.torch), **machine.settings()} if capabilities.here else {}
+    if not capabilities.here:
+        return {}
+    found = machine.hardware(job.gpus, torch=capabilities.torch, cpu_only=job.described.cpu_only)
+    return {**found, **machine.settings()}
 
 
-def what_ran(job: Job, backend: Backend) -> dict[str, Any]:
-    """Provenance of a run that has finished; what an engine cannot tell any more becomes a note and loses no score."""
-    threads = machine.threads() if job.backend.capabilities.here else {}
-    found = {"engine": job.engine, **job.backend.versions(), **hardware(job), **threads}
-    try:
-        return {**found, **backend.provenance(), "layers": groups_to_json(backend.layers())}
-    except Exception as error:  # whatever an engine raises when it is asked about itself
-        return {**found, "notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
-
-
-@contextmanager
-def opened(job: Job, progress: Progress) -> Iterator[Backend]:
-    """The engine, closed whatever happens; a close that fails is said and loses nothing."""
-    backend = job.backend(job.request)
-    try:
-        yield backend
-    finally:
-        try:
-            backend.close()
-        except Exception as error:  # an engine that is stopped in the middle raises what it likes
-            progress.say(f"{job.request.label}: closing its engine failed: {one_line(error)}")
+def known_before(job: Job) -> dict[str, Any]:
+    """What is known of a run before it begins, as the first part of its provenance."""
+    here = job.backend.capabilities.here
+    python = {} if job.python is None else {"python_path": job.python}
+    return {
+        "engine": job.engine, **job.described.versions, **python, **hardware(job),
+        **(machine.threads() if here else {}),
+    }  # fmt: skip

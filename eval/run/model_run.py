@@ -1,96 +1,159 @@
-"""One model in its engine: load it, score every window, keep the scores, and leave the reference store behind."""
+"""One model in its worker: score the windows that are missing, keep the scores, leave the reference store behind."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
-from backends.base import Task, TokenScores
+from backends.base import Task, Window
+from backends.common.engine_log import captured
+from backends.common.errors import CompareQError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
-from eval.run import jobs, scoring, token_scores
+from backends.worker import segments, serving
+from backends.worker.messages import Done, Failed, Loaded, Said, Scored, ScoreJob, write_windows
+from eval.common.progress import Phase
+from eval.run import jobs, token_scores
 from eval.run.jobs import FetchedJob, Job
-from eval.run.references import HeldReference, Reference, key_for
+from eval.run.references import HeldReference, Reference, tag_for
 from eval.run.session import Session
+from eval.run.worker_process import Deadline, WorkerProcess
 from eval.text.windows import EvalData
 
 
 def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
-    """Load one model, score every window, store the scores and what is known of the run.
+    """Have a worker score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
-    The reference leaves its store behind, if that is not there.
+    ModelError with the reason if the model fails; what it has scored before that is kept.
     """
     job, label = fetched.job, fetched.job.request.label
-    key = fetched.scores_key(key_for(reference, job))
-    log_file = None if session.verbose else session.cache.log_file(label, key)
-    logged = replace(job, request=replace(job.request, log_file=log_file))
-    with task_of(session, job, reference) as task, jobs.opened(logged, session.progress) as backend:
-        expected = token_scores.expected_load(session.cache, job.engine)
-        with session.progress.phase(f"loading {label}", expected=expected) as loading:
-            backend.load()
-        scored: dict[int, TokenScores] = {}
-        with session.progress.phase(f"scoring {label}", unit="windows", total=len(data.windows)) as scoring_phase:
-            for window_scores in scoring.token_scores(backend, data.windows, task):
-                scored[window_scores.window] = window_scores
-                scoring_phase.advance()
+    folder = session.cache.path("scores", fetched.scores_key, "")
+    tag = tag_for(reference, job)
+    log_file = None if session.verbose else session.cache.log_file(label, fetched.scores_key)
+    with task_of(session, job, reference, len(data.windows)) as (task, recorded):
+        there = segments.committed(folder, tag) & recorded
+        wanted = [window for window in data.windows if window.index not in there]
+        if not segments.records(folder):  # a worker was killed before it could say what ran
+            wanted = wanted or [data.windows[-1]]
+        with tempfile.TemporaryDirectory(prefix="compare_q.") as scratch:
+            windows = Path(scratch) / "windows.npz"
+            write_windows(windows, {window.index: window for window in wanted})
+            score_job = ScoreJob(
+                job.engine, replace(job.request, log_file=log_file), task, windows, folder, tag, uuid.uuid4().hex,
+                {"label": label, "known": jobs.known_before(job), "reference": comparison_record(job, task, reference)},
+            )  # fmt: skip
+            follow(session, job, score_job, wanted)
         if task.record is not None and isinstance(reference, HeldReference):
             keep_store(session, task.record, reference, len(data.windows))
-        provenance = jobs.what_ran(job, backend)
-    if warnings := provenance.get("warnings"):
-        session.progress.say(f"{label}: {len(warnings)} warnings of the engine are in {log_file}")
-    run_record = {
-        "label": label, "provenance": provenance, "load_seconds": loading.seconds,
-        "score_seconds": scoring_phase.seconds, "reference": comparison_record(job, task, reference),
-    }  # fmt: skip
-    token_scores.save(session.cache, key, data.windows, scored, run_record)
-    if (alone := fetched.scores_key(None)) != key:
-        keep_alone(session, alone, data, scored, run_record)
 
 
-def keep_alone(
-    session: Session, key: str, data: EvalData, scored: Mapping[int, TokenScores], run_record: Mapping[str, Any]
-) -> None:
-    """Keep what does not depend on the reference under its own ``key`` too: a run without one need not score again."""
-    cache = session.cache
-    if not session.clear and cache.path("scores", key, ".json").is_file():
-        return
-    with suppress(Timeout), cache.lock("scores", key).acquire(timeout=0):
-        without = {index: scores.alone() for index, scores in scored.items()}
-        token_scores.save(cache, key, data.windows, without, {**run_record, "reference": None})
+def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]) -> None:
+    """Give a worker its job and show how far it is; ModelError or StoppedError if it does not come to its end."""
+    label = job.request.label
+    expected = token_scores.expected_load(session.cache, job.engine)
+    done = 0
+    with messages_of(session, job, score_job, expected) as messages:
+        try:
+            with session.progress.phase(f"loading {label}", expected=expected) as phase:
+                loaded = took(messages, phase, until=Loaded)
+            with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
+                try:
+                    took(messages, phase, until=Done) if loaded else None
+                finally:
+                    done = phase.done
+        except StoppedError:
+            kept = "what it has scored is kept" if done else "it had scored no window yet"
+            raise StoppedError(
+                f"interrupted after {done} of {len(wanted)} windows; {kept}, run again to go on"
+            ) from None
+
+
+def took(messages: Iterator[Any], phase: Phase, until: type) -> bool:
+    """Follow messages up to one of the type ``until``; ModelError with the reason of a worker that failed."""
+    for message in messages:
+        if isinstance(message, Scored):
+            phase.advance(message.windows)
+        elif isinstance(message, Said):
+            phase.say(message.line)
+        elif isinstance(message, Failed):
+            raise ModelError(message.reason)
+        if isinstance(message, until):
+            return True
+    raise ModelError("its worker ended before its work was done")
 
 
 @contextmanager
-def task_of(session: Session, job: Job, reference: Reference) -> Iterator[Task]:
-    """What a model's run has to do with the reference; a folder that a failed recording leaves is removed."""
+def messages_of(session: Session, job: Job, score_job: ScoreJob, expected: float | None) -> Iterator[Iterator[Any]]:
+    """The messages of a worker that does the job, on the GPUs that it needs, or of the engine in this process."""
+    hosts = session.hosts
+    if hosts.in_process:
+        found: list[Any] = []
+        with captured(score_job.request.log_file):
+            serving.perform(score_job, found.append)
+        yield iter(found)
+        return
+    limits = Deadline() if hosts.deadline_s is None else Deadline(hosts.deadline_s, hosts.deadline_s, patience=0)
+    limits = replace(limits, load_s=max(limits.load_s, limits.patience * (expected or 0)))
+    with hosts.devices.taken(len(job.gpus)) as devices:
+        worker = WorkerProcess(job.python or sys.executable, score_job.request.log_file, devices)
+        mark = death_mark(session, score_job.scores.name)
+        with hosts.running.started(worker):
+            try:
+                yield worker.perform(score_job, limits)
+            except ModelError:
+                if worker.has_died:
+                    mark.touch()
+                raise
+            mark.unlink(missing_ok=True)
+
+
+def death_mark(session: Session, key: str) -> Path:
+    """A file that says that the worker of a model died in the last run."""
+    return session.cache.root / "runs" / f"{key}.died"
+
+
+def has_died(session: Session, job: Job, data: EvalData) -> bool:
+    """Whether the worker of a model died in the last run."""
+    with suppress(CompareQError):  # the model's own row of the table will say it
+        fetched = jobs.without_download(job, data)
+        return fetched is not None and death_mark(session, fetched.scores_key).exists()
+    return False
+
+
+@contextmanager
+def task_of(session: Session, job: Job, reference: Reference, n_windows: int) -> Iterator[tuple[Task, frozenset[int]]]:
+    """(what a model's run has to do with the reference, the windows that it need not score for that)."""
+    every = frozenset(range(n_windows))
     if not isinstance(reference, HeldReference):
-        yield Task()
+        yield Task(), every
     elif not job.spec.is_reference:
-        compares = key_for(reference, job) is not None
-        yield Task(reference.path, open_reference(reference.path).head.vocab_size) if compares else Task()
-    elif reference.exists or not job.backend.capabilities.compares:
-        yield Task()
+        compares = tag_for(reference, job) != segments.ALONE
+        yield Task(reference.path, open_reference(reference.path).head.vocab_size) if compares else Task(), every
+    elif reference.has(n_windows) or not job.backend.capabilities.compares:
+        yield Task(), every
     else:
         with recording_folder(session, reference) as folder:
-            yield Task(record=folder)
+            yield Task(record=folder), frozenset(range(reference.n_windows)) | reference_store.recorded(folder)
 
 
 @contextmanager
 def recording_folder(session: Session, reference: HeldReference) -> Iterator[Path]:
-    """An empty folder beside the place of the store, gone afterwards; no other run records this reference meanwhile."""
+    """The folder beside the place of the store where it is made; no other run records this reference meanwhile.
+
+    What a run has written there that did not come to its end is there for the next run.
+    """
     folder = reference.path.with_name(f".{reference.path.name}.part")
-    with session.cache.lock("references", reference.key):
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
-        folder.mkdir(parents=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with session.hosts.running.held(session.cache.lock("references", reference.key)):
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:

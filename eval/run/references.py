@@ -18,12 +18,14 @@ from backends.common.errors import InputError
 from backends.reference.reading import open_reference
 from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
+from backends.worker import segments
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.text.windows import EvalData
 
+TAG_DIGITS = 16
 RECORDING_VERSION = 3
 """Version of the recording; a change that moves numbers raises it.
 
@@ -33,6 +35,7 @@ RECORDING_VERSION = 3
 """
 MEANING = {
     "vocabulary": "was made with another tokenizer",
+    "series": "was made of other windows: another text, method, eval_len, eval_stride or warm-up",
     "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of windows",
     "model": "was made by another model",
     "engine": "was made by another engine",
@@ -70,17 +73,26 @@ class HeldReference:
         """Whether there is a store, right or wrong."""
         return (self.path / MANIFEST).is_file()
 
+    @property
+    def n_windows(self) -> int:
+        """How many of the first windows the store has."""
+        return open_reference(self.path).n_windows if self.exists else 0
+
+    def has(self, n_windows: int) -> bool:
+        """Whether the store has so many windows."""
+        return self.n_windows >= n_windows
+
 
 Reference = NoReference | LostReference | HeldReference
 
 
-def key_for(reference: Reference, job: Job) -> str | None:
-    """What a model's scores are compared with, as part of their key; None if nothing of them depends on a reference.
+def tag_for(reference: Reference, job: Job) -> str:
+    """Under which tag a model's scores lie: of what they are compared with, or of scores that depend on no reference.
 
     Nothing does where there is no reference, for the reference itself, and in an engine that cannot be compared.
     """
     compared = not job.spec.is_reference and job.backend.capabilities.compares
-    return reference.key if compared and isinstance(reference, HeldReference) else None
+    return reference.key[:TAG_DIGITS] if compared and isinstance(reference, HeldReference) else segments.ALONE
 
 
 def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldReference:
@@ -98,7 +110,7 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
         if not (session.clear and logits_file is None):
-            check(open_reference(path), identity)
+            check(open_reference(path), identity, data)
     elif path.exists():
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     try:
@@ -114,7 +126,7 @@ def of_store(path: Path, data: EvalData, progress: Progress) -> HeldReference:
     """A reference from a store alone: compare_q's own, or upstream's, which does not say where it comes from."""
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
-        check(store, {"windows": data.digest, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
+        check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}, data)
     elif data.method != "exllamav3":
         raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
     if store.n_windows < len(data.windows):
@@ -137,8 +149,14 @@ def of_store(path: Path, data: EvalData, progress: Progress) -> HeldReference:
     return HeldReference(Cache.key("reference", identity), path, label, identity)
 
 
-def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
-    """InputError that says in what a store's identity differs from the ``expected`` entries."""
+def check(store: ReferenceStore, expected: Mapping[str, Any], data: EvalData) -> None:
+    """InputError that says in what a store's identity differs from the ``expected`` entries.
+
+    A store of compare_q 0.1 is of these windows and no others: it names them all, in place of their series.
+    """
+    if "windows" in store.identity and "series" in expected:
+        expected = {**expected, "windows": data.digest}
+        expected.pop("series")
     for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
         if store.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")

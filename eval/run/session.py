@@ -1,12 +1,13 @@
-"""What stays the same over one run: where things are kept, where progress is shown, and the user's switches."""
+"""What stays the same over one run: where things are kept and run, where progress is shown, the user's switches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eval.common.cache import Cache
 from eval.common.progress import Progress
+from eval.run.hosts import Hosts
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,4 @@ class Session:
     clear: bool = False
     verbose: bool = False
     logits_file: Path | None = None
+    hosts: Hosts = field(default_factory=Hosts)

@@ -45,7 +45,7 @@ def scored_row(
         provenance=record["provenance"],
         scores_key=key,
         cached=cached,
-        notes=(*kld_notes(job, stored, reference), *record["provenance"].get("notes", ())),
+        notes=(*resumed_notes(job, stored), *kld_notes(job, stored, reference), *record["provenance"].get("notes", ())),
     )
 
 
@@ -66,6 +66,13 @@ def overridden(storage: Storage, spec: ModelSpec) -> Storage:
         bpw_head=storage.bpw_head if spec.override_bpw_head is None else spec.override_bpw_head,
         vram_bits=storage.vram_bits if spec.override_vram_bits is None else spec.override_vram_bits,
     )
+
+
+def resumed_notes(job: Job, stored: StoredScores) -> tuple[str, ...]:
+    """What has to be said of scores that several runs of a model have made, where that can move a rounding."""
+    if stored.sessions < 2 or not job.backend.capabilities.batches:
+        return ()
+    return (f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run",)
 
 
 def kld_notes(job: Job, stored: StoredScores, reference: Reference) -> tuple[str, ...]:

@@ -1,44 +1,35 @@
-"""Token scores in the cache: parquet, a row for each scored token, and the record of the run beside it as JSON.
+"""Token scores of one model from the segments in the cache, and as parquet: a row for each scored token.
 
-Columns: ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other
-field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they did not give is
-absent; one that is there has no nulls, and nan is nan.  Any statistic can be made from them later without running a
-model.
+Columns of the parquet file: ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``,
+and every other field of ``TokenScores``, under its name, that the engine and the reference gave.  A column that they
+did not give is absent; one that is there has no nulls, and nan is nan.  Any statistic can be made from them later
+without running a model.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from backends.base import TokenScores, Window
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
+from backends.worker import segments
 from eval.common.cache import Cache
 from eval.common.files import replacing
+from eval.common.progress import Progress
 
-INDEX = {"window": pa.int32(), "position": pa.int32(), "token_id": pa.int32()}
-SCORES = {
-    "logprob": pa.float32(),
-    "entropy": pa.float32(),
-    "top1_logprob": pa.float32(),
-    "top1": pa.bool_(),
-    "ref_logprob": pa.float32(),
-    "ref_top1_logprob": pa.float32(),
-    "kld": pa.float32(),
-    "same_top": pa.bool_(),
-}
-"""The fields of ``TokenScores``: nats, or bool."""
+INDEX = ("window", "position", "token_id")
+SCORES = (
+    "logprob", "entropy", "top1_logprob", "top1", "ref_logprob", "ref_top1_logprob", "kld", "same_top",
+)  # fmt: skip
+"""The fields of ``TokenScores``: float32 in nats, or bool."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +37,17 @@ class StoredScores:
     """A model's scores over all windows, and the record of the run that made them.
 
     ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
-    ``window`` and ``position``, int32 [N]: the window of a scored token, and the token's place in the window.
+    ``window``, ``position`` and ``token_id``, int32 [N]: the window of a scored token, and its place in the window.
     ``run_record`` (JSON types): provenance, load_seconds, score_seconds, and reference (None without one).
+    ``sessions``: how many runs of the model the windows came from.
     """
 
     columns: dict[str, NDArray[Any]]
     window: NDArray[np.int32]
     position: NDArray[np.int32]
+    token_id: NDArray[np.int32]
     run_record: dict[str, Any]
+    sessions: int = 1
 
     @property
     def windows(self) -> int:
@@ -66,78 +60,78 @@ class StoredScores:
         return self.columns["logprob"]
 
 
-def save(
-    cache: Cache, key: str, windows: Sequence[Window], scored: Mapping[int, TokenScores], run_record: Mapping[str, Any]
-) -> None:
-    """Write the scores and then the run's record, whose presence says that both files are whole.
+def are_stored(cache: Cache, key: str, tag: str, windows: Sequence[Window]) -> bool:
+    """Whether there are scores of all these windows, told from the names of files."""
+    return {window.index for window in windows} <= segments.committed(cache.path("scores", key, ""), tag)
 
-    ModelError if a window is missing, if one of its positions was not scored, or if it lacks a column that another
-    window has.
+
+def load(
+    cache: Cache, key: str, tag: str, windows: Sequence[Window], progress: Progress | None = None
+) -> StoredScores | None:
+    """The scores of these windows; None if one is missing, as a window is whose file is damaged.
+
+    Damaged files are removed, which is said.  ModelError if some windows have a score that others do not have.
     """
-    tables: list[pa.Table] = []
-    for window in windows:
-        table = window_table(window, scored.get(window.index))
-        if tables and table.column_names != tables[0].column_names:
-            differ = sorted(set(table.column_names) ^ set(tables[0].column_names))
-            raise ModelError(f"window {window.index}: some windows have {', '.join(differ)} and others do not")
-        tables.append(table)
-    with cache.write("scores", key, ".parquet") as file:
-        parquet.write_table(pa.concat_tables(tables), file)
-    with cache.write("scores", key, ".json") as file:
-        file.write_text(json.dumps(run_record, indent=2) + "\n", encoding="utf-8")
-
-
-def window_table(window: Window, scores: TokenScores | None) -> pa.Table:
-    """One window's rows of the file; ModelError if not each of its positions has each score that was given."""
-    if scores is None:
-        raise ModelError(f"window {window.index}: none of {window.n_scored} positions were scored")
-    positions = np.arange(window.score_from, len(window.token_ids), dtype=np.int32)
-    columns = {
-        "window": np.full_like(positions, window.index),
-        "position": positions,
-        "token_id": window.token_ids[window.score_from :],
-    }
-    for name in SCORES:
-        column = getattr(scores, name)
-        if column is None:
-            continue
-        if len(column) != window.n_scored:
-            what = "" if name == "logprob" else f"{name}: "
-            raise ModelError(f"window {window.index}: {what}{len(column)} of {window.n_scored} positions were scored")
-        columns[name] = column
-    types = INDEX | SCORES
-    return pa.table({name: pa.array(column, type=types[name]) for name, column in columns.items()})
-
-
-def load(cache: Cache, key: str) -> StoredScores | None:
-    """The scores under ``key``, or None; InputError that names the file if it is damaged."""
-    record_file, scores_file = cache.path("scores", key, ".json"), cache.path("scores", key, ".parquet")
-    if not record_file.is_file():
+    folder = cache.path("scores", key, "")
+    found = segments.load(folder, tag, windows)
+    records = segments.records(folder)
+    if found.damaged:
+        for file in found.damaged:
+            if progress is not None:
+                progress.say(f"{file}: damaged; its windows are scored again")
+        segments.discard(folder, found.damaged)
+    if not records or len(found.scores) < len(windows):
         return None
-    try:
-        record = json.loads(record_file.read_text(encoding="utf-8"))
-        run_record = {name: record[name] for name in ("provenance", "load_seconds", "score_seconds")}
-        run_record["reference"] = record.get("reference")
-        stored = parquet.read_schema(scores_file).names
-        names = [name for name in stored if name in SCORES]
-        windows = "row" if "row" in stored else "window"  # compare_q 0.1 and 0.2 called the column "row"
-        table = parquet.read_table(scores_file, columns=[windows, "position", *names])
-        for name in ("logprob", *names):
-            if table[name].type != SCORES[name] or table[name].null_count:
-                raise ValueError(f"{name} is not {SCORES[name]} throughout")
-        window, position = table[windows].to_numpy(), table["position"].to_numpy()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
-        raise InputError(f"{scores_file}: damaged: {one_line(error)}; delete it or run with -cc") from None
-    return StoredScores({name: table[name].to_numpy() for name in names}, window, position, run_record)
+    scores = [found.scores[window.index] for window in windows]
+    positions = [np.arange(each.score_from, len(each.token_ids), dtype=np.int32) for each in windows]
+    known = [session for session in reversed(found.sessions) if session in records] or sorted(records)
+    record = records[known[0]]
+    run_record = {
+        "provenance": {**record["known"], **record["provenance"]},
+        "load_seconds": record["load_seconds"],
+        "score_seconds": sum(found.sessions.values()),
+        "reference": None if tag == segments.ALONE else record["reference"],
+    }
+    return StoredScores(
+        joined(scores, windows),
+        np.concatenate([np.full_like(each, window.index) for each, window in zip(positions, windows, strict=True)]),
+        np.concatenate(positions),
+        np.concatenate([window.token_ids[window.score_from :] for window in windows]),
+        run_record,
+        len(found.sessions),
+    )
 
 
-def copy(cache: Cache, key: str, target: Path) -> None:
-    """Copy the scores under ``key`` to ``target``, whole or not at all; InputError in one line if that fails."""
+def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredScores | None:
+    """The scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
+    key, _, tag = scores_key.partition("/")
+    return load(cache, key, tag, windows) if tag else None
+
+
+def joined(scores: Sequence[TokenScores], windows: Sequence[Window]) -> dict[str, NDArray[Any]]:
+    """Every score that all windows have, one window after the other."""
+    columns = {}
+    for name in SCORES:
+        parts = [getattr(each, name) for each in scores]
+        missing = [window.index for window, part in zip(windows, parts, strict=True) if part is None]
+        if missing and len(missing) < len(parts):
+            raise ModelError(f"window {missing[0]}: has no {name}, which other windows have; run with -cc")
+        if not missing:
+            columns[name] = np.concatenate(parts)
+    return columns
+
+
+def write_parquet(stored: StoredScores, target: Path) -> None:
+    """The scores as a parquet file, whole or not at all; InputError in one line if that fails."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    index = {name: getattr(stored, name) for name in INDEX}
     try:
         with replacing(target) as part:
-            shutil.copyfile(cache.path("scores", key, ".parquet"), part)
+            parquet.write_table(pa.table({**index, **stored.columns}), part)
     except OSError as error:
-        raise InputError(f"{target}: the scores could not be copied: {one_line(error)}") from None
+        raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
@@ -156,9 +150,10 @@ def file_names(labels: Sequence[str]) -> list[str]:
 
 def expected_load(cache: Cache, engine: str) -> float | None:
     """Seconds that this engine's last load took with this cache, for the ETA; None the first time."""
-    for file in sorted((cache.root / "scores").glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+    folders = sorted((cache.root / "scores").glob("*/"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in folders:
         with suppress(OSError, ValueError, KeyError, TypeError):  # an estimate must not stop a run
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if record["provenance"]["engine"] == engine:
-                return float(record["load_seconds"])
+            for record in segments.records(folder).values():
+                if record["known"]["engine"] == engine:
+                    return float(record["load_seconds"])
     return None

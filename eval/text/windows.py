@@ -47,6 +47,7 @@ class TextSize:
 class EvalData:
     """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` counts the tokens of the whole text.
 
+    ``series`` identifies all windows of the text, of which a run may take the first ones only.
     ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
     spec may have ``trusted`` to run code.  ``starts[window] + position`` is the index of a scored token in the whole
     tokenized text, documents following one another.  ``text_size`` None: unknown, ``text_note`` says why.
@@ -56,6 +57,7 @@ class EvalData:
     n_tokens: int
     top_id: int
     digest: str
+    series: str
     vocabulary: str
     tokenizer: Path
     trusted: bool
@@ -97,7 +99,8 @@ def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """The windows of a tokenized text; InputError if it is too short for one."""
     n_tokens, before = len(text.ids), len(text.prefix)
-    found = cuts(text, spec)[: max_rows or None]
+    every = cuts(text, spec)
+    found = every[: max_rows or None]
     if not found:
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
@@ -108,9 +111,19 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     starts = tuple(each.start - before for each in found)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
     return EvalData(
-        windows, n_tokens, top_id, digest_of(windows, starts, spec.method), text.vocabulary, tokenizer,
-        spec.trust_remote_code, starts, spec.method, *scored_size(text, found),
+        windows, n_tokens, top_id, digest_of(windows, starts, spec.method), series_of(text, every, spec.method),
+        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.method, *scored_size(text, found),
     )  # fmt: skip
+
+
+def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Method) -> str:
+    """SHA-256 of all windows of a text, told by the text's tokens and by where each window lies in them."""
+    digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
+    digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
+    digest.update(np.ascontiguousarray(text.ids, dtype="<i4").tobytes())
+    places = [(each.start, len(each.token_ids), each.score_from) for each in every]
+    digest.update(np.asarray(places, dtype="<i8").tobytes())
+    return digest.hexdigest()
 
 
 def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:

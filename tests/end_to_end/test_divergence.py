@@ -22,8 +22,8 @@ from backends.hf.backend import TransformersBackend
 from backends.reference import store as reference
 from backends.vllm import backend as vllm_score
 from backends.vllm.backend import VllmScoreBackend
+from backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
-from eval.run import scoring
 
 pytestmark = pytest.mark.engine
 

@@ -114,7 +114,7 @@ def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
         subprocess.run([*git, *words], check=True)
-    asked = f"import {module}; from eval.common import machine; print({module}.__file__, machine.commit())"
+    asked = f"import {module}; from backends.common import machine; print({module}.__file__, machine.commit())"
     ran = run("-c", asked, cwd=tmp_path, path=site)
     assert ran.stdout == f"{site / 'eval' / 'compare_q.py'} None\n"
 

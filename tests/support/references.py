@@ -7,7 +7,7 @@ from pathlib import Path
 from backends.base import LogitsBackend, Task
 from backends.reference.reading import open_reference
 from backends.reference.store import seal
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import toy_windows
 
 

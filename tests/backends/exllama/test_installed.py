@@ -17,7 +17,7 @@ from backends.common.packages import installed_versions
 from backends.exllama.v2 import ExLlamaV2Backend
 from backends.exllama.v3 import ExLlamaV3Backend
 from backends.hf.backend import TransformersBackend
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
 from tests.support.references import kept_as_reference

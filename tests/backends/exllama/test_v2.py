@@ -14,7 +14,7 @@ import torch
 from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.exllama.v2 import ExLlamaV2Backend
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 

@@ -15,7 +15,7 @@ from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.exllama.v3 import ExLlamaV3Backend
 from backends.head import Head, head_logits
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows

@@ -12,7 +12,7 @@ import torch
 from backends.base import Task
 from backends.common.errors import ModelError
 from backends.head import Head, head_logits
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import brute_force, toy_windows
 from tests.support.transformers_models import loaded
 

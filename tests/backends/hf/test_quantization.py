@@ -14,7 +14,7 @@ from backends.base import Layer, LayerGroup, Task
 from backends.common.errors import InputError, ModelError
 from backends.hf import layers
 from backends.layers.groups import group_layers
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
 from tests.support.transformers_models import changed, loaded
 

@@ -13,7 +13,7 @@ from backends.base import Task
 from backends.common.errors import ModelError
 from backends.hf import streaming
 from backends.reference import store
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import toy_windows
 from tests.support.transformers_models import loaded
 

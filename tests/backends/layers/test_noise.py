@@ -17,8 +17,8 @@ from backends.hf.backend import TransformersBackend
 from backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
 from backends.reference import store
 from backends.vllm.backend import VllmScoreBackend
+from backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
-from eval.run import scoring
 from tests.support.toy import refusal
 
 SCALE, SPACING = 2.0**-9, 2.0**-7  # the noise; the distance of bf16 numbers from 1 to 2

@@ -13,7 +13,7 @@ import torch
 from backends.base import Task
 from backends.llamacpp.excluded_tokens import FLOOR, raise_to_floor
 from backends.scoring import statistics
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.llama_cpp import loaded, runs_llama_cpp
 from tests.support.toy import TOY_VOCAB, toy_windows
 

@@ -17,9 +17,9 @@ from backends.common.errors import ModelError
 from backends.hf.backend import TransformersBackend
 from backends.llamacpp.backend import LlamacppBackend
 from backends.reference import store as reference
+from backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
-from eval.run import scoring
 from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
 

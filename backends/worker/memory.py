@@ -1,0 +1,45 @@
+"""What to lower where the memory did not suffice, with numbers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import backends
+from backends.common.messages import bytes_in_words, one_line
+
+if TYPE_CHECKING:
+    from backends.worker.messages import DescribeJob, ScoreJob
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"
+    r"less than desired GPU memory utilization|DefaultCPUAllocator: can't allocate|unable to allocate",
+    re.IGNORECASE,
+)
+"""What torch, CUDA, vLLM, llama.cpp and Python say."""
+
+
+def advice(job: ScoreJob | DescribeJob, error: BaseException) -> str:
+    """One line on an error that came of too little memory: what is free, what the model takes; empty for others."""
+    if not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
+        return ""
+    weights = None
+    with suppress(Exception):  # an error in finding numbers must not hide the one that they are for
+        weights = backends.engine_class(job.engine)(job.request).storage().vram_bits
+    numbers = [f"its weights take {bytes_in_words(weights / 8)}"] if weights else []
+    numbers += device_memory()
+    found = f" ({', '.join(numbers)})" if numbers else ""
+    cure = "close what else uses it, give the model more GPUs, or shorten eval_len"
+    return f"out of memory{found}: {cure}; the engine says: {one_line(error)}"
+
+
+def device_memory() -> list[str]:
+    """What is free on the GPU that the engine uses, if it has touched one."""
+    torch = sys.modules.get("torch")
+    with suppress(Exception):
+        if torch is not None and torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            return [f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free"]
+    return []

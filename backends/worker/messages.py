@@ -1,0 +1,139 @@
+"""What travels between the driver and a worker: a job goes in, messages come out, each as one line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from backends.base import LoadRequest, Task, Window
+from backends.common.errors import ModelError
+from backends.common.messages import one_line
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Load a model by ``request`` in the engine of that name, and score the windows in the file ``windows``.
+
+    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/worker/segments.py``); ``session``
+    names this run of the model; ``facts`` (JSON types) become part of its record.
+    """
+
+    engine: str
+    request: LoadRequest
+    task: Task
+    windows: Path
+    scores: Path
+    tag: str
+    session: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    type: Literal["score"] = "score"
+
+
+@dataclass(frozen=True)
+class DescribeJob:
+    """Say what the worker's Python has of an engine, and check a request against that."""
+
+    engine: str
+    request: LoadRequest
+    type: Literal["describe"] = "describe"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker has started; ``group`` is the process group of the worker and of all that its engine starts."""
+
+    group: int
+    type: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded, after so many seconds."""
+
+    seconds: float
+    type: Literal["loaded"] = "loaded"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """So many windows more are scored."""
+
+    windows: int
+    type: Literal["scored"] = "scored"
+
+
+@dataclass(frozen=True)
+class Said:
+    """One line for the user."""
+
+    line: str
+    type: Literal["said"] = "said"
+
+
+@dataclass(frozen=True)
+class Done:
+    """All windows are scored and committed, and the session's record is written."""
+
+    type: Literal["done"] = "done"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job failed, for a reason that a user can understand, in one line a problem."""
+
+    reason: str
+    type: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a Python has of an engine.
+
+    ``installed``: (distribution, version) that provides the engine, or None; ``versions``: what is part of the scores'
+    key; ``hardware``: likewise, without the names of GPUs; ``problem``: why the request cannot work, else empty.
+    """
+
+    installed: tuple[str, str] | None
+    versions: dict[str, str] = field(default_factory=dict)
+    cpu_only: bool = False
+    problem: str = ""
+    type: Literal["described"] = "described"
+
+
+Job = Annotated[ScoreJob | DescribeJob, Field(discriminator="type")]
+Message = Annotated[Ready | Loaded | Scored | Said | Done | Failed | Described, Field(discriminator="type")]
+JOB: TypeAdapter[Any] = TypeAdapter(Job)
+MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
+
+
+def parse_message(line: bytes) -> Any:
+    """One line of a worker as the message that it is; ModelError if it is none."""
+    try:
+        return MESSAGE.validate_json(line)
+    except ValidationError as error:
+        raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
+
+
+def write_windows(file: Path, windows: Mapping[int, Window]) -> None:
+    """Windows as arrays in one file, without pickle."""
+    every = list(windows.values())
+    ids = np.concatenate([each.token_ids for each in every]) if every else np.zeros(0, np.int32)
+    shape = np.array([[each.index, len(each.token_ids), each.score_from] for each in every], np.int64).reshape(-1, 3)
+    with file.open("wb") as stream:
+        np.savez(stream, ids=ids, shape=shape)
+
+
+def read_windows(file: Path) -> list[Window]:
+    """The windows that ``write_windows`` wrote, in their order."""
+    with np.load(file, allow_pickle=False) as arrays:
+        ids, shape = arrays["ids"], arrays["shape"]
+    ends = np.cumsum(shape[:, 1])
+    return [
+        Window(int(index), ids[end - length : end], int(score_from))
+        for (index, length, score_from), end in zip(shape, ends, strict=True)
+    ]

@@ -1,0 +1,82 @@
+"""One model: load it, score its windows, commit their scores as they finish, and say what really ran."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import backends
+from backends.base import Backend, TokenScores, Window
+from backends.common.messages import one_line
+from backends.layers.groups import groups_to_json
+from backends.worker import scoring, segments
+from backends.worker.messages import Done, Loaded, Said, Scored, ScoreJob, read_windows
+
+COMMIT_S = 5.0
+"""Seconds of scoring that a killed worker may lose.  One file for every 5 s: 10 files of a 50 s row, each of 1 ms."""
+
+
+class Committer:
+    """Collects the scores of finished windows, and writes them to a segment every ``COMMIT_S`` seconds."""
+
+    def __init__(self, job: ScoreJob, backend: Backend, windows: list[Window]) -> None:
+        self.job, self.backend = job, backend
+        self.windows = {window.index: window for window in windows}
+        self.waiting: list[tuple[Window, TokenScores]] = []
+        self.last = time.perf_counter()
+
+    def add(self, scores: TokenScores) -> None:
+        """Take the scores of one window; the last window's are written by ``commit`` only."""
+        if self.waiting and time.perf_counter() - self.last >= COMMIT_S:
+            self.commit()
+        self.waiting.append((self.windows.pop(scores.window), scores))
+
+    def commit(self) -> None:
+        """Write what is waiting, if the model is still the same."""
+        self.backend.check_unchanged()
+        now = time.perf_counter()
+        segments.commit(self.job.scores, self.job.tag, self.waiting, self.job.session, now - self.last)
+        self.waiting, self.last = [], now
+
+
+def score(job: ScoreJob, send: Callable[[Any], None]) -> None:
+    """Do a job; CompareQError, or whatever an engine raises.  What was committed before an error stays.
+
+    The session's record is written before the last windows are committed, so that scores of all windows are never
+    there without a record.
+    """
+    windows = read_windows(job.windows)
+    backend = backends.engine_class(job.engine)(job.request)
+    try:
+        began = time.perf_counter()
+        backend.load()
+        loaded = time.perf_counter() - began
+        send(Loaded(loaded))
+        committer = Committer(job, backend, windows)
+        try:
+            for scores in scoring.token_scores(backend, windows, job.task):
+                committer.add(scores)
+                send(Scored(1))
+        except BaseException:
+            if committer.waiting and committer.windows:  # the last windows need the record first
+                committer.commit()
+            raise
+        segments.write_record(
+            job.scores, job.session, {"provenance": what_ran(job, backend), "load_seconds": loaded, **job.facts}
+        )
+        committer.commit()
+        send(Done())
+    finally:
+        try:
+            backend.close()
+        except Exception as error:  # an engine that is stopped in the middle raises what it likes
+            send(Said(f"{job.request.label}: closing its engine failed: {one_line(error)}"))
+
+
+def what_ran(job: ScoreJob, backend: Backend) -> dict[str, Any]:
+    """What an engine says of a run that has finished; what it cannot tell any more is a note and loses no score."""
+    try:
+        return {**backend.provenance(), "layers": groups_to_json(backend.layers())}
+    except Exception as error:  # whatever an engine raises when it is asked about itself
+        return {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}

@@ -1,0 +1,77 @@
+"""The GPUs of a run, handed out to its workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from backends.common.errors import InputError
+from backends.common.machine import Gpu
+
+
+class Devices:
+    """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time."""
+
+    def __init__(self, gpus: Sequence[Gpu] = ()) -> None:
+        self.gpus = tuple(gpus)
+        self.free = list(range(max(len(gpus), 1)))
+        self.waiting: list[object] = []
+        self.changed = threading.Condition()
+
+    @property
+    def slots(self) -> int:
+        """How many models can be in work at the same time."""
+        return max(len(self.gpus), 1)
+
+    def needed(self, wanted: int) -> int:
+        """GPUs that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer."""
+        if self.gpus and wanted > len(self.gpus):
+            raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(self.gpus)}")
+        return (wanted or len(self.gpus)) if self.gpus else 0
+
+    def of(self, wanted: int) -> tuple[Gpu, ...]:
+        """GPUs like those that a model gets: which of a kind it will be is not known before."""
+        return self.gpus[: self.needed(wanted)]
+
+    @contextmanager
+    def taken(self, wanted: int) -> Iterator[tuple[str, ...] | None]:
+        """Wait for that many GPUs and hold them: their names in CUDA_VISIBLE_DEVICES, None without GPUs.
+
+        Who came first is served first, so that a model on many GPUs is not overtaken for ever.
+        """
+        count, ticket = max(wanted, 1), object()
+        with self.changed:
+            self.waiting.append(ticket)
+            try:
+                self.changed.wait_for(lambda: self.waiting[0] is ticket and len(self.free) >= count)
+                held, self.free = self.free[:count], self.free[count:]
+            finally:
+                self.waiting.remove(ticket)
+                self.changed.notify_all()
+        try:
+            yield tuple(self.gpus[index].device for index in held) if self.gpus else None
+        finally:
+            with self.changed:
+                self.free = sorted(self.free + held)
+                self.changed.notify_all()
+
+
+def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gpu, ...], str]:
+    """(the GPUs of a run, what to tell the user): those named in ``--gpus``, and of several kinds only the first.
+
+    Scores belong to a kind of GPU: a model must not land on one kind or on another by chance.  InputError for a name
+    that is no GPU.
+    """
+    if wanted is not None:
+        known = {gpu.device: gpu for gpu in found}
+        for name in wanted:
+            if name not in known:
+                raise InputError(f"--gpus: there is no GPU {name}; there are: {', '.join(known) or 'none'}")
+        found = [known[name] for name in dict.fromkeys(wanted)]
+    same = tuple(gpu for gpu in found if gpu.name == found[0].name)
+    left_out = len(found) - len(same)
+    return (
+        same,
+        f"{left_out} GPUs of another kind than {same[0].name} are not used; choose with --gpus" if left_out else "",
+    )

@@ -1,0 +1,115 @@
+"""Where models run: the Python of each engine, the GPUs, how long to wait for a silent worker, how a run is stopped."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from backends.common.errors import InputError, StoppedError
+from backends.common.watch import Watch
+from eval.run.devices import Devices
+from eval.run.worker_process import WorkerProcess
+
+LOCK_POLL_S = 0.5
+
+
+@dataclass
+class Running:
+    """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started."""
+
+    workers: set[WorkerProcess] = field(default_factory=set)
+    stopped: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self) -> None:
+        """StoppedError if the run has been stopped: what takes long and is no worker asks from time to time."""
+        if self.stopped:
+            raise StoppedError("interrupted before it was scored; run again to go on")
+
+    @contextmanager
+    def held(self, lock: FileLock) -> Iterator[None]:
+        """A lock of the cache, waited for as long as another run holds it; StoppedError."""
+        while True:
+            self.check()
+            with suppress(Timeout):
+                lock.acquire(timeout=LOCK_POLL_S)
+                break
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def started(self, worker: WorkerProcess) -> Iterator[WorkerProcess]:
+        """The worker, started, and ended whatever happens; StoppedError if the run was stopped before."""
+        try:
+            with self.lock:
+                self.check()
+                worker.start()
+                self.workers.add(worker)
+            yield worker
+        except BaseException:
+            worker.kill()
+            raise
+        finally:
+            self.workers.discard(worker)
+            worker.close()
+
+    def stop(self) -> None:
+        """End every worker at once."""
+        with self.lock:
+            self.stopped = True
+            for worker in list(self.workers):
+                worker.kill()
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
+
+    ``in_process``: run engines in this process, one model after the other, for debugging and for tests.
+    """
+
+    devices: Devices = field(default_factory=Devices)
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    deadline_s: float | None = None
+    in_process: bool = False
+    running: Running = field(default_factory=Running)
+
+    def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
+        """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.
+
+        InputError if it is no program.  A virtual environment may be given by its folder.
+        """
+        chosen = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
+        if chosen is None:
+            return None
+        path = Path(chosen).expanduser()
+        path = path / "bin" / "python" if path.is_dir() else path
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise InputError(f"python: {chosen}: is no program; give a Python, or the folder of a virtual environment")
+        return os.path.abspath(path)
+
+
+@dataclass(frozen=True)
+class Stoppable:
+    """A watch that ends a download, or another long work of this process, once the run has been stopped."""
+
+    watch: Watch
+    running: Running
+
+    def expect(self, total: int) -> None:
+        self.watch.expect(total)
+
+    def advance(self, amount: int = 1) -> None:
+        self.running.check()
+        self.watch.advance(amount)
+
+    def say(self, text: str) -> None:
+        self.watch.say(text)

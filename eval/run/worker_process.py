@@ -1,0 +1,215 @@
+"""A worker from the driver's side: start it, give it a job, read its messages, end it.
+
+The worker is ``backends/worker/__main__.py``, run by the Python of the model's engine.  It gets this repository's
+``backends`` on its path and nothing else of this process's Python.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import backends
+from backends.common.engine_log import root_cause
+from backends.common.errors import InputError, ModelError, StoppedError
+from backends.worker.messages import JOB, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
+from backends.worker.supervisor import end_group
+
+POLL_S = 0.2
+LONGEST_LINE = 1 << 24
+"""Bytes of one message; a worker that sends more is ended."""
+CLOSE_S = 30.0
+"""Seconds that an engine may take to close, after which it is ended; its scores are there already."""
+LOG_TAIL = 1 << 20
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Seconds that a worker may be silent: ``load_s`` until its model is loaded, ``window_s`` between two windows.
+
+    The second is at least ``patience`` times the longest wait so far.
+    """
+
+    load_s: float = 3600.0
+    window_s: float = 1800.0
+    patience: float = 20.0
+
+
+def code_path(python: str) -> str:
+    """What PYTHONPATH must be for a worker: the folder of ``backends``, before what the user has set.
+
+    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link.
+    """
+    root = Path(backends.__file__).resolve().parent.parent
+    if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
+        from eval.common.cache import default_root
+
+        linked = default_root() / "code" / "backends"
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            linked.symlink_to(root / "backends")
+        root = linked.parent
+    return os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+
+
+class WorkerProcess:
+    """One worker.  ``log_file`` takes what its engine prints, None: the terminal; ``devices``: its GPUs, None: all."""
+
+    def __init__(self, python: str, log_file: Path | None = None, devices: Sequence[str] | None = None) -> None:
+        self.python, self.log_file, self.devices = python, log_file, devices
+        self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
+        self.group = 0
+        self.killed = threading.Event()
+        self.has_died = False
+        self.unread = bytearray()
+        self.process: Any = None
+        self.messages = self.lifeline = -1
+
+    def start(self) -> None:
+        """Start the process; InputError if its Python cannot be started."""
+        read, write = os.pipe()
+        wait, lifeline = os.pipe()
+        environment = {**os.environ, "PYTHONPATH": code_path(self.python)}
+        if self.devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        command = [self.python, "-P", "-m", "backends.worker", str(write), str(wait)]
+        output: Any = sys.stderr.fileno() if self.log_file is None else self.log_file.open("ab")
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write, wait), env=environment
+            )
+        except OSError as error:
+            os.close(read)
+            os.close(lifeline)
+            raise InputError(f"python: {self.python}: cannot be started: {error.strerror}") from None
+        finally:
+            os.close(write)
+            os.close(wait)
+            if self.log_file is not None:
+                output.close()
+        self.messages, self.lifeline = read, lifeline
+
+    def perform(self, job: ScoreJob | DescribeJob, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job, the last of which says how it ended; ModelError if the worker dies or is silent."""
+        with suppress(BrokenPipeError):  # it has died, which reading tells
+            self.process.stdin.write(JOB.dump_json(job) + b"\n")
+            self.process.stdin.flush()
+        limit = deadline.load_s
+        what = "did not load"
+        longest = 0.0
+        while True:
+            began = time.monotonic()
+            line = self.line(began + limit)
+            self.has_died = not line
+            if line is None:
+                self.kill()
+                raise ModelError(f"{what} for {limit:.0f} s, and was ended (--deadline){self.told()}")
+            if not line and self.killed.is_set():
+                raise StoppedError("interrupted")
+            if not line:
+                raise ModelError(f"its worker {self.cause_of_death()}{self.told()}")
+            message = parse_message(line)
+            if isinstance(message, Ready):
+                self.group = message.group
+                continue
+            yield message
+            if isinstance(message, Done | Failed | Described):
+                return
+            if what == "did not load":
+                what = "finished no window"
+            else:
+                longest = max(longest, time.monotonic() - began)
+            limit = max(deadline.window_s, deadline.patience * longest)
+
+    def line(self, until: float) -> bytes | None:
+        """The next line; empty at the end of all lines, None if none comes in time."""
+        while True:
+            end = self.unread.find(b"\n")
+            if end >= 0:
+                line = bytes(self.unread[:end])
+                del self.unread[: end + 1]
+                return line
+            if len(self.unread) > LONGEST_LINE:
+                self.kill()
+                raise ModelError("its worker sent a message without an end")
+            if select.select([self.messages], [], [], max(min(until - time.monotonic(), POLL_S), 0.0))[0]:
+                data = os.read(self.messages, 1 << 16)
+                if not data:
+                    return b""
+                self.unread += data
+            elif time.monotonic() >= until:
+                return None
+
+    def cause_of_death(self) -> str:
+        """How the process ended, in words."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=CLOSE_S)
+        status = self.process.returncode
+        if status is None:
+            return "closed its channel"
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-status if status < 0 else status - 128).name}"
+        return f"ended with status {status}"
+
+    def told(self) -> str:
+        """The most telling line that the engine has logged in this worker, and where the log is."""
+        if self.log_file is None:
+            return ""
+        text = ""
+        with suppress(OSError), self.log_file.open("rb") as log:
+            log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, self.log_start))
+            text = log.read().decode(errors="replace")
+        cause = root_cause(text) or next((line for line in reversed(text.splitlines()) if line.strip()), "")
+        return f": {cause.strip()[:300]} (log: {self.log_file})" if cause else f" (log: {self.log_file})"
+
+    def kill(self) -> None:
+        """End the worker, and everything that its engine has started, at once; from any thread."""
+        self.killed.set()
+        if self.process is None:
+            return
+        if self.group:
+            end_group(self.group)
+        else:  # it has not said yet which group it is
+            self.process.kill()
+
+    def close(self) -> None:
+        """Let the worker end by itself, and end it if it does not."""
+        if self.process is None:
+            return
+        with suppress(OSError):
+            self.process.stdin.close()
+        if not self.killed.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=CLOSE_S)
+        self.kill()
+        os.close(self.lifeline)  # the supervisor ends what is left of the group
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=CLOSE_S)
+        os.close(self.messages)
+
+
+def describe(python: str, job: DescribeJob) -> Described:
+    """What another Python has of an engine; InputError if that Python cannot run workers."""
+    worker = WorkerProcess(python, Path(os.devnull))
+    worker.start()
+    try:
+        for message in worker.perform(job, Deadline(load_s=120.0)):
+            if isinstance(message, Described):
+                return message
+            if isinstance(message, Failed):
+                raise InputError(message.reason)
+    except ModelError as error:
+        raise InputError(f"python: {python}: {error}") from None
+    finally:
+        worker.close()
+    raise InputError(f"python: {python}: said nothing of {job.engine}")
