@@ -1,14 +1,17 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
-``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``fail`` (raise after this many
-windows), ``nan_windows`` (windows whose first scored position is NaN).  The logits are ``boost`` for the target and 0
+``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
+scored position is NaN), ``seconds`` (that each window takes), and ``fail`` (after this many windows) by ``failure``: an
+error, too little memory, an abort of the process, or silence.  The logits are ``boost`` for the target and 0
 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and
 PPL = V exactly.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -28,6 +31,8 @@ class FakeOptions(BaseModel):
     vocab_size: PositiveInt = 1000
     boost: float = 0.0
     fail: int | None = None
+    failure: Literal["error", "memory", "abort", "silence"] = "error"
+    seconds: float = Field(0.0, ge=0)
     nan_windows: list[int] = Field(default_factory=list)
 
 
@@ -65,8 +70,9 @@ class FakeBackend(LogitsBackend):
         import torch
 
         if self.options.fail is not None and self.windows_done >= self.options.fail:
-            raise ModelError(f"told to fail after {self.options.fail} windows")
+            self._fail()
         self.windows_done += 1
+        time.sleep(self.options.seconds)
         logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = self.options.boost
@@ -74,8 +80,22 @@ class FakeBackend(LogitsBackend):
             logits[window.score_from - 1] = float("nan")
         return logits
 
+    def _fail(self) -> NoReturn:
+        import torch
+
+        if self.options.failure == "abort":
+            os.abort()
+        while self.options.failure == "silence":
+            time.sleep(1)
+        if self.options.failure == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise ModelError(f"told to fail after {self.options.fail} windows")
+
     def layers(self) -> tuple[LayerGroup, ...]:
         return (LayerGroup(Layer("logits", "float32", "float32", "closed form"), 1),)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
 
     def close(self) -> None:
         """Nothing to release."""

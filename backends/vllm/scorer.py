@@ -105,6 +105,7 @@ class Scorer:
     comparison: Comparison | None = None
     recorder: Recorder | None = None
     reports: bool = True
+    most_rows: int = 1 << 30
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
@@ -148,7 +149,7 @@ class Scorer:
         rows = DEVICE_BYTES // (columns * itemsize * copies + states + RESULT_BYTES)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
-        return max(rows // 128 * 128 or rows, 1)
+        return max(min(rows // 128 * 128 or rows, self.most_rows), 1)
 
     def step(self, hidden_states: torch.Tensor, segments: list[Segment]) -> None:
         """Score the rows of hidden states [N, H] that belong to our segments; the first error is kept in ``error``."""
@@ -159,24 +160,34 @@ class Scorer:
                 # The row at position p predicts token p + 1: scored rows are score_from - 1 to L - 2.
                 begin = max(segment.start, score_from - 1)
                 end = min(segment.start + segment.count, score_from - 1 + n_scored)
-                size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
-                for a in range(begin, end, size):
-                    if self.error and not together:
-                        return
-                    b = min(a + size, end)
+                a = begin
+                while a < end and (together or not self.error):
+                    b = min(a + self.chunk_rows(hidden_states.shape[1], hidden_states.element_size()), end)
                     hidden = hidden_states[segment.begin + a - segment.start : segment.begin + b - segment.start]
-                    logits = self.logits(hidden)  # ranks gather together: also after an error on one of them
-                    if logits is None:  # vLLM gathers on another rank
-                        self.reports = False
-                    elif not self.error:
-                        self.try_score(window, n_scored, a - score_from + 1, logits, segment.tokens(a + 1, b + 1))
+                    if self.try_score(window, n_scored, a - score_from + 1, hidden, segment.tokens(a + 1, b + 1)):
+                        a = b
 
-    def try_score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Call ``score`` and keep its error: raised here it would kill the engine."""
+    def try_score(self, window: int, n_scored: int, at: int, hidden: torch.Tensor, targets: torch.Tensor) -> bool:
+        """Score a chunk of states [n, H], and keep an error: raised here it would kill the engine.
+
+        False: there was too little memory for so many rows, and from now on chunks have half as many.
+        """
+        import torch
+
         try:
-            self.score(window, n_scored, at, logits, targets)
+            logits = self.logits(hidden)  # ranks gather together: also after an error on one of them
+            if logits is None:  # vLLM gathers on another rank
+                self.reports = False
+            elif not self.error:
+                self.score(window, n_scored, at, logits, targets)
+        except torch.OutOfMemoryError as error:
+            if len(hidden) > 1 and not (self.plan.gathered or self.plan.probe or self.error):
+                self.most_rows = len(hidden) // 2
+                return False
+            self.error = self.error or f"out of memory: {one_line(error)}"
         except Exception as error:
-            self.error = f"{type(error).__name__}: {one_line(error)}"
+            self.error = self.error or f"{type(error).__name__}: {one_line(error)}"
+        return True
 
     def score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """Statistics of logits [n, V'], scored positions ``at`` to ``at + n`` of a window, into its buffer."""

@@ -6,6 +6,7 @@ where the driver has pointed the standard output and error.  The driver's end cl
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 
@@ -16,6 +17,7 @@ def main(descriptors: list[str]) -> int:
     """Work until no job comes any more."""
     messages, lifeline = map(int, descriptors)
     become_worker(lifeline)
+    faulthandler.enable()  # a crash says in the log where it was
     os.set_inheritable(messages, False)  # an engine's own processes must not hold the channel open
     with os.fdopen(messages, "wb", buffering=0) as channel:
         try:

@@ -69,7 +69,7 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
                 finally:
                     done = phase.done
         except StoppedError:
-            kept = "what it has scored is kept" if done else "it had scored no window yet"
+            kept = "what is older than 2 s is kept" if done else "it had scored none"
             raise StoppedError(
                 f"interrupted after {done} of {len(wanted)} windows; {kept}, run again to go on"
             ) from None

@@ -158,7 +158,9 @@ class WorkerProcess:
         if status is None:
             return "closed its channel"
         with suppress(ValueError):
-            return f"was ended by {signal.Signals(-status if status < 0 else status - 128).name}"
+            ending = signal.Signals(-status if status < 0 else status - 128)
+            full = ", as the system does when memory is full" if ending == signal.SIGKILL else ""
+            return f"was ended by {ending.name}{full}"
         return f"ended with status {status}"
 
     def told(self) -> str:
@@ -169,8 +171,10 @@ class WorkerProcess:
         with suppress(OSError), self.log_file.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, self.log_start))
             text = log.read().decode(errors="replace")
-        cause = root_cause(text) or next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        return f": {cause.strip()[:300]} (log: {self.log_file})" if cause else f" (log: {self.log_file})"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
+        cause = fatal or root_cause(text) or (lines[-1] if lines else "")
+        return f": {cause[:300]} (log: {self.log_file})" if cause else f" (log: {self.log_file})"
 
     def kill(self) -> None:
         """End the worker, and everything that its engine has started, at once; from any thread."""

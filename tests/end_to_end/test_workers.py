@@ -1,0 +1,193 @@
+"""Workers as processes: what dies, hangs or is ended loses its own row and nothing else, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.processes import group_of, processes_of, wait_until
+
+pytestmark = pytest.mark.engine
+
+Specs = Callable[..., tuple[Path, Path]]
+VOCAB = 300
+
+
+def fake(label: str, **engine: Any) -> dict[str, Any]:
+    return {"load_fn": "fake", "label": label, "model_dir": "none", "engine": {"vocab_size": VOCAB, **engine}}
+
+
+@pytest.fixture
+def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line as a process of its own; its output goes to files in ``tmp_path``."""
+    started = []
+
+    def run(*words: object, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)]
+        outside = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
+        with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=err, env={**outside, **environment}, start_new_session=True, text=True
+            )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) once the process has ended."""
+    status = process.wait(timeout=120)
+    return status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
+
+
+def results(file: Path) -> dict[str, Any]:
+    """results.json without what differs from run to run: times, and where a row came from."""
+    found: dict[str, Any] = json.loads(file.read_text())
+    for key in ("created", "command"):
+        del found[key]
+    for model in found["models"]:
+        for key in ("load_seconds", "score_seconds", "from_cache"):
+            del model[key]
+    return found
+
+
+def test_three_bad_models_lose_no_row_but_their_own(
+    start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
+) -> None:
+    bad = {"abort": "SIGABRT", "silence": "finished no window for 6 s", "memory": "out of memory"}
+    models = [fake(name, fail=2, failure=name) for name in bad] + [fake("good", boost=1.0), fake("uniform")]
+    data, specs = write_specs(models)
+    status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 6, "-o", tmp_path / "r.json"), tmp_path)
+    rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
+    assert status == 1, err
+    assert all(reason in rows[name]["error"] for name, reason in bad.items()), rows
+    assert rows["uniform"]["ppl"] == pytest.approx(VOCAB, rel=1e-6)
+    assert rows["good"]["error"] is None
+    assert "Fatal Python error: Aborted" in rows["abort"]["error"]
+    assert not processes_of(own_cache)
+    # The two models whose workers died come last now, and begin with the windows that they lack.
+    mended = [{**model, "engine": {**model["engine"]}} for model in models[1:]]
+    specs.write_text(json.dumps([models[0], *mended]))
+    _, _, err = finished(start("-d", data, "-m", specs, "--deadline", 6), tmp_path)
+    order = [line.split()[1].removesuffix(":") for line in err.splitlines() if line.startswith("loading ")]
+    assert order == ["memory", "abort", "silence"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_run_that_is_told_to_end_shows_what_it_has(
+    start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
+) -> None:
+    data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never")])
+    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
+    wait_until(
+        lambda: (
+            list((own_cache / "scores").glob("*/*.safetensors")) and "loading slow" in (tmp_path / "err").read_text()
+        )
+    )
+    process.send_signal(number)
+    status, out, _ = finished(process, tmp_path)
+    rows = [model["error"] for model in results(tmp_path / "r.json")["models"]]
+    assert status == 128 + number
+    assert rows[0] is None
+    assert "interrupted after" in rows[1]
+    assert rows[2] == "interrupted before it was scored; run again to go on"
+    assert "never: failed" in out
+    assert not processes_of(own_cache)
+
+
+def test_a_killed_driver_leaves_no_process_and_loses_no_window(
+    start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
+) -> None:
+    data, specs = write_specs([fake("slow", seconds=0.4), fake("other", boost=1.0)])
+    process = start("-d", data, "-m", specs)
+    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
+    assert processes_of(own_cache)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes_of(own_cache))
+    status, _, err = finished(start("-d", data, "-m", specs, "-o", tmp_path / "after.json"), tmp_path)
+    assert status == 0, err
+    scored = next(line for line in err.splitlines() if line.startswith("scoring slow"))
+    assert int(scored.split()[2]) < 10  # of 10 windows
+    finished(start("-d", data, "-m", specs, "-o", tmp_path / "whole.json", "--cache-dir", tmp_path / "new"), tmp_path)
+    assert results(tmp_path / "after.json") == results(tmp_path / "whole.json")
+
+
+def test_two_models_run_at_the_same_time_on_two_gpus(
+    start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
+) -> None:
+    """The GPUs are those of a stand-in for nvidia-smi; which of them a worker sees is real."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    smi = folder / "nvidia-smi"
+    line = "echo '{0}, GPU-{0}, Some GPU, 1.0, 80000'"
+    smi.write_text("#!/bin/sh\n" + "\n".join(line.format(number) for number in range(3)))
+    smi.chmod(0o755)
+    data, specs = write_specs([fake("a", seconds=0.3), fake("b", seconds=0.3, boost=1.0), {**fake("c"), "gpus": 2}])
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    words = ("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--gpus", "0,2")
+    status, _, err = finished(start(*words, PATH=path), tmp_path)
+    assert status == 0, err
+    rows = {model["label"]: model["provenance"] for model in results(tmp_path / "r.json")["models"]}
+    assert {rows["a"]["visible_devices"], rows["b"]["visible_devices"]} == {"0", "2"}
+    assert rows["c"]["visible_devices"] == "0,2"
+    lines = err.splitlines()
+    begun = [number for number, line in enumerate(lines) if line.startswith("loading ")]
+    ended = [number for number, line in enumerate(lines) if line.startswith("scoring ")]
+    assert begun[1] < ended[0], err
+    assert "gpus: the model needs 3 GPUs, the run has 2" in refusal(start, tmp_path, data, specs, path)
+
+
+def refusal(start: Any, tmp_path: Path, data: Path, specs: Path, path: str) -> str:
+    """What a run says of a model that needs more GPUs than there are."""
+    specs.write_text(json.dumps([{**fake("c"), "gpus": 3}]))
+    status, _, err = finished(start("-d", data, "-m", specs, "--gpus", "0,2", PATH=path), tmp_path)
+    assert status == 2
+    return err
+
+
+def test_an_engine_runs_in_the_python_that_a_spec_names(
+    start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
+) -> None:
+    bare, full = tmp_path / "bare", tmp_path / "full"
+    for folder in (bare, full):
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    here = Path(pytest.__file__).parents[1]
+    site = next((full / "lib").glob("python*/site-packages"))
+    (site / "shared.pth").write_text(f"{here}\n")
+    data, specs = write_specs([{**fake("a"), "python": str(bare)}])
+    status, _, err = finished(start("-d", data, "-m", specs), tmp_path)
+    assert status == 2
+    assert "a: python: " in err
+    assert "lacks numpy" in err
+    data, specs = write_specs([fake("a")])
+    words = ("-d", data, "-m", specs, "--python", f"fake={full}", "-o", tmp_path / "r.json")
+    status, _, err = finished(start(*words), tmp_path)
+    assert status == 0, err
+    assert results(tmp_path / "r.json")["models"][0]["provenance"]["python_path"] == str(full / "bin" / "python")
+    (tmp_path / "no program").touch()
+    assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2
+
+
+def test_a_killed_worker_takes_its_group_along(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
+    data, specs = write_specs([fake("slow", seconds=1.0), fake("good")])
+    process = start("-d", data, "-m", specs)
+    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
+    os.kill(max(processes_of(own_cache)), signal.SIGKILL)
+    status, out, err = finished(process, tmp_path)
+    assert status == 1, err
+    assert "slow: failed: its worker was ended by SIGKILL" in out
+    assert group_of(process.pid) is None
