@@ -10,8 +10,15 @@ import threading
 import time
 
 PR_SET_PDEATHSIG = 1
+WORKER = "COMPARE_Q_WORKER"
+"""Set in the environment of a process that is there for one model."""
 POLL_S = 0.5
 """Seconds between two looks for the parent, where the system does not tell of its end."""
+
+
+def in_worker() -> bool:
+    """Whether this process is there for one model, so that an engine need not start another process for the model."""
+    return WORKER in os.environ
 
 
 def die_with_parent(parent: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backends.base import LoadRequest
+from backends.common.lifeline import in_worker
 from backends.vllm import install
 from backends.vllm.options import ranks
 
@@ -35,7 +36,7 @@ def set_environment(request: LoadRequest) -> None:
     # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
     # notices only what went through torch.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    if ranks(request.options) == 1:
+    if in_worker() and ranks(request.options) == 1:
         # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if install.is_cpu_build():

@@ -22,6 +22,7 @@ from typing import Any
 import backends
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
+from backends.common.lifeline import WORKER
 from backends.worker.messages import JOB, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
 from backends.worker.supervisor import end_group
 
@@ -79,7 +80,7 @@ class WorkerProcess:
         """Start the process; InputError if its Python cannot be started."""
         read, write = os.pipe()
         wait, lifeline = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": code_path(self.python)}
+        environment = {**os.environ, "PYTHONPATH": code_path(self.python), WORKER: "1"}
         if self.devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         command = [self.python, "-P", "-m", "backends.worker", str(write), str(wait)]

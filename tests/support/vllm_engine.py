@@ -15,6 +15,7 @@ import torch
 
 import compare_q_vllm
 from backends.base import LoadRequest, Task, TokenScores, Window
+from backends.common.engine_log import captured
 from backends.reference import store as reference
 from backends.vllm.backend import VllmScoreBackend
 from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
@@ -42,7 +43,7 @@ def engine(folder: Path, log: Path, tokens: int = TOY_CONTEXT, **options: Any) -
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test."""
     backend = VllmScoreBackend(replace(request_for(folder, tokens, **options), log_file=log))
     try:
-        with as_before():
+        with as_before(), captured(log):
             backend.load()
         yield backend
     finally:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.common.engine_log import captured
 from backends.common.errors import ModelError
-from backends.vllm import environment
 from backends.vllm.backend import VllmScoreBackend
 from tests.support.toy import ATOL_BATCH
 from tests.support.vllm_engine import WINDOWS, request_for, scores_of
@@ -40,25 +40,15 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
     (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": 160}))
     backend = VllmScoreBackend(replace(request_for(broken), log_file=tmp_path / "log"))
     try:
-        with pytest.raises(ModelError, match=r"vLLM refused .*broken: \w+Error: ") as failure:
+        with (
+            captured(tmp_path / "log"),
+            pytest.raises(ModelError, match=r"vLLM refused .*broken: \w+Error: ") as failure,
+        ):
             backend.load()
     finally:
         backend.close()
     assert "root cause" not in str(failure.value)
     assert "\n" not in str(failure.value)
-
-
-def test_closing_undoes_the_environment(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM sets variables for the model at hand, which must reach neither the next model nor its key."""
-    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
-    backend = VllmScoreBackend(request_for(toy_model))
-    before = VllmScoreBackend.versions()
-    environment.set_environment(backend.request)
-    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", "SD")
-    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "1")
-    assert VllmScoreBackend.versions() != before
-    backend.close()
-    assert VllmScoreBackend.versions() == before
 
 
 def test_kernel_settings_of_the_environment_are_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
