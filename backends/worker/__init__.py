@@ -1,0 +1,1 @@
+"""One model in a process of its own."""
