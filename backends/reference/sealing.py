@@ -34,18 +34,15 @@ def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in identity.items() if name != "label"}
 
 
-def seal(
-    building: Path, folder: Path, identity: Mapping[str, Any], n_windows: int, older: Mapping[str, Any] | None = None
-) -> None:
+def seal(building: Path, folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     """Make one store of what the writers left in ``building`` and of the store that is at ``folder`` already.
 
-    ``older``: an identity that the store may have as well as ``identity``, and then keeps not.  Windows that the store
-    has stay as they are.  ValueError if one of the ``n_windows`` windows, or the head, is missing; ModelError if the
-    store was made by another head or of other contents; InputError if another reference's store is there, or somebody
-    else's file has the name of one of ours.
+    Windows that the store has stay as they are.  ValueError if one of the ``n_windows`` windows, or the head, is
+    missing; ModelError if the store was made by another head or of other contents; InputError if another reference's
+    store is there, or somebody else's file has the name of one of ours.
     """
     old = manifest.read(folder) if os.path.lexists(folder / MANIFEST) else None
-    if old is not None and unlabelled(old.identity) not in (unlabelled(identity), older and unlabelled(older)):
+    if old is not None and unlabelled(old.identity) != unlabelled(identity):
         raise InputError(f"{folder}: another reference is there; give another path")
     found = journal.kept(building, folder)
     there = manifest.windows_of({**(found.files if found else {}), **(old.files if old else {})})

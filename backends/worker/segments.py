@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +29,10 @@ from safetensors import numpy as safetensors
 from backends.base import TokenScores, Window
 from backends.common import checked, owned
 from backends.common.errors import InputError, ModelError
+from backends.worker.segment_names import LONGEST, RECORD, SEGMENT, Named, files_of, is_ours, listed, named, spelled
 
 ALONE = "alone"
+"""The tag of scores that were compared with nothing."""
 VERSION = 1
 """Version of the segments.  1: columns of several windows, and their digests in the metadata."""
 COLUMNS = {
@@ -39,10 +40,6 @@ COLUMNS = {
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
-SEGMENT = re.compile(r"(alone|[0-9a-f]{16})\.([0-9,-]+)\.([0-9a-f]{40})\.safetensors")
-RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
-LONGEST, MOST = 160, 100_000
-"""Most letters of ``windows`` in a name, which may have 255 bytes, and most windows that a name is believed to list."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,6 @@ class Loaded:
     sessions: dict[str, float]
     damaged: tuple[Path, ...] = ()
     strange: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Named:
-    """A segment by its name."""
-
-    file: Path
-    tag: str
-    windows: frozenset[int]
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -148,45 +135,6 @@ def digest_of(window: Window) -> str:
     """Digest of what a window scores: its tokens, and from where on."""
     tokens = window.token_ids.astype("<i4").tobytes()
     return hashlib.sha256(f"{window.score_from} ".encode() + tokens).hexdigest()[:32]
-
-
-def spelled(windows: Sequence[int]) -> str:
-    """Sorted numbers of windows in a name, e.g. ``0-3,7``."""
-    runs: list[list[int]] = []
-    for index in windows:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def listed(text: str) -> frozenset[int]:
-    """The windows of a name; none if ``spelled`` writes it otherwise, so that no name makes a list without end."""
-    runs = [run.split("-") for run in text.split(",")]
-    with suppress(ValueError):
-        limits = [(int(run[0]), int(run[-1])) for run in runs]
-        if sum(max(last - first, 0) for first, last in limits) < MOST:
-            found = [index for first, last in limits for index in range(first, last + 1)]
-            if spelled(found) == text and found == sorted(set(found)):
-                return frozenset(found)
-    return frozenset()
-
-
-def named(folder: Path) -> Iterator[Named]:
-    """The segments of a folder by their names, in the order of these; nothing is opened."""
-    for file in files_of(folder):
-        match = SEGMENT.fullmatch(file.name)
-        if match is not None:
-            yield Named(file, match[1], listed(match[2]), match[3])
-
-
-def files_of(folder: Path) -> list[Path]:
-    """What lies in a folder, in the order of names; nothing if the folder is not there."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:
@@ -311,13 +259,7 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 def own_files(folder: Path) -> list[Path]:
     """The segments and records of a folder that is no link, whole or not."""
-    ours = () if folder.is_symlink() else files_of(folder)
-    return [file for file in ours if is_ours(file)]
-
-
-def is_ours(file: Path) -> bool:
-    """Whether a file, which is no link, has the name of a segment or a record."""
-    return bool(SEGMENT.fullmatch(file.name) or RECORD.fullmatch(file.name)) and owned.is_regular(file)
+    return [] if folder.is_symlink() else [file for file in files_of(folder) if is_ours(file)]
 
 
 def discard(folder: Path, files: Iterable[Path]) -> None:

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from backends.common import owned
@@ -60,11 +60,17 @@ class NoLock:
         """Nothing is held."""
         return nullcontext()
 
+    def release(self) -> None:
+        """Nothing was held."""
+
     def __enter__(self) -> None:
         """Nothing is held."""
 
     def __exit__(self, *_: object) -> None:
         """Nothing was held."""
+
+
+Lock: TypeAlias = FileLock | NoLock
 
 
 class Cache:
@@ -137,7 +143,7 @@ class Cache:
         except OSError as error:
             raise InputError(f"{target}: cannot be written: {error.strerror or one_line(error)}") from None
 
-    def lock(self, section: str, key: str) -> BaseFileLock | NoLock:
+    def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
         if self.unwritable:
             return NoLock()
