@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,33 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
         seal(building, tmp_path / "store", IDENTITY, 1)
     assert not (tmp_path / "store").exists()
     assert recorded(building) == {0}
+
+
+def record_slowly(building: Path, first: int) -> None:
+    """In a process of its own: every second window, one by one."""
+    record(building, range(first, 60, 2))
+
+
+@pytest.mark.engine
+def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
+    """By SIGKILL, anywhere; what it had noted counts, and what is missing is recorded after it."""
+    building, store = tmp_path / "building", tmp_path / "store"
+    building.mkdir()
+    context = multiprocessing.get_context("fork")
+    one, two = (context.Process(target=record_slowly, args=(building, first)) for first in (0, 1))
+    one.start()
+    two.start()
+    while len(list(building.glob("row.*"))) < 20 and one.is_alive():
+        pass
+    one.kill()
+    for process in (one, two):
+        process.join()
+    assert two.exitcode == 0
+    there = recorded(building)
+    assert there >= set(range(1, 60, 2))
+    record(building, sorted(set(range(60)) - there))
+    seal(building, store, IDENTITY, 60)
+    Reader(store).verify()
+    for index in range(60):
+        assert torch.equal(Reader(store).window(index), numbers(3, 4, seed=index))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
