@@ -119,7 +119,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "store": {
             "bytes": opened_store.stored_bytes,
             "bytes_a_token_without_head": round(
-                sum(file["bytes"] for name, file in opened_store.files.items() if name.startswith("row")) / tokens, 1
+                sum(file.bytes for name, file in opened_store.files.items() if name.startswith("row")) / tokens, 1
             ),
             "record_seconds": recording, "comparing_heads_seconds": comparing_heads,
             "verify_seconds": seconds(opened_store.verify),

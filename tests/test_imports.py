@@ -17,7 +17,7 @@ ORDER = {
     ),
     "backends": (
         "common", "head", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
-        "llamacpp", "vllm", "vllm_server",
+        "llamacpp", "vllm", "vllm_server", "worker",
     ),
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""

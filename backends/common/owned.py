@@ -86,6 +86,11 @@ def is_gone(path: Path) -> bool:
     if match[3] == place() and began(os.getpid()) is not None:
         now = began(int(match[1]))
         return not exists(int(match[1])) if now is None else now != int(match[2])
+    return is_old(path)
+
+
+def is_old(path: Path) -> bool:
+    """Whether a file was last changed more than ``FOREIGN_SECONDS`` ago."""
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime > FOREIGN_SECONDS
     return False

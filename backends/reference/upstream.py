@@ -22,7 +22,7 @@ class UpstreamReader(ReferenceStore):
 
     The layouts: one file a window (``row_000000.safetensors`` in the folder, or in ``<name>.rows`` beside the name that
     was given), or the older single file with the tensors ``tensor.0``, ``tensor.1``, ...  A store of upstream says
-    neither which text and tokenizer it was made with nor of which model.
+    neither which text and tokenizer it was made with nor of which model.  Shapes are read without torch.
     """
 
     contents = "logits"
@@ -31,7 +31,8 @@ class UpstreamReader(ReferenceStore):
     def __init__(self, path: Path) -> None:
         self.path, self.identity = path, {}
         folder = path if path.is_dir() else path.with_name(f"{path.name}.rows")
-        self.files = sorted(folder.glob("row_*.safetensors")) if folder.is_dir() else []
+        found = sorted(folder.glob("row_*.safetensors")) if folder.is_dir() else []
+        self.files = [file for file in found if file.is_file()]  # a pipe would be waited for
         if not self.files and not path.is_file():
             raise InputError(f"{path}: holds no reference: neither {MANIFEST} nor windows of upstream's compare_q")
         self.n_windows = len(self.files) or self._count()
@@ -42,7 +43,7 @@ class UpstreamReader(ReferenceStore):
         from safetensors import safe_open
 
         try:
-            with safe_open(self.path, "pt") as file:
+            with safe_open(self.path, "np") as file:
                 return list(file.keys())
         except Exception as error:  # safetensors raises its own for files that are something else or damaged
             raise InputError(f"{self.path}: no store of reference logits: {one_line(error)}") from None
@@ -51,11 +52,11 @@ class UpstreamReader(ReferenceStore):
         from safetensors import safe_open
 
         if "tensor" in self._keys:
-            with safe_open(self.path, "pt") as file:
+            with safe_open(self.path, "np") as file:
                 return int(file.get_slice("tensor").get_shape()[0])
         return sum(re.fullmatch(r"tensor\.\d+", key) is not None for key in self._keys)
 
-    def _slice(self, index: int, use: Callable[[Any, Any], Any]) -> Any:
+    def _slice(self, index: int, use: Callable[[Any, Any], Any], framework: str = "np") -> Any:
         """``use(tensor, part)``: the opened tensor that holds a window, and the slice of it that is the window."""
         from safetensors import safe_open
 
@@ -63,7 +64,7 @@ class UpstreamReader(ReferenceStore):
         file = self.path if single else self.files[index].with_name(f"row_{index:06d}.safetensors")
         name = f"tensor.{index}" if single and "tensor" not in self._keys else "tensor"
         try:
-            with safe_open(file, "pt") as opened:
+            with safe_open(file, framework) as opened:
                 whole = single and name == "tensor"
                 return use(opened.get_slice(name), slice(index, index + 1) if whole else slice(0, 1))
         except Exception as error:  # safetensors raises its own for missing and for damaged files
@@ -88,6 +89,6 @@ class UpstreamReader(ReferenceStore):
         return self._shape(0)[-2] - 1
 
     def window(self, index: int) -> torch.Tensor:
-        tensor: torch.Tensor = self._slice(index, lambda opened, part: opened[part])
+        tensor: torch.Tensor = self._slice(index, lambda opened, part: opened[part], "pt")
         # The last position predicts a token beyond the window.
         return tensor.reshape(-1, tensor.shape[-1])[:-1]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,8 +29,10 @@ from safetensors import numpy as safetensors
 from backends.base import TokenScores, Window
 from backends.common import checked, owned
 from backends.common.errors import InputError, ModelError
+from backends.worker.segment_names import LONGEST, RECORD, SEGMENT, Named, files_of, is_ours, listed, named, spelled
 
 ALONE = "alone"
+"""The tag of scores that were compared with nothing."""
 VERSION = 1
 """Version of the segments.  1: columns of several windows, and their digests in the metadata."""
 COLUMNS = {
@@ -39,10 +40,6 @@ COLUMNS = {
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
-SEGMENT = re.compile(r"(alone|[0-9a-f]{16})\.([0-9,-]+)\.([0-9a-f]{40})\.safetensors")
-RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
-LONGEST = 160
-"""Most letters of ``windows`` in a name; names may have 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,6 @@ class Loaded:
     sessions: dict[str, float]
     damaged: tuple[Path, ...] = ()
     strange: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class Named:
-    """A segment by its name."""
-
-    file: Path
-    tag: str
-    windows: frozenset[int]
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +74,8 @@ def commit(
     With ``ALONE`` what depends on a reference is left out.  ModelError if a window is not scored throughout, or lacks a
     column that another one has; InputError if the file cannot be written, and then nothing of it is there.
     """
+    if not scored:
+        return ()
     ordered = sorted(scored, key=lambda pair: pair[0].index)
     name = spelled([window.index for window, _ in ordered])
     if len(name) > LONGEST:
@@ -146,45 +135,6 @@ def digest_of(window: Window) -> str:
     """Digest of what a window scores: its tokens, and from where on."""
     tokens = window.token_ids.astype("<i4").tobytes()
     return hashlib.sha256(f"{window.score_from} ".encode() + tokens).hexdigest()[:32]
-
-
-def spelled(windows: Sequence[int]) -> str:
-    """Sorted numbers of windows in a name, e.g. ``0-3,7``."""
-    runs: list[list[int]] = []
-    for index in windows:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def listed(text: str) -> frozenset[int]:
-    """The windows of a name; none if ``spelled`` writes it otherwise, so that no name makes a list without end."""
-    runs = [run.split("-") for run in text.split(",")]
-    with suppress(ValueError):
-        limits = [(int(run[0]), int(run[-1])) for run in runs]
-        if all(first <= last < 10**7 for first, last in limits) and len(limits) <= LONGEST:
-            found = [index for first, last in limits for index in range(first, last + 1)]
-            if spelled(found) == text:
-                return frozenset(found)
-    return frozenset()
-
-
-def named(folder: Path) -> Iterator[Named]:
-    """The segments of a folder by their names, in the order of these; nothing is opened."""
-    for file in files_of(folder):
-        match = SEGMENT.fullmatch(file.name)
-        if match is not None:
-            yield Named(file, match[1], listed(match[2]), match[3])
-
-
-def files_of(folder: Path) -> list[Path]:
-    """What lies in a folder, in the order of names; nothing if the folder is not there."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:
@@ -307,11 +257,15 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     return dict(found for file in files if (found := record_in(file)) is not None)
 
 
+def own_files(folder: Path) -> list[Path]:
+    """The segments and records of a folder that is no link, whole or not."""
+    return [] if folder.is_symlink() else [file for file in files_of(folder) if is_ours(file)]
+
+
 def discard(folder: Path, files: Iterable[Path]) -> None:
     """Delete these files as far as they are segments and records in the folder; links and what else there is stay."""
     for file in files:
-        ours = SEGMENT.fullmatch(file.name) or RECORD.fullmatch(file.name)
-        if ours and file.parent == folder and owned.is_regular(file):
+        if file.parent == folder and is_ours(file):
             with suppress(OSError):
                 file.unlink()
 
@@ -319,12 +273,3 @@ def discard(folder: Path, files: Iterable[Path]) -> None:
 def sweep(folder: Path) -> None:
     """Delete what writers that are gone left half-written."""
     owned.sweep(folder)
-
-
-def remove(folder: Path) -> None:
-    """Delete every segment and record, and the folder if nothing else lies in it; never through a link."""
-    if not folder.is_symlink():
-        sweep(folder)
-        discard(folder, files_of(folder))
-        with suppress(OSError):
-            folder.rmdir()

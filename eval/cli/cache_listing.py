@@ -1,14 +1,11 @@
 """``--cache`` and ``--cache-limit``: what the cache folder holds, and keeping it small.
 
-Only what compare_q itself wrote is listed and removed: files and folders that are named by a key, in the folder of a
-section.  What a run uses, be it this run or another run that still goes on, is never removed; lock files, which are
-empty, stay.
+Only what compare_q itself wrote is listed and removed: files that have the names of ours (``eval/common/cache.py``).
+What a run uses, be it this run or another run that still goes on, is never removed.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,17 +18,9 @@ from rich.text import Text
 
 from backends.common.messages import bytes_in_words
 from backends.reference.store import MANIFEST
-from eval.common.cache import SECTIONS, Cache
+from backends.worker import segments
+from eval.common.cache import KEPT, SECTIONS, Cache, own_files, remove_lock
 
-KEY = re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet|\.npz)?|\.([0-9a-f]{40})(?:\..+)?\.part")
-LOG = re.compile(r".*\.([0-9a-f]{40})\.log")
-SUFFIXES = {
-    "tokens": (".npz", ".part"),
-    "scores": (".json", ".parquet", ".part"),
-    "references": ("", ".part"),
-    "logs": (".log",),
-}
-"""Section -> the suffixes of what compare_q writes there."""
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
@@ -60,25 +49,31 @@ def entries(cache: Cache) -> list[Entry]:
 def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
     """The entries of one section; files that vanish meanwhile are left out."""
     parts: dict[str, list[Path]] = {}
-    for path in (cache.root / section).iterdir():
-        match = (LOG if section == "logs" else KEY).fullmatch(path.name)
-        strange = path.is_dir() and not (path.suffix == ".part" or (path / MANIFEST).is_file())
-        if match and not strange and path.suffix in SUFFIXES[section]:
-            parts.setdefault(next(filter(None, match.groups())), []).append(path)
+    with suppress(FileNotFoundError):  # nothing was ever kept
+        for path in sorted((cache.root / section).iterdir()):
+            match = KEPT[section].fullmatch(path.name)
+            if match and (own_files(section, path) or is_empty(path)):
+                parts.setdefault(next(filter(None, match.groups())), []).append(path)
     for key, paths in parts.items():
         with suppress(OSError):
-            files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
-            stats = [file.stat() for file in files]
-            used = max((stat.st_mtime for stat in stats), default=0.0)
+            stats = [file.stat() for path in paths for file in own_files(section, path)]
+            used = max(stat.st_mtime for stat in [*stats, *(path.stat() for path in paths if not stats)])
             yield Entry(
                 section, key, tuple(paths), sum(stat.st_size for stat in stats), used, label_of(cache, section, key)
             )
 
 
+def is_empty(path: Path) -> bool:
+    """Whether a path is a folder in which nothing lies, as a killed run may leave one."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
 def label_of(cache: Cache, section: str, key: str) -> str:
-    """The label of an entry's model in the run that wrote the entry; empty if that is not known."""
+    """The label of an entry's model in a run that wrote the entry; empty if that is not known."""
     if section == "scores":
-        return str(cache.read_json(cache.path(section, key, ".json")).get("label") or "")
+        kept = segments.records(cache.path(section, key, "")).values()
+        records = [*kept, cache.read_json(cache.path(section, key, ".json"))]
+        return str(next((record["label"] for record in records if record.get("label")), ""))
     if section == "references":
         found = cache.read_json(cache.path(section, key, "") / MANIFEST).get("identity")
         return str(found.get("label") or "") if isinstance(found, dict) else ""
@@ -109,10 +104,11 @@ def remove(cache: Cache, entry: Entry) -> bool:
             if entry.key in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
                 return False
             for path in entry.paths:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+                cache.remove(entry.section, path)
+        remove_lock(cache.path(entry.section, entry.key, ".lock"))
     except (Timeout, OSError):
         return False
-    return not any(path.exists() for path in entry.paths)
+    return not any(own_files(entry.section, path) for path in entry.paths)
 
 
 def limited(cache: Cache, limit: int) -> str:

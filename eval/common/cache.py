@@ -1,9 +1,13 @@
 """What was computed once is kept: files that are named by a hash of all that they depend on, written atomically.
 
-Layout: ``<cache>/<section>/<key>.<suffix>``, sections ``tokens``, ``scores`` and ``references`` (a folder each), engine
-logs under ``logs``.  A key covers the content of models and texts, not the places where they lie; ``-cc``
-removes the entries of a run's text and models.  Under ``runs`` every run that still goes on names the entries that it
-uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves them alone.
+Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
+(``backends/worker/segments.py``) and ``references``, engine logs under ``logs``.  A key covers the content of models
+and texts, not the places where they lie; ``-cc`` removes the entries of a run's text and models.  Under ``runs`` every
+run that still goes on names the entries that it uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves
+them alone.
+
+Nothing is written before something has to be: a cache that cannot be written serves what it holds, without locks.
+Deleting knows our files by their names, and neither follows nor removes a link.
 """
 
 from __future__ import annotations
@@ -11,28 +15,62 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
+from backends.common import owned
 from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.reference import store as reference_store
 from backends.reference.store import MANIFEST
-from eval.common.files import replacing
+from backends.worker import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 SECTIONS = ("tokens", "scores", "references", "logs")
+KEPT = {
+    "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
+    "scores": re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet)?"),
+    "references": re.compile(r"([0-9a-f]{40})|\.([0-9a-f]{40})(?:\.[0-9a-f]{16})?\.part"),
+    "logs": re.compile(r".*\.([0-9a-f]{40})\.log", re.DOTALL),
+}
+"""Section -> the names of what compare_q keeps there; scores were two files until compare_q 0.2."""
+OLDER_TEMPORARY = re.compile(r"\.[0-9a-f]{40}(?:\.\w+)?\.(\d{1,10})\.part|\.(?:trial|probe)\.(\d{1,10})")
+"""Of compare_q 0.2 and before: the number is its process's id."""
 
 
 def default_root() -> Path:
     """``$COMPARE_Q_CACHE``, else the user's cache folder."""
     chosen = os.environ.get(ENVIRONMENT)
     return Path(chosen) if chosen else user_cache_path("compare_q", appauthor=False)
+
+
+class NoLock:
+    """In the place of a lock in a cache that cannot be written, and so is not changed by this run."""
+
+    def acquire(self, timeout: float | None = None) -> nullcontext[None]:
+        """Nothing is held."""
+        return nullcontext()
+
+    def release(self) -> None:
+        """Nothing was held."""
+
+    def __enter__(self) -> None:
+        """Nothing is held."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was held."""
+
+
+Lock: TypeAlias = FileLock | NoLock
 
 
 class Cache:
@@ -42,14 +80,39 @@ class Cache:
         self.root = root
         self.run = root / "runs" / uuid.uuid4().hex
         self.running: FileLock | None = None
-        try:
-            for section in (*SECTIONS, "runs"):
-                (root / section).mkdir(parents=True, exist_ok=True)
-            trial = root / f".trial.{os.getpid()}"
-            trial.touch()
-            trial.unlink()
-        except OSError as error:
-            raise InputError(f"--cache-dir: {root}: cannot be written: {error.strerror}") from None
+        self.locks: set[Path] = set()
+
+    @cached_property
+    def unwritable(self) -> str:
+        """Why the cache cannot be written; empty if it can be, and then its folders are there.
+
+        What killed runs left half-written is removed on the way.
+        """
+        for folder in (self.root / section for section in (*SECTIONS, "runs")):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                return error.strerror or one_line(error)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return "it may only be read"
+        self.sweep()
+        return ""
+
+    def check_writable(self) -> None:
+        """InputError in one line if the cache cannot be written."""
+        if self.unwritable:
+            raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
+
+    def sweep(self) -> None:
+        """Remove what processes that are gone left half-written, and locks that nobody holds."""
+        for folder in (self.root, *(self.root / section for section in (*SECTIONS, "runs"))):
+            owned.sweep(folder)
+            with suppress(OSError):
+                for name in os.listdir(folder):
+                    sweep_older(folder / name)
+                    if folder != self.root and name.endswith(".lock"):
+                        remove_lock(folder / name)
+        self.used_by_runs()
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:
@@ -62,30 +125,45 @@ class Cache:
 
     def log_file(self, label: str, key: str) -> Path:
         """The log file of the engine that computes an entry."""
+        self.check_writable()
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
         return self.root / "logs" / f"{name[:60]}.{key}.log"
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
-        """A temporary path that takes the entry's place when the block ends well, and vanishes if it does not."""
-        with replacing(self.path(section, key, suffix)) as file:
-            yield file
+        """A temporary path that takes the entry's place when the block ends well, and vanishes if it does not.
 
-    def lock(self, section: str, key: str) -> FileLock:
+        InputError in one line if the disk is full, or the folder has vanished.
+        """
+        self.check_writable()
+        target = self.path(section, key, suffix)
+        try:
+            with owned.replacing(target) as file:
+                yield file
+        except OSError as error:
+            raise InputError(f"{target}: cannot be written: {error.strerror or one_line(error)}") from None
+
+    def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
-        return FileLock(str(self.path(section, key, ".lock")))
+        if self.unwritable:
+            return NoLock()
+        file = self.path(section, key, ".lock")
+        self.locks.add(file)
+        return FileLock(str(file))
 
     def use(self, section: str, key: str) -> None:
         """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""
+        if self.unwritable:
+            return
         if self.running is None:
             self.running = FileLock(f"{self.run}.lock")
             self.running.acquire()
-            weakref.finalize(self, remove_marks, self.run, self.running)
+            weakref.finalize(self, remove_marks, self.run, self.running, self.locks)
         with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
             with suppress(OSError):
-                os.utime(entry / MANIFEST if entry.is_dir() else entry)
+                os.utime(entry / MANIFEST if (entry / MANIFEST).is_file() else entry)
 
     def used_by_runs(self) -> set[str]:
         """Keys of the entries that runs use, this run included; the marks of runs that were killed are removed."""
@@ -109,13 +187,53 @@ class Cache:
         return {}
 
     def clear(self, section: str, key: str) -> None:
-        """Remove an entry's files."""
-        for suffix in (".json", ".parquet", ".npz"):
-            self.path(section, key, suffix).unlink(missing_ok=True)
+        """Remove an entry: its files, and in its folder what compare_q wrote there; logs stay."""
+        for suffix in (".npz", ".json", ".parquet", ""):
+            if KEPT[section].fullmatch(f"{key}{suffix}"):
+                self.remove(section, self.path(section, key, suffix))
+
+    @staticmethod
+    def remove(section: str, path: Path) -> None:
+        """Delete what is ours at one path of a section, and a folder that is empty then."""
+        for file in own_files(section, path):
+            file.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            owned.sweep(path)
+            with suppress(OSError):  # a user's own files
+                path.rmdir()
 
 
-def remove_marks(run: Path, running: FileLock) -> None:
-    """Remove the files that mark a run, which has ended; for a killed run the next ``--cache-limit`` removes them."""
+def own_files(section: str, path: Path) -> list[Path]:
+    """The files that compare_q wrote at a path of a section: a file, or files of a folder; never a link or behind one.
+
+    Nothing where the path's name is not one that compare_q gives.
+    """
+    if not KEPT[section].fullmatch(path.name):
+        return []
+    if owned.is_regular(path):
+        return [path] if path.suffix else []
+    found = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)
+    return [] if found is None else found(path)
+
+
+def sweep_older(file: Path) -> None:
+    """Remove a temporary file of an older compare_q whose process is gone; after a day, since it may run elsewhere."""
+    match = OLDER_TEMPORARY.fullmatch(file.name)
+    if match and owned.is_regular(file) and not owned.exists(int(match[1] or match[2])) and owned.is_old(file):
+        with suppress(OSError):
+            file.unlink()
+
+
+def remove_lock(file: Path) -> None:
+    """Remove a lock that nobody holds; who waits for it meanwhile makes a new one."""
+    with suppress(Timeout, OSError), FileLock(str(file), timeout=0):
+        file.unlink(missing_ok=True)
+
+
+def remove_marks(run: Path, running: FileLock, locks: set[Path]) -> None:
+    """Remove the files that mark a run, which has ended, and its locks; for a killed run the next one removes them."""
     running.release()
     for suffix in (".keys", ".lock"):
         run.with_suffix(suffix).unlink(missing_ok=True)
+    for file in locks:
+        remove_lock(file)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from backends.common.dtypes import dtype_name
 from backends.head import Head
-from backends.reference.store import Reader, Writer, seal
+from backends.reference.store import MANIFEST, Reader, Writer, building_of, seal
 
 HEAD = Head(300, "float32")
 IDENTITY = {"windows": "abc", "label": "bf16"}
@@ -22,25 +23,53 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+WEIGHT = numbers(300, 4, seed=100)
+"""The weight of the head of a store of states."""
+
+
+def record(
+    building: Path, windows: Iterable[int], *, weight: torch.Tensor = WEIGHT, bias: torch.Tensor | None = None,
+    head: Head | None = None, closed: bool = True, seed: int = 0,
+) -> None:  # fmt: skip
+    """One process's share: windows of states [3, H], those of ``numbers`` with the window as seed, and this head."""
+    building.mkdir(parents=True, exist_ok=True)
+    writer = Writer(building, "states")
+    for window in windows:
+        writer.window(window, numbers(3, weight.shape[1], seed=seed + window, dtype=weight.dtype))
+    if closed:
+        writer.head(0, weight, bias)
+        writer.close(head or Head(len(weight), dtype_name(weight.dtype)))
+
+
 def store_of(
     folder: Path, weight: torch.Tensor, bias: torch.Tensor | None = None, *, windows: int = 2, head: Head | None = None,
     identity: Mapping[str, Any] = IDENTITY,
 ) -> Reader:  # fmt: skip
-    """A store of windows of states [3, H], those of ``numbers`` with the window as seed, and this head."""
-    building = folder.with_name(f"{folder.name}.building")
-    building.mkdir()
-    writer = Writer(building, "states")
-    for window in range(windows):
-        writer.window(window, numbers(3, weight.shape[1], seed=window, dtype=weight.dtype))
-    writer.head(0, weight, bias)
-    writer.close(head or Head(len(weight), dtype_name(weight.dtype)))
+    """A store of windows and a head, as ``record`` makes them."""
+    building = building_of(folder, identity)
+    record(building, range(windows), weight=weight, bias=bias, head=head)
     seal(building, folder, identity, windows)
     return Reader(folder)
 
 
 def state_store(folder: Path, windows: int = 2) -> Reader:
     """A store of states [3, 4] a window, and a head of 300 entries."""
-    return store_of(folder, numbers(300, 4, seed=100), windows=windows)
+    return store_of(folder, WEIGHT, windows=windows)
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def older_manifest(folder: Path, identity: Mapping[str, Any] = IDENTITY) -> None:
+    """Make of a store one of compare_q 0.2: layout 1, without a checksum."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in ("made", "sha256"):
+        del manifest[name]
+    rows = sum(name.startswith("row.") for name in manifest["files"])
+    manifest |= {"version": 1, "rows": rows, "identity": dict(identity)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 UPSTREAM = [numbers(1, 5, 8, seed=window) * 4 for window in range(3)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from backends.common.errors import InputError
 from backends.reference import reading
 from backends.reference.reading import ReferenceWindows, open_reference
 from backends.reference.store import Reader
-from tests.support.stores import UPSTREAM, numbers, state_store, upstream_store
+from tests.support import ROOT
+from tests.support.stores import UPSTREAM, numbers, record, state_store, upstream_store
 
 
 class Counting(Reader):
@@ -95,3 +98,35 @@ def test_what_goes_wrong_ahead_is_raised_for_its_window(tmp_path: Path) -> None:
         windows.get(1)
     assert torch.equal(windows.get(2), UPSTREAM[2][0, :4])
     windows.close()
+
+
+WITHOUT_TORCH = """
+import sys
+import subprocess
+import sys
+from pathlib import Path
+from backends.reference import sealing, store
+from backends.reference.reading import open_reference
+from backends.worker import segments
+ours, building, upstream, scores = map(Path, sys.argv[1:5])
+assert sorted(store.recorded(building)) == [2, 3]
+sealing.seal(building, ours, {"windows": "abc"}, 4)
+for path, count in ((ours, 4), (upstream, 3)):
+    opened = open_reference(path)
+    opened.verify()
+    assert (opened.n_windows, opened.stored_bytes > 0) == (count, True)
+segments.load(scores, "alone", [])
+store.remove(ours)
+assert not ours.exists()
+print(sorted(name for name in ("torch", "pyarrow", "transformers", "pydantic") if name in sys.modules))
+"""
+
+
+@pytest.mark.engine
+def test_reading_manifests_verifying_and_counting_need_no_torch(tmp_path: Path) -> None:
+    ours, building = state_store(tmp_path / "ours").path, tmp_path / "building"
+    record(building, [2, 3])
+    upstream = upstream_store(tmp_path, "single with one tensor")
+    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, (ours, building, upstream, tmp_path / "scores"))]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from backends.worker import segments
 from eval.cli import arguments, cache_listing
 from eval.common.cache import Cache
+from tests.support.scores import random_scores, random_windows
+from tests.support.stores import record
 from tests.support.toy import Ran
 
 Run = Callable[..., Ran]
@@ -32,6 +35,7 @@ def key(digit: str) -> str:
 def cache(tmp_path: Path) -> Cache:
     """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and strangers."""
     cache = Cache(tmp_path / "cache")
+    cache.check_writable()
     root = cache.root
     (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
     (root / "scores" / f"{key('b')}.parquet").write_bytes(b"x" * 1978)
@@ -129,12 +133,43 @@ def test_sizes(text: str, gold: int) -> None:
     assert arguments.byte_size(text) == gold
 
 
-def test_what_a_killed_run_left_half_written_goes_too(cache: Cache) -> None:
-    (cache.root / "scores" / f".{key('d')}.parquet.4711.part").write_bytes(b"x" * 500)
-    (cache.root / "references" / f".{key('e')}.part").mkdir()
-    assert {entry.key for entry in cache_listing.entries(cache)} >= {key("d"), key("e")}
+def test_scores_in_a_folder_are_one_entry_with_the_older_files(cache: Cache) -> None:
+    """A user's file in the folder is not counted, and stays."""
+    folder = cache.path("scores", key("d"), "")
+    window = random_windows(1)[0]
+    (segment,) = segments.commit(folder, "alone", [(window, random_scores(window))], "s", 1.0)
+    segments.write_record(folder, "s", {"label": "EXL3 4.0"})
+    cache.path("scores", key("d"), ".json").write_text("{}")
+    (folder / "notes.txt").write_text("a user's own")
+    found = next(entry for entry in cache_listing.entries(cache) if entry.key == key("d"))
+    record = (folder / "record.s.json").stat().st_size
+    assert (found.section, found.label, found.size) == ("scores", "EXL3 4.0", segment.stat().st_size + record + 2)
+    assert found in cache_listing.prune(cache, 0)[0]
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert key("d") not in [entry.key for entry in cache_listing.entries(cache)]
+
+
+def test_what_a_killed_run_left_goes_too(cache: Cache) -> None:
+    """A store that was being made, its folder as compare_q 0.2 named it and as it is named now."""
+    for name in (f".{key('e')}.part", f".{key('f')}.0123456789abcdef.part"):
+        record(cache.root / "references" / name, range(2), closed=False)
+    assert {entry.key for entry in cache_listing.entries(cache)} >= {key("e"), key("f")}
     cache_listing.prune(cache, 0)
-    assert not [path for kind in ("scores", "references") for path in (cache.root / kind).glob(".*.part")]
+    assert not list((cache.root / "references").glob(".*.part"))
+
+
+def test_links_are_not_listed(cache: Cache) -> None:
+    (cache.root / "scores" / key("d")).symlink_to(cache.root / "references" / key("c"))
+    (cache.root / "tokens" / f"{key('e')}.npz").symlink_to(cache.root / "tokens" / "mine.npz")
+    assert {key("d"), key("e")}.isdisjoint(entry.key for entry in cache_listing.entries(cache))
+    cache_listing.prune(cache, 0)
+    assert len([path for path in cache.root.rglob("*") if path.is_symlink()]) == 2
+
+
+def test_a_cache_that_is_not_there(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "nowhere")
+    assert cache_listing.listing(cache)[1] == f"{cache.root}: 0 bytes in all"
+    assert not cache.root.exists()
 
 
 def test_the_mark_of_a_run_goes_with_it(tmp_path: Path) -> None:

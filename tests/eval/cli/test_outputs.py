@@ -66,7 +66,8 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
     """Two labels with one file name are two files; a failed model leaves its name free in every run."""
     cache = Cache(tmp_path / "cache")
     for key in ("a", "b", "c"):
-        cache.path("scores", key, ".parquet").write_text(key)
+        with cache.write("scores", key, ".parquet") as file:
+            file.write_text(key)
     models = (
         replace(BASE, label="W4 g32", scores_key="a"),
         replace(FAILED, label="w4/g32", scores_key="b"),

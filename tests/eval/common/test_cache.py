@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import filelock
+import numpy as np
 import pytest
 
-from backends.common.errors import InputError
+from backends.reference.store import window_file
+from backends.worker import segments
 from eval.common.cache import Cache, default_root
+from eval.text import tokens
+from tests.support.scores import random_scores, random_windows
+from tests.support.stores import state_store
+from tests.support.toy import refusal
 
 KEY = "0" * 40
 
@@ -73,27 +85,106 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, error: type[BaseEx
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
+    """Tokens, scores in a folder and in the older two files, a reference even if its manifest is damaged; no log."""
     cache, other = Cache(tmp_path), "1" * 40
-    for suffix in (".json", ".parquet", ".npz"):
-        for kind, key in (("scores", KEY), ("scores", other), ("tokens", KEY)):
-            cache.path(kind, key, suffix).write_bytes(b"")
-    cache.clear("scores", KEY)
-    kept = {
-        f"{entry}{suffix}" for entry in (f"scores/{other}", f"tokens/{KEY}") for suffix in (".json", ".parquet", ".npz")
-    }
-    assert set(files(tmp_path)) == kept
-    cache.clear("scores", KEY)  # nothing there is fine
-    assert set(files(tmp_path)) == kept
+    cache.check_writable()
+    windows = random_windows(2)
+    for key in (KEY, other):
+        for section, suffix in (("scores", ".json"), ("scores", ".parquet"), ("tokens", ".npz")):
+            cache.path(section, key, suffix).write_bytes(b"")
+        cache.log_file("label", key).write_text("log")
+        scored = [(window, random_scores(window)) for window in windows]
+        segments.commit(cache.path("scores", key, ""), "alone", scored, "s", 1.0)
+        segments.write_record(cache.path("scores", key, ""), "s", {"label": "W4A16"})
+        (state_store(cache.path("references", key, "")).path / "reference.json").write_text("{")
+    before = {name: data for name, data in files(tmp_path).items() if not name.endswith(".log")}
+    for section in ("tokens", "scores", "references", "logs"):
+        cache.clear(section, KEY)
+        cache.clear(section, KEY)  # nothing there is fine
+    gone = {name for name in before if KEY in name}
+    assert len(gone) == 3 + 2 + 4
+    assert set(files(tmp_path)) == set(before) - gone | {f"logs/label.{key}.log" for key in (KEY, other)}
+    assert not cache.path("scores", KEY, "").exists()
+
+
+def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
+    """A user's files in an entry's folder stay, links stay and so does what they lead to."""
+    cache, outside = Cache(tmp_path / "cache"), tmp_path / "outside"
+    store = state_store(outside).path
+    cache.check_writable()
+    for section in ("scores", "references"):
+        folder = cache.path(section, KEY, "")
+        folder.mkdir()
+        (folder / "notes.txt").write_text("mine")
+        (folder / window_file(1)).symlink_to(store / window_file(1))
+        cache.path(section, "1" * 40, "").symlink_to(store)
+    cache.path("scores", KEY, ".json").symlink_to(outside / "reference.json")
+    before = files(tmp_path)
+    for section in ("scores", "references"):
+        for key in (KEY, "1" * 40):
+            cache.clear(section, key)
+    assert files(tmp_path) == before
+    assert cache.path("scores", KEY, ".json").is_symlink()
 
 
 @pytest.mark.parametrize("below", ["", "cache", "deep/cache"])
 def test_unwritable_root_names_the_flag(tmp_path: Path, below: str) -> None:
+    """When something is to be written, and not before."""
     (tmp_path / "file").write_text("")
-    root = tmp_path / "file" / below
-    with pytest.raises(InputError) as caught:
-        Cache(root)
-    assert str(caught.value).startswith(f"--cache-dir: {root}: cannot be written: ")
-    assert len(str(caught.value).splitlines()) == 1
+    cache = Cache(tmp_path / "file" / below)
+    text = refusal(cache.check_writable)
+    assert text.startswith(f"--cache-dir: {cache.root}: cannot be written: ")
+    for write in (lambda: cache.log_file("label", KEY), lambda: cache.write("tokens", KEY, ".npz").__enter__()):
+        assert refusal(write) == text
+
+
+def test_nothing_is_written_before_something_has_to_be(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    assert cache.read_json(cache.path("scores", KEY, ".json")) == {}
+    assert not cache.root.exists()
+
+
+def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has neither locks nor marks, for which something would have to be written."""
+    with Cache(tmp_path).write("tokens", KEY, ".npz") as file:
+        file.write_bytes(b"tokens")
+    before = files(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
+    cache = Cache(tmp_path)
+    cache.use("tokens", KEY)
+    with cache.lock("tokens", KEY), cache.lock("tokens", KEY).acquire(timeout=0):
+        assert cache.path("tokens", KEY, ".npz").read_bytes() == b"tokens"
+    assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
+    assert cache.used_by_runs() == set()
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -> None:
+    """As a limit on the size of files, below which nothing fits."""
+    cache = Cache(tmp_path)
+    cache.check_writable()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ids = np.zeros(10_000, np.int32)
+    window = random_windows(1, longest=2000)[0]
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        text = refusal(tokens.save, cache, KEY, tokens.Tokens(ids, ids, 1, "v"))
+        scored = [(window, random_scores(window))]
+        scores = refusal(segments.commit, cache.path("scores", KEY, ""), "alone", scored, "s", 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert text == f"{cache.path('tokens', KEY, '.npz')}: cannot be written: File too large"
+    assert scores == f"{cache.path('scores', KEY, '')}: the scores cannot be kept: File too large"
+    assert files(tmp_path) == {}
+
+
+def test_a_folder_that_has_vanished_is_one_line(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.check_writable()
+    shutil.rmtree(cache.root)
+    text = refusal(tokens.save, cache, KEY, tokens.Tokens(np.zeros(1, np.int32), np.zeros(1, np.int32), 1, "v"))
+    assert text == f"{cache.path('tokens', KEY, '.npz')}: cannot be written: No such file or directory"
 
 
 def test_one_lock_an_entry(tmp_path: Path) -> None:
@@ -103,6 +194,63 @@ def test_one_lock_an_entry(tmp_path: Path) -> None:
             Cache(tmp_path).lock("scores", KEY).acquire(timeout=0)
         Cache(tmp_path).lock("scores", "1" * 40).acquire(timeout=0).lock.release()
     cache.lock("scores", KEY).acquire(timeout=0).lock.release()
+
+
+@pytest.mark.engine
+def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
+    """Temporary files, locks and marks of a process that was killed while it wrote; those of one that lives stay."""
+    code = (
+        "import os, signal, sys, pathlib\n"
+        "from eval.common.cache import Cache\n"
+        "cache = Cache(pathlib.Path(sys.argv[1]))\n"
+        "cache.use('tokens', '0' * 40)\n"
+        "with cache.lock('tokens', '0' * 40), cache.write('tokens', '0' * 40, '.npz') as file:\n"
+        "    file.write_bytes(b'half')\n"
+        "    print('writing', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdin is not None
+        assert writer.stdout.readline() == "writing\n"
+        there = files(tmp_path)
+        assert len(there) == 4
+        Cache(tmp_path).check_writable()
+        assert files(tmp_path) == there
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.wait() == -signal.SIGKILL
+    assert files(tmp_path) == there
+    Cache(tmp_path).check_writable()
+    assert files(tmp_path) == {}
+
+
+def test_what_older_versions_left_is_removed(tmp_path: Path) -> None:
+    """After a day, and not what a user has named alike."""
+    for section in ("tokens", "scores"):
+        (tmp_path / section).mkdir()
+    left = [f"scores/.{KEY}.parquet.999999999.part", ".trial.999999999", ".probe.999999999"]
+    kept = [f"scores/.{KEY}.parquet.{os.getpid()}.part", ".trial.txt", "scores/.mine.999999999.part"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_text("")
+    Cache(tmp_path).check_writable()
+    assert set(files(tmp_path)) == {*left, *kept}
+    for name in (*left, *kept):
+        os.utime(tmp_path / name, (1.7e9, 1.7e9))
+    Cache(tmp_path).check_writable()
+    assert set(files(tmp_path)) == set(kept)
+
+
+def test_a_run_takes_its_locks_with_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.use("tokens", KEY)
+    with cache.lock("tokens", KEY):
+        pass
+    with Cache(tmp_path).lock("scores", KEY):  # another run's, which is held
+        del cache
+        assert set(files(tmp_path)) == {f"scores/{KEY}.lock"}
 
 
 @pytest.mark.parametrize("label", ["../../etc/passwd", "EXL3 4.0 [h6]", "a\nb\0", "x" * 300])

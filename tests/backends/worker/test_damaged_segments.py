@@ -1,0 +1,202 @@
+"""Segments and records that are damaged, in the wrong place or somebody else's: none serves, none stops a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import numpy as safetensors
+
+from backends.base import TokenScores, Window
+from backends.worker import segment_names, segments
+from backends.worker.segments import commit, load
+from tests.backends.worker.test_segments import TAG, pairs
+from tests.support.flips import KilledError, flips, killed_at
+from tests.support.scores import random_windows, same
+
+WINDOWS = random_windows(6, longest=12)
+GIVEN = {window.index: scores for window, scores in pairs(WINDOWS)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Windows 0-1, 2 and 3-5 in a segment each, and two records."""
+    for some in ([0, 1], [2], [3, 4, 5]):
+        commit(tmp_path, TAG, [(WINDOWS[index], GIVEN[index]) for index in some], "s", 1.0)
+    segments.write_record(tmp_path, "s", {"label": "W4A16", "load_seconds": 1.5})
+    segments.write_record(tmp_path, "t", {"label": "W4A16", "load_seconds": 2.5})
+    return tmp_path
+
+
+def read(folder: Path) -> tuple[dict[int, TokenScores], set[Path]]:
+    """(scores, each as it was committed, damaged files)."""
+    loaded = load(folder, TAG, WINDOWS)
+    assert loaded.strange == ()
+    assert all(same(scores, GIVEN[index]) for index, scores in loaded.scores.items())
+    return loaded.scores, set(loaded.damaged)
+
+
+def test_every_flipped_bit_of_a_segment_is_found(folder: Path) -> None:
+    """Its windows are missing, the others are there, and no number is another one."""
+    for file, position in flips(sorted(folder.glob(f"{TAG}.*")), seed=1):
+        found, damaged = read(folder)
+        windows = segment_names.listed(file.name.split(".")[1])
+        assert (found.keys(), damaged) == (GIVEN.keys() - windows, {file}), position
+    assert read(folder)[1] == set()
+
+
+def test_every_flipped_bit_of_a_record_is_found(folder: Path) -> None:
+    whole = segments.records(folder)
+    for file, position in flips(sorted(folder.glob("record.*")), seed=2):
+        session = file.name.split(".")[1]
+        assert segments.records(folder) == {name: each for name, each in whole.items() if name != session}, position
+        found, damaged = read(folder)
+        assert (found.keys(), damaged) == (GIVEN.keys(), {file}), position
+
+
+def test_files_that_were_cut_off_are_found(folder: Path) -> None:
+    for file in sorted(folder.iterdir()):
+        good = file.read_bytes()
+        for length in {0, 1, 7, 8, 9, len(good) // 2, len(good) - 1}:
+            file.write_bytes(good[:length])
+            assert read(folder)[1] == {file}, length
+        file.write_bytes(good + b"\0")
+        assert read(folder)[1] == {file}
+        file.write_bytes(good)
+
+
+def test_files_under_another_name_are_found(folder: Path) -> None:
+    """Of other windows, of another reference, of another session; a whole segment of other windows never serves."""
+    segment, record = sorted(folder.glob(f"{TAG}.2.*"))[0], folder / "record.s.json"
+    digest = segment.name.split(".")[2]
+    for file, name in (
+        (segment, f"{TAG}.1-2.{digest}.safetensors"),
+        (segment, f"{TAG}.7.{digest}.safetensors"),
+        (segment, f"{TAG}.2.{'0' * 40}.safetensors"),
+        (segment, f"{TAG}.2-.{digest}.safetensors"),
+        (record, "record.u.json"),
+    ):
+        other = file.rename(folder / name)
+        loaded = load(folder, TAG, [*WINDOWS, Window(7, WINDOWS[2].token_ids, WINDOWS[2].score_from)])
+        assert set(loaded.damaged) == {other}
+        assert (2 in loaded.scores, 7 in loaded.scores) == (file == record, False)
+        other.rename(file)
+    moved = segment.rename(folder / f"{'f' * 16}.2.{digest}.safetensors")
+    assert load(folder, "f" * 16, WINDOWS).damaged == (moved,)
+    assert "u" not in segments.records(folder)
+
+
+def with_digest(folder: Path, data: bytes) -> Path:
+    """A segment of window 2 that has the right digest in its name, whatever it is."""
+    file = folder / f"{TAG}.2.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
+    file.write_bytes(data)
+    return file
+
+
+def metadata(change: Callable[[dict[str, Any]], Any]) -> bytes:
+    """A segment of window 2 whose metadata are changed."""
+    scores = GIVEN[2]
+    columns = {name: getattr(scores, name) for name in segments.COLUMNS}
+    made = {
+        "version": 1, "tag": TAG, "session": "s", "seconds": 1.0,
+        "windows": [[2, WINDOWS[2].n_scored, segments.digest_of(WINDOWS[2])]],
+    }  # fmt: skip
+    changed = change(made)
+    return safetensors.save(columns, metadata={"segment": json.dumps(made if changed is None else changed)})
+
+
+HOSTILE = [
+    b"", b"\0" * 8, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}", b"\x02" + b"\0" * 7 + b"[]",
+    safetensors.save({"logprob": GIVEN[2].logprob}),
+    safetensors.save({"logprob": GIVEN[2].logprob}, metadata={"segment": "[" * 100_000}),
+    *(
+        metadata(change)
+        for change in (
+            lambda made: [], lambda made: {}, lambda made: made.update(version=2),
+            lambda made: made.update(tag="alone"), lambda made: made.update(windows=7),
+            lambda made: made.update(windows=[]), lambda made: made.update(seconds="soon"),
+            lambda made: made["windows"][0].__setitem__(1, 10**9), lambda made: made["windows"].append([3, 0, ""]),
+            lambda made: made["windows"][0].__setitem__(1, 0), lambda made: made["windows"][0].append(1),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
+def test_strange_content_under_a_right_digest_is_found(tmp_path: Path, data: bytes) -> None:
+    file = with_digest(tmp_path, data)
+    loaded = load(tmp_path, TAG, WINDOWS)
+    assert (loaded.scores, loaded.damaged) == ({}, (file,))
+    commit(tmp_path, TAG, [(WINDOWS[2], GIVEN[2])], "s", 1.0)
+    assert 2 in load(tmp_path, TAG, WINDOWS).scores
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"[]", b"{}", b"[" * 100_000, b"\xff", b'{"session": "s", "record": 1}']
+)
+def test_strange_records_are_found(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "record.s.json").write_bytes(data)
+    assert segments.records(tmp_path) == {}
+    assert load(tmp_path, TAG, WINDOWS).damaged == (tmp_path / "record.s.json",)
+
+
+def test_only_what_is_ours_is_discarded(folder: Path, tmp_path: Path) -> None:
+    """A user's file, a folder, a pipe and a link stay, whoever asks, and do no harm."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    target = outside / "kept.safetensors"
+    target.write_bytes(b"a user's own")
+    digest = "0" * 40
+    link, inner = folder / f"{TAG}.9.{digest}.safetensors", folder / f"{TAG}.8.{digest}.safetensors"
+    link.symlink_to(target)
+    inner.mkdir()
+    os.mkfifo(folder / "record.pipe.json")
+    (folder / "notes.txt").write_text("mine")
+    loaded = load(folder, TAG, [*WINDOWS, Window(8, WINDOWS[0].token_ids), Window(9, WINDOWS[0].token_ids)])
+    assert {path.name for path in loaded.strange} == {
+        "notes.txt", "outside", "record.pipe.json", link.name, inner.name,
+    }  # fmt: skip
+    good = sorted(folder.glob(f"{TAG}.2.*"))[0]
+    segments.discard(folder, [good, target, *loaded.strange, *loaded.damaged])
+    assert not good.exists()
+    segments.discard(folder, folder.iterdir())
+    assert {path.name for path in folder.iterdir()} == {path.name for path in loaded.strange}
+    assert target.read_bytes() == b"a user's own"
+    assert segments.own_files(folder) == []
+    (outside / "link").symlink_to(folder)
+    commit(folder, TAG, [(WINDOWS[2], GIVEN[2])], "s", 1.0)
+    assert segments.own_files(outside / "link") == []
+
+
+def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second session scores what is missing, and then all is what it would have been; nothing is left behind."""
+    for operation in range(40):
+        folder = tmp_path / str(operation)
+        with killed_at(operation, monkeypatch) as done:
+            try:
+                segments.write_record(folder, "s", {"label": "W4A16"})
+                for window in WINDOWS:
+                    commit(folder, TAG, [(window, GIVEN[window.index])], "s", 1.0)
+                ended = True
+            except KilledError:
+                ended = False
+        there, damaged = read(folder)
+        assert damaged == set()
+        assert there.keys() == segments.committed(folder, TAG)
+        assert list(there) == list(range(max(0, done.count("replace") - 1)))
+        for window in WINDOWS:
+            if window.index not in there:
+                commit(folder, TAG, [(window, GIVEN[window.index])], "t", 1.0)
+        assert read(folder)[0].keys() == GIVEN.keys()
+        with monkeypatch.context() as patched:
+            patched.setattr(segments.owned, "began", lambda pid: 1)  # another process has our id now
+            segments.sweep(folder)
+        assert not list(folder.glob(".*"))
+        if ended:
+            break
+    assert ended

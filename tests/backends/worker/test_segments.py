@@ -1,0 +1,200 @@
+"""Scores in segments: what is committed comes back bit for bit, for the windows that it was made of and no others."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import TokenScores, Window
+from backends.common.errors import InputError, ModelError
+from backends.worker import segment_names, segments
+from backends.worker.segments import ALONE, commit, committed, load
+from tests.support.scores import REFERENCE, random_scores, random_windows, same
+
+TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -> list[tuple[Window, TokenScores]]:
+    return [(window, random_scores(window, names, seed)) for window in windows]
+
+
+def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
+    """Window -> column -> bytes of a segment, by safetensors' own description of its format."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    metadata = json.loads(header.pop("__metadata__")["segment"])
+    found: dict[int, dict[str, bytes]] = {}
+    for name, entry in header.items():
+        at, size = 8 + length + entry["data_offsets"][0], {"F32": 4, "BOOL": 1}[entry["dtype"]]
+        for index, count, _ in metadata["windows"]:
+            found.setdefault(index, {})[name] = data[at : at + count * size]
+            at += count * size
+        assert at == 8 + length + entry["data_offsets"][1]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
+    """Random windows in random portions and in any order, some columns absent; read here and by hand."""
+    rng = np.random.default_rng(seed)
+    windows = random_windows(int(rng.integers(1, 30)), seed)
+    names = ["logprob", *(name for name in list(segments.COLUMNS)[1:] if rng.random() < 0.6)]
+    tag = TAG if set(names) & set(REFERENCE) else ALONE
+    given = {window.index: scores for window, scores in pairs(windows, names, seed)}
+    order, files = list(rng.permutation(len(windows))), []
+    while order:
+        taken, order = order[: (size := int(rng.integers(1, 6)))], order[size:]
+        files += commit(tmp_path, tag, [(windows[index], given[index]) for index in taken], "s", 1.0)
+    assert committed(tmp_path, tag) == set(given)
+    loaded = load(tmp_path, tag, windows)
+    assert loaded.scores.keys() == given.keys()
+    assert all(same(loaded.scores[index], given[index]) for index in given)
+    assert (loaded.damaged, loaded.strange) == ((), ())
+    assert loaded.sessions == {"s": pytest.approx(len(files))}
+    read = {index: columns for file in files for index, columns in by_hand(file).items()}
+    assert {index: set(columns) for index, columns in read.items()} == {index: set(names) for index in given}
+    for index, columns in read.items():
+        assert all(getattr(given[index], name).tobytes() == data for name, data in columns.items())
+
+
+@pytest.mark.parametrize(
+    ("windows", "gold"),
+    [([0], "0"), ([0, 1, 2, 3, 7], "0-3,7"), ([5, 6, 8, 10, 11], "5-6,8,10-11"), ([123456], "123456")],
+)
+def test_names_list_the_windows(windows: list[int], gold: str) -> None:
+    assert segment_names.spelled(windows) == gold
+    assert segment_names.listed(gold) == set(windows)
+
+
+@pytest.mark.parametrize("text", ["", "-", "1-", "3-1", "0,0", "00", "1,0", "0,1", "0-1-2", "0-99999999999", "," * 200])
+def test_names_that_list_nothing(text: str) -> None:
+    assert segment_names.listed(text) == set()
+
+
+def test_a_list_of_windows_that_is_too_long_for_a_name_makes_several_files(tmp_path: Path) -> None:
+    windows = [replace(window, index=7 * window.index) for window in random_windows(200, longest=4)]
+    files = commit(tmp_path, TAG, pairs(windows), "s", 12.0)
+    assert len(files) > 1
+    assert max(len(file.name) for file in files) < 255
+    loaded = load(tmp_path, TAG, windows)
+    assert sorted(loaded.scores) == [window.index for window in windows]
+    assert loaded.sessions == {"s": pytest.approx(12.0)}
+
+
+def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) -> None:
+    windows = random_windows(6)
+    one, two, alone = pairs(windows[:4], seed=1), pairs(windows[2:], seed=2), pairs(windows[3:5], seed=3)
+    commit(tmp_path, TAG, one, "one", 4.0)
+    commit(tmp_path, OTHER, two, "two", 4.0)
+    commit(tmp_path, ALONE, alone, "alone", 2.0)
+    assert committed(tmp_path, TAG) == {0, 1, 2, 3}
+    assert committed(tmp_path, OTHER) == {2, 3, 4, 5}
+    assert committed(tmp_path, "f" * 16) == set()
+    assert committed(tmp_path, ALONE) == {0, 1, 2, 3, 4, 5}
+    assert sorted(load(tmp_path, TAG, windows).scores) == [0, 1, 2, 3]
+    loaded = load(tmp_path, ALONE, windows)  # TAG and OTHER have four windows each: the first by name
+    assert sorted(loaded.scores) == [0, 1, 2, 3, 4, 5]
+    assert loaded.sessions.keys() == {"one", "two"}
+    assert all(same(loaded.scores[index], one[index][1].alone()) for index in (0, 1, 2, 3))
+    few = load(tmp_path, ALONE, windows[3:5])  # all of both have those; those made alone come first
+    assert few.sessions == {"alone": 2.0}
+    assert same(few.scores[3], alone[0][1].alone())
+
+
+def test_alone_drops_what_depends_on_a_reference(tmp_path: Path) -> None:
+    windows = random_windows(2)
+    (file,) = commit(tmp_path, ALONE, pairs(windows), "s", 1.0)
+    assert not set(REFERENCE) & set(by_hand(file)[0])
+
+
+def test_no_segment_serves_another_window(tmp_path: Path) -> None:
+    """Another token, another first position, fewer tokens; and a window that was not asked for is left out."""
+    windows = random_windows(4, longest=10)
+    commit(tmp_path, TAG, pairs(windows), "s", 4.0)
+    ids, score_from = windows[1].token_ids, windows[1].score_from
+    token = ids.copy()
+    token[0] += 1
+    changed = [
+        Window(1, token, score_from),
+        Window(1, ids[:-1], score_from),
+        Window(1, np.append(ids, np.int32(3)), score_from + 1),
+    ]
+    for other in changed:
+        loaded = load(tmp_path, TAG, [windows[0], other])
+        assert (sorted(loaded.scores), loaded.damaged) == ([0], ())
+        commit(tmp_path, TAG, pairs([other]), "t", 1.0)
+        assert sorted(load(tmp_path, TAG, [windows[0], other]).scores) == [0, 1]
+
+
+def test_of_a_segment_that_is_used_in_part_a_share_of_the_seconds_counts(tmp_path: Path) -> None:
+    windows = [Window(index, np.arange(5, dtype=np.int32)) for index in range(4)]
+    commit(tmp_path, TAG, pairs(windows), "s", 8.0)
+    assert load(tmp_path, TAG, windows[1:2]).sessions == {"s": 2.0}
+
+
+def test_scores_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    first, second = random_windows(2, longest=20)
+    whole = random_scores(first)
+    wrong = random_scores(second)
+    for given, reason in (
+        (replace(wrong, kld=None), "window 1: some windows have kld and others do not"),
+        (replace(wrong, logprob=np.zeros(0, np.float32)), f"window 1: 0 of {second.n_scored} positions were scored"),
+        (replace(wrong, kld=np.zeros(0, np.float32)), f"window 1: kld: 0 of {second.n_scored} positions were scored"),
+        (replace(wrong, kld=np.zeros(second.n_scored)), "window 1: kld is float64, not float32"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            commit(tmp_path, TAG, [(first, whole), (second, given)], "s", 1.0)
+    assert commit(tmp_path, TAG, [], "s", 0.0) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_of_sessions(tmp_path: Path) -> None:
+    """The last one of a session counts; nothing of a record is lost but the difference of tuples and lists."""
+    assert segments.records(tmp_path / "nowhere") == {}
+    record = {"label": 'Q4 "\n\x00ü\ud800', "load_seconds": 1.25, "layers": [{"count": 3}], "reference": None}
+    segments.write_record(tmp_path, "a", {"label": "old"})
+    segments.write_record(tmp_path, "a", record)
+    segments.write_record(tmp_path, "b", {"nan": math.inf})
+    assert segments.records(tmp_path) == {"a": record, "b": {"nan": math.inf}}
+    assert load(tmp_path, TAG, []) == segments.Loaded({}, {})
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    window = random_windows(1)
+    for write in (
+        lambda folder: commit(folder, TAG, pairs(window), "s", 1.0),
+        lambda folder: segments.write_record(folder, "s", {}),
+    ):
+        with pytest.raises(InputError, match=r"file/scores: the scores cannot be kept: Not a directory$"):
+            write(tmp_path / "file" / "scores")
+
+
+def commit_some(folder: Path, tag: str, first: int) -> None:
+    """In a process of its own: windows ``first`` and on, one by one."""
+    for window in random_windows(40)[first::2]:
+        commit(folder, tag, pairs([window]), f"from-{first}", 1.0)
+
+
+@pytest.mark.engine
+def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    started = [context.Process(target=commit_some, args=(tmp_path, TAG, first)) for first in (0, 1)]
+    for process in started:
+        process.start()
+    while any(process.is_alive() for process in started):
+        found = load(tmp_path, TAG, random_windows(40))  # a reader meanwhile sees whole windows only
+        assert found.damaged == found.strange == ()
+    assert [process.exitcode for process in started] == [0, 0]
+    loaded = load(tmp_path, TAG, random_windows(40))
+    assert sorted(loaded.scores) == list(range(40))
+    assert all(same(scores, random_scores(random_windows(40)[index])) for index, scores in loaded.scores.items())
+    assert loaded.sessions == {"from-0": 20.0, "from-1": 20.0}

@@ -1,0 +1,73 @@
+"""Damage: single bits flipped, files cut off, and operations on files that fail or never come to their end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FLIPS = int(os.environ.get("COMPARE_Q_FLIPS", "150"))
+"""Random bits that are flipped in each kind of file."""
+
+
+def flips(files: list[Path], seed: int, count: int = FLIPS) -> Iterator[tuple[Path, int]]:
+    """(file, position) ``count`` times, with one random bit of the file flipped while the caller looks."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        file = files[rng.integers(len(files))]
+        good = file.read_bytes()
+        position = int(rng.integers(len(good)))
+        bad = bytearray(good)
+        bad[position] ^= 1 << int(rng.integers(8))
+        file.write_bytes(bad)
+        yield file, position
+        file.write_bytes(good)
+
+
+class KilledError(BaseException):
+    """The process ended here."""
+
+
+@contextmanager
+def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """End the process before its n-th operation that changes a file; yields the operations so far.
+
+    What comes after it, ``finally`` and all, changes nothing on disk any more.
+    """
+    done: list[str] = []
+
+    def stopping(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **keys: Any) -> Any:
+            if len(done) >= operation:
+                raise KilledError(name)
+            done.append(name)
+            return real(*args, **keys)
+
+        return run
+
+    with patch.context() as patched:
+        for name in ("replace", "mkdir", "unlink", "rmdir", "write"):
+            patched.setattr(os, name, stopping(name, getattr(os, name)))
+        patched.setattr(Path, "write_bytes", torn(done, operation))
+        yield done
+
+
+def torn(done: list[str], operation: int) -> Callable[[Path, bytes], int]:
+    """``write_bytes`` that writes half of the file when the process ends in it."""
+    real = Path.write_bytes
+
+    def run(self: Path, data: bytes) -> int:
+        if len(done) > operation:
+            raise KilledError("write_bytes")
+        done.append("write_bytes")
+        if len(done) > operation:
+            real(self, data[: len(data) // 2])
+            raise KilledError("write_bytes")
+        return real(self, data)
+
+    return run

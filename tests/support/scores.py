@@ -1,0 +1,47 @@
+"""Windows and token scores at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from backends.base import TokenScores, Window
+from backends.worker.segments import COLUMNS
+
+REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top")
+
+
+def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:
+    """Windows of 2 to ``longest`` tokens, scored from anywhere."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for index in range(count):
+        tokens = rng.integers(0, 50_000, rng.integers(2, longest + 1)).astype(np.int32)
+        made.append(Window(index, tokens, int(rng.integers(1, len(tokens)))))
+    return made
+
+
+def random_scores(window: Window, names: Iterable[str] = COLUMNS, seed: int = 0) -> TokenScores:
+    """Scores in all of float32: NaN of any payload, infinities, subnormal numbers and zeros of both signs."""
+    rng = np.random.default_rng([seed, window.index])
+    columns = {}
+    for name in names:
+        bits = rng.integers(0, 1 << 32, window.n_scored, dtype=np.uint32)
+        special = np.array([0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x80000000, 1], np.uint32)
+        bits = np.where(rng.random(window.n_scored) < 0.2, special[rng.integers(6, size=window.n_scored)], bits)
+        columns[name] = bits.view(np.float32) if COLUMNS[name] is np.float32 else (bits & 1).astype(np.bool_)
+    return TokenScores(window.index, **columns)
+
+
+def same(a: TokenScores, b: TokenScores) -> bool:
+    """Whether two scores are the same bit for bit, with the same columns absent."""
+    if a.window != b.window:
+        return False
+    for name in COLUMNS:
+        left, right = getattr(a, name), getattr(b, name)
+        if (left is None) != (right is None):
+            return False
+        if left is not None and (left.dtype != right.dtype or left.tobytes() != right.tobytes()):
+            return False
+    return True
