@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,7 @@ class Cache:
         self.run = root / "runs" / uuid.uuid4().hex
         self.running: FileLock | None = None
         self.locks: set[Path] = set()
+        self.using = threading.Lock()
 
     @cached_property
     def unwritable(self) -> str:
@@ -155,10 +157,11 @@ class Cache:
         """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""
         if self.unwritable:
             return
-        if self.running is None:
-            self.running = FileLock(f"{self.run}.lock")
-            self.running.acquire()
-            weakref.finalize(self, remove_marks, self.run, self.running, self.locks)
+        with self.using:
+            if self.running is None:
+                self.running = FileLock(f"{self.run}.lock", thread_local=False)
+                self.running.acquire()
+                weakref.finalize(self, remove_marks, self.run, self.running, self.locks)
         with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
             file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):

@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from backends.common.errors import InputError, StoppedError
 from backends.common.watch import Watch
+from eval.common.cache import Lock
 from eval.run.devices import Devices
 from eval.run.worker_process import WorkerProcess
 
@@ -33,7 +34,7 @@ class Running:
             raise StoppedError("interrupted before it was scored; run again to go on")
 
     @contextmanager
-    def held(self, lock: FileLock) -> Iterator[None]:
+    def held(self, lock: Lock) -> Iterator[None]:
         """A lock of the cache, waited for as long as another run holds it; StoppedError."""
         while True:
             self.check()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 import uuid
@@ -140,7 +139,10 @@ def task_of(session: Session, job: Job, reference: Reference, n_windows: int) ->
         yield Task(), every
     else:
         with recording_folder(session, reference) as folder:
-            yield Task(record=folder), frozenset(range(reference.n_windows)) | reference_store.recorded(folder)
+            yield (
+                Task(record=folder),
+                frozenset(range(reference.n_windows)) | reference_store.recorded(folder, reference.path),
+            )
 
 
 @contextmanager
@@ -149,11 +151,10 @@ def recording_folder(session: Session, reference: HeldReference) -> Iterator[Pat
 
     What a run has written there that did not come to its end is there for the next run.
     """
-    folder = reference.path.with_name(f".{reference.path.name}.part")
+    folder = reference_store.building_of(reference.path, reference.identity)
     with session.hosts.running.held(session.cache.lock("references", reference.key)):
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:
