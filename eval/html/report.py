@@ -20,7 +20,7 @@ from typing import Any
 
 from eval.common.files import replacing
 from eval.html.inspector import Inspection
-from eval.plots import style
+from eval.plots import grouping
 from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.run_result import RunResult
@@ -45,7 +45,7 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
 
 def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
-    names = [style.split_label(model.label, model.group) for model in run.models]
+    names = [grouping.split_label(model.label, model.group) for model in run.models]
     return {
         "run": results_json.run_json(run, command),
         "inspection": dataclasses.asdict(inspection) if isinstance(inspection, Inspection) else inspection,
@@ -66,10 +66,10 @@ def page_footnotes(run: RunResult) -> list[str]:
     return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run, letters=False)]
 
 
-def group_styles(groups: Sequence[str]) -> style.Styles:
+def group_styles(groups: Sequence[str]) -> grouping.Styles:
     """Colour ("": the ink's) and marker of each group; all alike if there are more than can be told apart."""
     try:
-        return style.group_styles(groups, "")
+        return grouping.group_styles(groups, "")
     except ValueError:
         return dict.fromkeys(groups, ("", "o"))
 

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import curves, figures, spread, style
+from eval.plots import curves, figures, grouping, spread, style
 from eval.plots.curves import Line
 from eval.plots.spread import Divergence
 from eval.results.run_result import ModelResult, RunResult
@@ -59,7 +59,7 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     both = tokens(subtitle=figures.marked_subtitle(run, [model.marked_label for model in models]))
     found["kld_spread"] = partial(spread.spread_plot, divergences, **both)
     found["kld_histograms"] = partial(spread.ridge_plot, divergences, **both)
-    groups = [style.split_label(model.label, model.group)[0] for model in models]
+    groups = [grouping.split_label(model.label, model.group)[0] for model in models]
     for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
         alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]), company=groups)
         found[f"histograms/{name}"] = partial(spread.histogram_plot, one, **alone)
