@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,27 +43,32 @@ def digest(vocabulary: Mapping[int, str]) -> str:
 
 
 @cache
-def of_folder(folder: Path, trust_remote_code: bool) -> Mapping[int, str] | None:
-    """The vocabulary of a folder's tokenizer, by Transformers, in a process of its own; None if it has none."""
-    found = processes.apart(
-        pairs_of, f"reading the tokenizer in {folder}", folder=str(folder), trust_remote_code=trust_remote_code
-    )
-    return None if found is None else dict(found)
+def of_folders(*wanted: tuple[Path, bool]) -> tuple[Mapping[int, str] | None, ...]:
+    """The vocabularies of the tokenizers in some folders, by Transformers in a process of its own; None: has none.
+
+    ``wanted``: folder, and whether its tokenizer may run code.
+    """
+    named = [(str(folder), trusted) for folder, trusted in wanted]
+    found = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named)
+    return tuple(None if pairs is None else dict(pairs) for pairs in found)
 
 
-def pairs_of(folder: str, trust_remote_code: bool) -> list[tuple[int, str]] | None:
-    """(id, token) of a folder's vocabulary; None if no tokenizer loads from it."""
-    try:
-        return list(plain_tokens(load_tokenizer(Path(folder), trust_remote_code=trust_remote_code)).items())
-    except InputError:
-        return None
+def pairs_of(wanted: Sequence[tuple[str, bool]]) -> list[list[tuple[int, str]] | None]:
+    """(id, token) of each folder's vocabulary; None where no tokenizer loads.  Imports Transformers."""
+    found: list[list[tuple[int, str]] | None] = []
+    for folder, trusted in wanted:
+        try:
+            found.append(list(plain_tokens(load_tokenizer(Path(folder), trust_remote_code=trusted)).items()))
+        except InputError:
+            found.append(None)
+    return found
 
 
 @cache
 def of_file(folder: Path) -> Mapping[int, str] | None:
     """The vocabulary as tokenizer.json has it, with the marks of the config; None if it cannot be read so.
 
-    For 49,152 tokens it takes 0.2 s, and ``of_folder`` 5 s.  Transformers may know more special tokens (one that the
+    For 49,152 tokens it takes 0.2 s, and ``of_folders`` 5 s.  Transformers may know more special tokens (one that the
     config names EOS), and so have fewer plain ones.
     """
     from tokenizers import Tokenizer
@@ -92,8 +97,10 @@ def disagreement(model: Path | Mapping[int, str], data_folder: Path, *, trusted:
         mine, theirs = of_file(model) if isinstance(model, Path) else model, of_file(data_folder)
         if mine is not None and theirs is not None and differing(mine, theirs) is None:
             return ""
-    mine = of_folder(model, trusted) if isinstance(model, Path) else model
-    theirs = None if mine is None else of_folder(data_folder, data_trusted)
+    if isinstance(model, Path):
+        mine, theirs = of_folders((model, trusted), (data_folder, data_trusted))
+    else:
+        mine, (theirs,) = model, of_folders((data_folder, data_trusted))
     if mine is None or theirs is None or (number := differing(mine, theirs)) is None:
         return ""
     where = str(model) if isinstance(model, Path) else "the model's own vocabulary"
