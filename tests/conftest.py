@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 import torch
 
 from eval.cli import main
+from eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
+
+os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,9 @@
 """The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
 
 Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
-the table; 2 for bad input, or if no model was scored.
+the table; 2 for bad input, if no model was scored, or if an output could not be written.
+
+What only a run or a listing needs is imported where it begins, so that --help and --from answer sooner.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,21 +23,20 @@ import backends
 from backends.common import machine
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
-from eval.cli import arguments, cache_listing, checking
+from eval.cli import arguments, cache_listing
 from eval.common.cache import Cache
+from eval.common.outputs import Outputs
 from eval.common.processes import in_process
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import RunResult
-from eval.run import devices, runner, token_scores
-from eval.run.devices import Devices
-from eval.run.hosts import Hosts
-from eval.run.runner import FinishedRun
-from eval.run.session import Session
-from eval.run.stopping import signals_interrupt
-from eval.specs import reading, settings
+from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
+
+if TYPE_CHECKING:
+    from eval.run.hosts import Hosts
+    from eval.run.runner import FinishedRun
 
 Inspect = Callable[[], Any]
 """Makes what the HTML report shows of single tokens; called only if a report is written."""
@@ -108,6 +109,8 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
+    from eval.cli import checking
+
     lines, problems = checking.check(
         data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
     )
@@ -130,6 +133,10 @@ def show_cache(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot."""
+    from eval.run import runner
+    from eval.run.session import Session
+    from eval.run.stopping import signals_interrupt
+
     arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
     session = Session(cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args))
@@ -137,29 +144,36 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
         finished = runner.run(session, data_spec, model_specs, args.rows)
     run = finished.results
     if len(run.failed) == len(run.models):
-        return complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
+        complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
+        return 128 + finished.signal if finished.signal else 2
 
     def inspect() -> Any:
         from eval.html import inspector
 
         return inspector.inspect_tokens(run, finished.data, cache)
 
+    outputs = Outputs(args.verbose)
+    show(args, replace(run, title=args.title), outputs)
     if args.tokens_out:
-        copy_scores(cache, finished, args.tokens_out)
-    deliver(args, replace(run, title=args.title), inspect)
+        copy_scores(cache, finished, args.tokens_out, outputs)
+    write(args, replace(run, title=args.title), inspect, outputs)
     if args.cache_limit is not None:
         print(cache_listing.limited(cache, args.cache_limit))
     if finished.signal:
         print("interrupted; run again to go on", file=sys.stderr)
         return 128 + finished.signal
-    return 1 if run.failed else 0
+    return status_of(outputs) or (1 if run.failed else 0)
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
     """Where models run, by the flags and the settings file."""
+    from eval.run import devices
+    from eval.run.hosts import Hosts
+    from eval.specs import settings
+
     gpus, said = devices.chosen(machine.gpus(), args.gpus)
     remark(said or None)
-    return Hosts(Devices(gpus), {**settings.load().python, **args.python}, args.deadline, in_process())
+    return Hosts(devices.Devices(gpus), {**settings.load().python, **args.python}, args.deadline, in_process())
 
 
 def show_again(args: argparse.Namespace) -> int:
@@ -170,62 +184,86 @@ def show_again(args: argparse.Namespace) -> int:
     pairs.check_labels(args.pair, [model.label for model in run.models])
     arguments.check_outputs(args)
     remark(arguments.unused_picture_flags(args))
-    deliver(args, replace(run, title=args.title or run.title), lambda: kept)
-    return 0
+    run, outputs = replace(run, title=args.title or run.title), Outputs(args.verbose)
+    show(args, run, outputs)
+    write(args, run, lambda: kept, outputs)
+    return status_of(outputs)
 
 
-def deliver(args: argparse.Namespace, run: RunResult, inspect: Inspect) -> None:
-    """Print the table and whatever else was asked for, write the files, draw the plots."""
+def status_of(outputs: Outputs) -> int:
+    """The exit status after all outputs were tried; prints a line for each that failed."""
+    with outputs.printing():
+        pass  # what was printed last may still wait in the buffer
+    return complain("\n".join(outputs.failures)) if outputs.failures else 0
+
+
+def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
+    """Print the table, and whatever else is to be printed."""
     table = columns.ordered(run, args.sort)
-    terminal.show(table, Console())
-    if args.statistics:
-        print("", *llama_statistics.statistics_lines(table), sep="\n")
-    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
-    if chosen:
-        print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
-    write(args, run, table, inspect)
-    if args.plot_file:
-        from eval.plots import figures
-
-        figures.draw(
-            run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
-            dark=args.dark, log_y=args.log_y,
-        )  # fmt: skip
-    if args.plots:
-        from eval.plots import pictures
-
-        for file in pictures.write_all(run, args.plots, dark=args.dark, title=run.title or ""):
-            print(f"plot: {file}")
+    with outputs.printing():
+        terminal.show(table, Console())
+        if args.statistics:
+            print("", *llama_statistics.statistics_lines(table), sep="\n")
+        chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
+        if chosen:
+            print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
 
 
-def write(args: argparse.Namespace, run: RunResult, table: RunResult, inspect: Inspect) -> None:
-    """Write the files of a run; CSV and Markdown have the order of the ``table``."""
+def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: Outputs) -> None:
+    """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    table = columns.ordered(run, args.sort)
     if args.output:
-        results_json.write_json(run, args.output, command)
-        print(f"results: {args.output}")
+        with outputs.writing(args.output):
+            results_json.write_json(run, args.output, command)
+            print(f"results: {args.output}")
     if args.csv:
-        results_json.write_csv(table, args.csv)
-        print(f"CSV: {args.csv}")
+        with outputs.writing(args.csv):
+            results_json.write_csv(table, args.csv)
+            print(f"CSV: {args.csv}")
     if args.markdown:
-        markdown.write(table, args.markdown)
-        print(f"Markdown: {args.markdown}")
+        with outputs.writing(args.markdown):
+            markdown.write(table, args.markdown)
+            print(f"Markdown: {args.markdown}")
     if args.html:
         from eval.html import report
 
-        report.write(run, inspect(), args.html, command, run.title or report.TITLE)
-        print(f"report: {args.html}")
+        with outputs.writing(args.html):
+            report.write(run, inspect(), args.html, command, run.title or report.TITLE)
+            print(f"report: {args.html}")
+    draw(args, run, outputs)
 
 
-def copy_scores(cache: Cache, finished: FinishedRun, folder: Path) -> None:
+def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
+    """Draw the plot and the pictures that were asked for."""
+    if args.plot_file:
+        from eval.plots import figures
+
+        with outputs.writing(args.plot_file):
+            figures.draw(
+                run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+                dark=args.dark, log_y=args.log_y,
+            )  # fmt: skip
+    if args.plots:
+        from eval.plots import pictures
+
+        with outputs.writing(args.plots):
+            pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
+
+
+def copy_scores(cache: Cache, finished: FinishedRun, folder: Path, outputs: Outputs) -> None:
     """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
-    run = finished.results
-    names = token_scores.file_names([model.label for model in run.models])
-    for model, name in zip(run.models, names, strict=True):
+    from eval.run import token_scores
+
+    models = finished.results.models
+    names = token_scores.file_names([model.label for model in models])
+    for model, name in zip(models, names, strict=True):
         stored = None if model.error else token_scores.of_row(cache, model.scores_key, finished.data.windows)
         if stored is not None:
-            token_scores.write_parquet(stored, folder / f"{name}.parquet")
-            print(f"tokens of {model.label}: {folder / f'{name}.parquet'}")
+            file = folder / f"{name}.parquet"
+            with outputs.writing(file):
+                token_scores.write_parquet(stored, file)
+                print(f"tokens of {model.label}: {file}")
 
 
 def engine_table() -> Table:

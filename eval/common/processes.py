@@ -49,7 +49,8 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
     gets a keyword ``progress``, whose phases are shown here.  ``what``: what is done, if the process dies of it.
     """
     if in_process():
-        return function(**arguments, **({} if progress is None else {"progress": progress}))
+        told = {} if progress is None else {"progress": progress}
+        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
     named = {"module": function.__module__, "name": function.__name__}
     job = {**named, "arguments": arguments, "told": progress is not None}
     with tempfile.TemporaryFile() as log, started(log) as (process, channel):

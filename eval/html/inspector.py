@@ -7,13 +7,16 @@ is None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.common import processes
 from eval.common.cache import Cache
 from eval.results.run_result import RunResult
 from eval.run import token_scores
@@ -65,14 +68,22 @@ class Inspection:
     worst: tuple[tuple[Damaged, ...] | None, ...]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Tokens to be decoded together, and where their texts are cut: where the tokens before each of ``ends`` end."""
+
+    ids: list[int]
+    ends: list[int]
+
+
 def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
-    """The inspection of a run; None if no model has stored scores."""
-    tokenizer = vocabulary.load_tokenizer(data.tokenizer, trust_remote_code=data.trusted)
+    """The inspection of a run; None if no model has stored scores.  InputError if the tokens cannot be decoded."""
     keys = [model.scores_key if not model.error else "" for model in run.models]
-    worst, total, reference, order = [], None, None, None
+    worst: list[list[tuple[Damaged, Piece]] | None] = []
+    total, reference, order = None, None, None
     for model, key in zip(run.models, keys, strict=True):
         stored = token_scores.of_row(cache, key, data.windows)
-        worst.append(None if stored is None else most_damaged(stored, data, tokenizer))
+        worst.append(None if stored is None else most_damaged(stored, data))
         if stored is None:
             continue
         if model.is_reference or reference is None:
@@ -94,9 +105,36 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
     for i, span in enumerate(spans):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
         ref_logprob = None if reference is None else three_digits(reference[span])
-        texts = texts_of(span, window, position, data, tokenizer)
-        passages.append(Passage(int(window[span.start]), int(position[span.start]), texts, ref_logprob, logprob, kld))
-    return Inspection(tuple(passages), tuple(worst))
+        passage = Passage(int(window[span.start]), int(position[span.start]), (), ref_logprob, logprob, kld)
+        passages.append((passage, piece_of(span, window, position, data)))
+    return with_texts(passages, worst, data)
+
+
+def with_texts(
+    passages: Sequence[tuple[Passage, Piece]], worst: Sequence[Sequence[tuple[Damaged, Piece]] | None], data: EvalData
+) -> Inspection:
+    """The inspection with the texts of all its tokens, which are decoded at once, in a process of its own."""
+    pieces = [piece for _, piece in chain(passages, *(each or () for each in worst))]
+    found = processes.apart(
+        texts_of, "decoding tokens for the report", tokenizer=str(data.tokenizer), trust_remote_code=data.trusted,
+        pieces=[[piece.ids, piece.ends] for piece in pieces],
+    )  # fmt: skip
+    texts = iter(found)
+    shown = tuple(replace(passage, tokens=tuple(next(texts)[1:])) for passage, _ in passages)
+    return Inspection(shown, tuple(None if each is None else tuple(told(each, texts)) for each in worst))
+
+
+def told(damaged: Sequence[tuple[Damaged, Piece]], texts: Iterator[Sequence[str]]) -> Iterator[Damaged]:
+    """Damaged tokens with their texts, which come next in ``texts``."""
+    for each, _ in damaged:
+        before, token, after = next(texts)
+        yield replace(each, before=before, token=token, after=after)
+
+
+def texts_of(tokenizer: str, trust_remote_code: bool, pieces: Sequence[tuple[list[int], list[int]]]) -> list[list[str]]:
+    """The texts of pieces, [ids, ends] each, by the tokenizer in a folder.  Imports Transformers."""
+    loaded = vocabulary.load_tokenizer(Path(tokenizer), trust_remote_code=trust_remote_code)
+    return [token_texts(loaded, ids, ends) for ids, ends in pieces]
 
 
 def token_damage(stored: StoredScores) -> NDArray[np.float64]:
@@ -139,40 +177,38 @@ def columns_of(
     return [(three_digits(stored.logprob[span]), None if kld is None else three_digits(kld[span])) for span in spans]
 
 
-def most_damaged(stored: StoredScores, data: EvalData, tokenizer: Any) -> tuple[Damaged, ...]:
-    """The tokens that cost a model most, each token of the text once though windows overlap."""
+def most_damaged(stored: StoredScores, data: EvalData) -> list[tuple[Damaged, Piece]]:
+    """The tokens that cost a model most, each token of the text once though windows overlap; texts are still empty."""
     cost, index = token_damage(stored), data.text_index(stored.window, stored.position)
     found: dict[int, int] = {}
     for entry in np.argsort(-cost, kind="stable").tolist():
         if len(found) == WORST or cost[entry] <= 0:
             break
         found.setdefault(int(index[entry]), entry)
-    return tuple(damaged_token(entry, stored, data, tokenizer) for entry in found.values())
+    return [damaged_token(entry, stored, data) for entry in found.values()]
 
 
-def damaged_token(entry: int, stored: StoredScores, data: EvalData, tokenizer: Any) -> Damaged:
-    """One token with its surroundings in its window."""
+def damaged_token(entry: int, stored: StoredScores, data: EvalData) -> tuple[Damaged, Piece]:
+    """One token, and the piece that it and its surroundings in its window are."""
     window, position = int(stored.window[entry]), int(stored.position[entry])
     begin = max(position - BEFORE, 0)
     ids = data.windows[window].token_ids[begin : position + 1 + AFTER].tolist()
-    before, token, after = token_texts(tokenizer, ids, (position - begin, position - begin + 1, len(ids)))
     ref_logprob, logprob, kld = (
         three_digits(stored.columns[name][entry : entry + 1])[0] if name in stored.columns else None
         for name in ("ref_logprob", "logprob", "kld")
     )
-    return Damaged(window, position, before, token, after, ref_logprob, logprob, kld)
+    piece = Piece(ids, [position - begin, position - begin + 1, len(ids)])
+    return Damaged(window, position, "", "", "", ref_logprob, logprob, kld), piece
 
 
-def texts_of(
-    span: slice, window: NDArray[Any], position: NDArray[Any], data: EvalData, tokenizer: Any
-) -> tuple[str, ...]:
-    """The texts of a span of entries; the token before the span, if there is one, is decoded as well.
+def piece_of(span: slice, window: NDArray[Any], position: NDArray[Any], data: EvalData) -> Piece:
+    """The tokens of a span of entries, one text each; the token before the span is the first of them.
 
     Some tokenizers drop the space of the first token that they decode.
     """
     first, last = int(position[span.start]), int(position[span.stop - 1])
     ids = data.windows[int(window[span.start])].token_ids[first - 1 : last + 1].tolist()
-    return tuple(token_texts(tokenizer, ids, range(1, len(ids) + 1))[1:])
+    return Piece(ids, list(range(1, len(ids) + 1)))
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list[str]:

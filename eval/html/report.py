@@ -16,16 +16,18 @@ import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
-from eval.html.inspector import Inspection
-from eval.plots import style
+from eval.plots import grouping
 from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
 from eval.table.footnotes import footnotes
+
+if TYPE_CHECKING:
+    from eval.html.inspector import Inspection
 
 FOLDER = Path(__file__).parent / "page"
 SCRIPTS = (
@@ -45,10 +47,10 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
 
 def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
-    names = [style.split_label(model.label, model.group) for model in run.models]
+    names = [grouping.split_label(model.label, model.group) for model in run.models]
     return {
         "run": results_json.run_json(run, command),
-        "inspection": dataclasses.asdict(inspection) if isinstance(inspection, Inspection) else inspection,
+        "inspection": inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection),
         "names": names,
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run),
@@ -66,10 +68,10 @@ def page_footnotes(run: RunResult) -> list[str]:
     return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run, letters=False)]
 
 
-def group_styles(groups: Sequence[str]) -> style.Styles:
+def group_styles(groups: Sequence[str]) -> grouping.Styles:
     """Colour ("": the ink's) and marker of each group; all alike if there are more than can be told apart."""
     try:
-        return style.group_styles(groups, "")
+        return grouping.group_styles(groups, "")
     except ValueError:
         return dict.fromkeys(groups, ("", "o"))
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from eval.plots import labels, style
-from eval.plots.style import split_label
+from eval.plots import grouping, labels, style
+from eval.plots.grouping import split_label
 
 HEIGHT, MARGIN = 9.0, 0.2
 """Inches: height of the figure, and margin around its contents."""
@@ -48,7 +48,7 @@ def over_position(
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
         groups = [split_label(line.label, line.group)[0] for line in lines]
-        styles = style.group_styles(groups, theme.ink, distinct=False)
+        styles = grouping.group_styles(groups, theme.ink, distinct=False)
         texts: list[Text] = []
         ends: list[tuple[float, float]] = []
         first = 0
@@ -61,7 +61,7 @@ def over_position(
             if len(known):
                 first = len(ends) if line.bold else first
                 ends.append((x[known[-1]], y[known[-1]]))
-                name = style.short_label(line.label) + (" (reference)" if line.bold else "")
+                name = grouping.short_label(line.label) + (" (reference)" if line.bold else "")
                 texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
                 texts[-1].set(color=style.ink_of(colour, theme), gid=f"label-{i}")
         if not ends:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.plots import scatter, style
+from eval.plots import grouping, scatter, style
 from eval.plots.scatter import Level, Point
 from eval.results.differences import several_references
 from eval.results.digits import KLD_DIGITS, number_text
@@ -137,7 +137,9 @@ def scatter_levels(run: RunResult, *, kld: bool) -> list[Level]:
         if floor is None or floor.kld is None or not floor.kld.value:
             return []
         return [
-            Level(floor.kld.value, f"noise floor ({style.short_label(floor.label)}) {floor.kld.value:.2g}", dotted=True)
+            Level(
+                floor.kld.value, f"noise floor ({grouping.short_label(floor.label)}) {floor.kld.value:.2g}", dotted=True
+            )
         ]
     found = run.reference_ppl
     return [] if found is None else [Level(found, f"reference {found:.2f}")]

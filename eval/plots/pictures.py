@@ -9,7 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.plots import curves, figures, spread, style
+from eval.common.outputs import Outputs
+from eval.plots import curves, figures, grouping, spread, style
 from eval.plots.curves import Line
 from eval.plots.spread import Divergence
 from eval.results.run_result import ModelResult, RunResult
@@ -18,8 +19,8 @@ from eval.run import token_scores
 Picture = Callable[[], Figure]
 
 
-def write_all(run: RunResult, folder: Path, *, dark: bool = False, title: str = "") -> list[Path]:
-    """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; the files written.
+def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
+    """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; prints the files written.
 
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
@@ -28,19 +29,18 @@ def write_all(run: RunResult, folder: Path, *, dark: bool = False, title: str = 
     lines = [line for kld in measured for line in figures.scatter_points(run, vram=False, kld=kld)[1]]
     for line in dict.fromkeys(lines):
         print(line)
-    written = []
     for name, picture in all_pictures(run, dark=dark, title=title).items():
-        suffixes = (".png",) if name.startswith("histograms/") else (".png", ".svg")
         try:
             figure = picture()
         except ValueError as error:
             print(f"no {name}: {error}")
             continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        for suffix in suffixes:
-            written.append(folder / f"{name}{suffix}")
-            style.save_figure(figure, written[-1])
-    return written
+        for suffix in (".png",) if name.startswith("histograms/") else (".png", ".svg"):
+            file = folder / f"{name}{suffix}"
+            with outputs.writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                style.save_figure(figure, file)
+                print(f"plot: {file}")
 
 
 def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
@@ -59,7 +59,7 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     both = tokens(subtitle=figures.marked_subtitle(run, [model.marked_label for model in models]))
     found["kld_spread"] = partial(spread.spread_plot, divergences, **both)
     found["kld_histograms"] = partial(spread.ridge_plot, divergences, **both)
-    groups = [style.split_label(model.label, model.group)[0] for model in models]
+    groups = [grouping.split_label(model.label, model.group)[0] for model in models]
     for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
         alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]), company=groups)
         found[f"histograms/{name}"] = partial(spread.histogram_plot, one, **alone)

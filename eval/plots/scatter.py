@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from eval.plots import labels, style
-from eval.plots.style import Styles, Theme
+from eval.plots import grouping, labels, style
+from eval.plots.grouping import Styles
+from eval.plots.style import Theme
 
 HEIGHT = 9.0
 """Inches."""
@@ -47,7 +48,7 @@ class Point:
     @property
     def split(self) -> tuple[str, str]:
         """(group, text beside the point); ``group`` empty: the label's first word."""
-        return style.split_label(self.label, self.group)
+        return grouping.split_label(self.label, self.group)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def scatter_plot(
         raise ValueError("nothing above 0 for a logarithmic axis")
     points = sorted(points, key=lambda p: (p.x, p.y, p.label))
     with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
-        styles = style.group_styles([p.split[0] for p in points], theme.ink)
+        styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
         _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y)
         if from_zero and not log_y:

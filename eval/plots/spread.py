@@ -19,8 +19,9 @@ from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from eval.plots import style
-from eval.plots.style import Theme, split_label
+from eval.plots import grouping, style
+from eval.plots.grouping import split_label
+from eval.plots.style import Theme
 from eval.stats.distributions import Histogram
 
 X_LABEL = "KL divergence of single tokens (nats)"
@@ -132,13 +133,13 @@ def histogram_plot(
         axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         groups = [split_label(model.label, model.group)[0], *company]
-        colour = style.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
+        colour = grouping.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
         axes.stairs(
-            shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=style.short_label(model.label)
+            shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=grouping.short_label(model.label)
         )
         for other, heights in zip(compared, shares[1:], strict=True):
-            name = f"noise floor ({style.short_label(other.label)})"
+            name = f"noise floor ({grouping.short_label(other.label)})"
             axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
         marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
         for (x, name), side in zip(marks, ("right", "left"), strict=True):
@@ -187,9 +188,9 @@ def _rows(
 ) -> list[tuple[str, str]]:
     """Sets up the rows, with their labels at the left, and the noise floor's line; colour and marker of each row."""
     groups = [split_label(model.label, model.group)[0] for model in ranked]
-    styles = style.group_styles(groups, theme.ink, distinct=False)
+    styles = grouping.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(ranked) - 0.4, top)
-    axes.set_yticks(range(len(ranked)), [style.short_label(model.label) for model in ranked])
+    axes.set_yticks(range(len(ranked)), [grouping.short_label(model.label) for model in ranked])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -210,7 +211,7 @@ def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
     name = axes.annotate("", (floor.mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
     for label, (flush, shift) in itertools.product(
-        (f"noise floor ({style.short_label(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
+        (f"noise floor ({grouping.short_label(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
     ):
         name.set(text=f"{label} {_short(floor.mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,16 @@ def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
 def load_data_spec(file: Path) -> DataSpec:
     """The data spec in ``file``."""
     return parse_data_spec(read_json(file), file)
+
+
+def packed(spec: DataSpec) -> dict[str, Any]:
+    """A data spec as JSON types, for another process; ``unpacked`` makes it a spec again."""
+    return {"keys": spec.model_dump(mode="json", exclude_unset=True), "folder": str(spec._folder)}
+
+
+def unpacked(packed: Mapping[str, Any]) -> DataSpec:
+    """The data spec that ``packed`` holds."""
+    return parse_data_spec(packed["keys"], Path(packed["folder"]) / "data spec")
 
 
 def expand(patterns: Sequence[str]) -> list[Path]:

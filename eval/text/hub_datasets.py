@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ from backends.common.messages import nearest
 from backends.common.watch import SILENT
 from backends.hub import client, repositories
 from backends.hub.client import HubAwayError
+from eval.common import processes
 from eval.common.progress import Progress
+from eval.specs import reading
 from eval.specs.types import DataSpec
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
@@ -273,15 +275,24 @@ def would_fetch(spec: DataSpec) -> str:
     its configuration or its split is not there.
     """
     source = source_of(spec)
-    with in_one_line(spec, source), client.warnings_told(SILENT, source.path):
-        if is_fetched(source, row_limit(spec)):
+    if is_fetched(source, row_limit(spec)):
+        with in_one_line(spec, source), client.warnings_told(SILENT, source.path):
             found = repositories.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
-            return f"{source.path}, {found}"
+    else:
+        processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
+        found = ", ".join(each for each in (source.name, source.split) if each)
+    return f"{source.path}, {found}"
+
+
+def check_split(spec: Mapping[str, Any]) -> None:
+    """InputError unless the library finds the data set, the configuration and the split of a packed ``spec``."""
+    unpacked = reading.unpacked(spec)
+    source = source_of(unpacked)
+    with in_one_line(unpacked, source), client.warnings_told(SILENT, source.path):
         builder = ask_library(quiet_library().load_dataset_builder, source)
         splits = [str(each) for each in builder.config.data_files or builder.info.splits or ()]
         if splits and source.base_split not in splits:
             raise InputError(f"no split {source.base_split!r}; there are: {', '.join(splits)}")
-    return ", ".join(each for each in (source.path, source.name, source.split) if each)
 
 
 def quiet_library() -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from backends.common.packages import installed_versions
 from backends.hub import repositories
 from eval.common.cache import Cache
 from eval.common.progress import Progress
+from eval.specs import reading
 from eval.specs.methods import Method
 from eval.specs.types import DataSpec
-from eval.text import corpus, detokenizers, vocabulary
+from eval.text import corpus, detokenizers, hub_datasets, vocabulary
 from eval.text.cutting import Ids
 
 TOKENS_VERSION = 5
@@ -87,6 +88,17 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "versions": installed_versions(("transformers", "tokenizers", "datasets")),
     }
+
+
+def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
+    """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
+
+    ``tokenizer``: its folder.  Imports Transformers and ``datasets``, and so is called apart
+    (``eval/common/processes.py``).
+    """
+    found = reading.unpacked(spec)
+    hub_datasets.fetch(found, progress)
+    save(Path(file), tokenize(texts_of(found, progress), Path(tokenizer), found, progress))
 
 
 def texts_of(spec: DataSpec, progress: Progress) -> list[str]:
@@ -213,10 +225,10 @@ def load(cache: Cache, key: str) -> Tokens | None:
         return None
 
 
-def save(cache: Cache, key: str, tokens: Tokens) -> None:
-    """Tokens into the cache."""
+def save(file: Path, tokens: Tokens) -> None:
+    """Tokens into a file for ``load``."""
     numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
-    with cache.write("tokens", key, ".npz") as file, file.open("wb") as stream:
+    with file.open("wb") as stream:
         np.savez(
             stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
             numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,

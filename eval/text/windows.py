@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from backends.base import Window
 from backends.common.errors import InputError
 from backends.hub import repositories
+from eval.common import processes
 from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.specs import methods
+from eval.specs import methods, reading
 from eval.specs.types import DataSpec
-from eval.text import corpus, cutting, hub_datasets, tokens
+from eval.text import corpus, cutting, tokens
 from eval.text.tokens import Tokens
 
 
@@ -161,9 +162,13 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
         cache.clear("tokens", key)
     found = tokens.load(cache, key)
     if found is None:
-        hub_datasets.fetch(spec, progress)
-        found = tokens.tokenize(tokens.texts_of(spec, progress), folder, spec, progress)
-        tokens.save(cache, key, found)
+        with cache.write("tokens", key, ".npz") as file:
+            what = f"tokenizing {corpus.display_name(spec)}"
+            keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
+            processes.apart(tokens.make, what, progress, **keys)
+        found = tokens.load(cache, key)
+    if found is None:
+        raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
     return cut(found, spec, spec.max_rows if n_windows is None else n_windows, folder)
 
 

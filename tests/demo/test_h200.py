@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo import h200
-from eval.plots import style
+from eval.plots import grouping
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_labels() -> None:
     """Each once; and no more groups than the plot has colours."""
     labels = [row.label for row in h200.table_rows()]
     assert len(set(labels)) == len(labels) == 29
-    assert len({style.split_label(label)[0] for label in labels}) <= len(style.COLOURS)
+    assert len({grouping.split_label(label)[0] for label in labels}) <= len(grouping.COLOURS)
 
 
 @pytest.mark.engine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import curves, labels, style
+from eval.plots import curves, grouping, labels
 from eval.plots.curves import Line
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
@@ -60,7 +60,7 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
-    assert line.get_color() == style.group_styles(["EXL3"], "")["EXL3"][0]
+    assert line.get_color() == grouping.group_styles(["EXL3"], "")["EXL3"][0]
 
 
 def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from eval.common.outputs import Outputs
 from eval.plots import figures, pictures, style
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.distributions import histogram_of
@@ -40,17 +41,17 @@ def files(folder: Path) -> set[str]:
 
 
 def test_every_picture_is_written_and_the_same_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplaced: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unplaced: None
 ) -> None:
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
-    written = {}
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
-        written[name] = pictures.write_all(small(), tmp_path / name)
+        pictures.write_all(small(), tmp_path / name, Outputs())
     expected = {f"{name}.{suffix}" for name in NAMES for suffix in ("png", "svg")}
     expected |= {f"histograms/{name}.png" for name in ("bf16_Transformers", "NVFP4_W4A4_as_run", "EXL3_4.0_bpw")}
     assert files(tmp_path / "first") == files(tmp_path / "second") == expected
-    assert {file.relative_to(tmp_path / "first").as_posix() for file in written["first"]} == expected
+    said = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path / "first") in line]
+    assert sorted(said) == sorted(f"plot: {tmp_path / 'first' / name}" for name in expected)
     for name in expected:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
 
@@ -64,11 +65,12 @@ def unwritten(monkeypatch: pytest.MonkeyPatch, unplaced: None) -> None:
 def test_without_a_reference_only_perplexity_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
-    written = pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path)
-    assert [file.name for file in written] == [
+    pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
         f"{name}.{suffix}" for name in ("ppl_bpw", "ppl_vram", "loss_by_position") for suffix in ("png", "svg")
     ]
-    assert capsys.readouterr().out.splitlines() == [
+    assert [line for line in lines if not line.startswith("plot: ")] == [
         "broken: not in the plot: PPL unknown",
         "no kld_bpw: no model has both values within the limits",
         "no kld_vram: no model has both values within the limits",
@@ -82,8 +84,8 @@ def test_each_model_that_is_missing_is_named_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
     sizeless = replace(QUANT, label="sizeless", storage=replace(QUANT.storage, bpw_layer=None))
-    pictures.write_all(run_of(REF, QUANT, BASE, sizeless), tmp_path)
-    assert capsys.readouterr().out.splitlines() == [
+    pictures.write_all(run_of(REF, QUANT, BASE, sizeless), tmp_path, Outputs())
+    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("plot: ")] == [
         "sizeless: not in the plot: size unknown",
         "base: not in the plot: KLD unknown",
     ]

@@ -10,7 +10,7 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 
-from eval.plots import scatter, style
+from eval.plots import grouping, scatter, style
 from eval.plots.scatter import Point
 from tests.support.drawn import artists_of_kind
 from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
@@ -37,7 +37,7 @@ def test_groups_of_the_table_have_their_own_colours() -> None:
     looks: dict[str, set[tuple[object, object]]] = {}
     for point, mark in zip(in_order(TABLE), artists_of_kind(figure, "point"), strict=True):
         seen = (mark.get_markerfacecolor(), mark.get_marker())
-        looks.setdefault(style.split_label(point.label)[0], set()).add(seen)
+        looks.setdefault(grouping.split_label(point.label)[0], set()).add(seen)
     assert all(len(found) == 1 for found in looks.values())
     colours, markers = zip(*(found.pop() for found in looks.values()), strict=True)
     assert len(set(colours)) == len(set(markers)) == len(looks) == 7

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from eval.plots import labels, style
+from eval.plots import grouping, labels
 from eval.plots.scatter import Level, Point
 from tests.support.drawn import artists_of_kind, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
@@ -43,7 +43,7 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
 
 def test_labels_give_name_and_value_and_stay_near() -> None:
     figure = figure_of("table")
-    expected = [f"{style.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
+    expected = [f"{grouping.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == expected
     boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
     assert max(pixels_apart(label, mark) for label, mark in boxes) < 100

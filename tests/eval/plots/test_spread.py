@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import labels, spread, style
+from eval.plots import grouping, labels, spread, style
 from eval.plots.spread import Divergence
 from eval.stats.distributions import Histogram, histogram_of, percentiles_of
 from tests.support import real_table
@@ -63,7 +63,7 @@ def test_rows_are_sorted_by_mean_and_have_their_groups_colours(draw: str) -> Non
     ]
     places = [box.y0 for box in labels.boxes_of(figure)]
     assert places == sorted(places, reverse=True)
-    styles = style.group_styles([one.label.split()[0] for one in REAL], style.LIGHT.ink)
+    styles = grouping.group_styles([one.label.split()[0] for one in REAL], style.LIGHT.ink)
     for text, mark in zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "mean"), strict=True):
         assert (mark.get_color(), mark.get_marker()) == styles[text.get_text().split()[0]]
         assert text.get_color() == style.ink_of(mark.get_color(), style.LIGHT)

@@ -1,4 +1,4 @@
-"""What pictures share: groups that can be told apart, headings, ticks, and files with the same bytes each time."""
+"""What pictures share: headings, ticks, and files with the same bytes each time."""
 
 import itertools
 from pathlib import Path
@@ -9,73 +9,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from eval.plots import style
+from eval.plots import grouping, style
 
 
 def figure(*, dark: bool = False, title: str = "Title", subtitle: str = "below") -> Figure:
     with style.canvas(3.0, title, subtitle, dark=dark) as (drawn, axes, _):
         axes.plot([1, 2], [3, 4], gid="line-0")
     return drawn
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("EXL3 4.0", ("EXL3", "4.0")),
-        ("GGUF Q4_K_M imat", ("GGUF", "Q4_K_M imat")),
-        ("bf16", ("bf16", "bf16")),
-        ("EXL3 4.0 [h8]", ("EXL3", "4.0")),
-        ("  EXL3   4.0 [head 8 bits]  ", ("EXL3", "4.0")),
-        ("bf16 [vLLM]", ("bf16", "bf16")),
-        ("EXL3 [h8] 4.0", ("EXL3", "[h8] 4.0")),
-        ("[only this]", ("[only", "this]")),
-        ("", ("?", "?")),
-    ],
-)
-def test_split_label(label: str, expected: tuple[str, str]) -> None:
-    assert style.split_label(label) == expected
-
-
-def test_a_named_group_stands_for_the_first_word() -> None:
-    """The text beside the point keeps every word that the group does not begin with."""
-    assert style.split_label("vLLM NVFP4 W4A4", "NVFP4") == ("NVFP4", "vLLM NVFP4 W4A4")
-    assert style.split_label("EXL3 4.0 [h8]", "EXL3") == ("EXL3", "4.0")
-    assert style.split_label("GGUF Q4_K", "GGUF Q4") == ("GGUF Q4", "GGUF Q4_K")
-
-
-def test_many_groups_never_share_colour_and_marker() -> None:
-    names = [f"group{i}" for i in range(80)]
-    styles = style.group_styles([*names, *names], "#000000")
-    assert list(styles) == sorted(names)
-    assert len(set(styles.values())) == 80
-    assert len({styles[name][0] for name in sorted(names)[:8]}) == 8
-    with pytest.raises(ValueError, match="81 groups"):
-        style.group_styles([*names, "one more"], "#000000")
-    repeated = style.group_styles([*names, "one more"], "#000000", distinct=False)
-    assert (len(repeated), len(set(repeated.values()))) == (81, 80)
-
-
-@pytest.mark.parametrize(
-    ("label", "expected"),
-    [
-        ("EXL3  4.0", "EXL3 4.0"),
-        ("a" * 20 + "b" * 20, "a" * 20 + "b" * 20),
-        ("a" * 100 + "b" * 100, "a" * 20 + "..." + "b" * 17),
-        ("word " * 20 + "Q4 †", "word word word word " + "..." + "rd word word Q4 †"),
-    ],
-)
-def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
-    assert style.short_label(label) == expected
-
-
-def test_known_groups_look_the_same_in_every_company() -> None:
-    alone = {name: style.group_styles([name], "#000000")[name] for name in ("EXL3", "GGUF", "AWQ", "vLLM", "bf16")}
-    assert len(set(alone.values())) == 5
-    together = style.group_styles(["aaa", "bf16", "vLLM", "AWQ", "GGUF", "EXL3", "zzz"], "#000000")
-    assert {name: together[name] for name in alone} == alone
-    assert len({colour for colour, _ in together.values()}) == 7
-    lookalikes = style.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
-    assert len({colour for colour, _ in lookalikes.values()}) == 4
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
@@ -128,7 +68,7 @@ def test_colours_can_be_told_apart_in_any_sight() -> None:
     )
     for theme, view in itertools.product((style.LIGHT, style.DARK), views):
         seen = []
-        for colour in style.COLOURS:
+        for colour in grouping.COLOURS:
             linear = [((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour or theme.ink)]
             mixed = [sum(w * c for w, c in zip(row, linear, strict=True)) for row in view]
             seen.append([max(c, 0) ** (1 / 2.4) for c in mixed])
@@ -145,7 +85,7 @@ def test_text_has_contrast_in_both_themes() -> None:
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
 
     for theme in (style.LIGHT, style.DARK):
-        texts = [style.ink_of(colour or theme.ink, theme) for colour in style.COLOURS] + [theme.muted, theme.ink]
+        texts = [style.ink_of(colour or theme.ink, theme) for colour in grouping.COLOURS] + [theme.muted, theme.ink]
         for text in texts:
             dim, bright = sorted((light(text), light(theme.paper)))
             assert bright / dim > 4.5

@@ -204,7 +204,7 @@ def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -
         np.arange(3, dtype=np.int32), np.array([8], np.int32), 9, "words", lead, np.array([1, 3]), sizes, 6, 2
     )
     cache = Cache(tmp_path)
-    tokens.save(cache, "k", text)
+    tokens.save(cache.path("tokens", "k", ".npz"), text)
     loaded = tokens.load(cache, "k")
     assert loaded is not None
     for name, value in vars(text).items():

@@ -86,9 +86,69 @@ def test_formatting_is_no_disagreement(tmp_path: Path) -> None:
     assert disagreement(model, data) == ""
 
 
-def test_equal_files_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_agrees_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither do equal files, nor files with other formatting; a tokenizer that may run code is always loaded."""
     data, model = toy_tokenizer(tmp_path / "data", swap), toy_tokenizer(tmp_path / "model", swap)
+    spaced = toy_tokenizer(tmp_path / "spaced", swap, indent=3)
     monkeypatch.setattr(vocabulary, "load_tokenizer", lambda *_, **keys: pytest.fail("loaded"))
+    assert disagreement(model, data) == disagreement(spaced, data) == ""
+    assert vocabulary.disagreement({A: "b", B: "a"}, data, trusted=False, data_trusted=False) == ""
+    with pytest.raises(pytest.fail.Exception, match="loaded"):
+        vocabulary.disagreement(spaced, data, trusted=False, data_trusted=True)
+
+
+def in_config(number: int, token: str, *, special: bool) -> dict[str, Any]:
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    return {"added_tokens_decoder": {str(number): {"content": token, "special": special, **flags}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (lambda content: None, {}),
+        (swap, {}),
+        (added(257, "<image>", special=True), {}),
+        (added(257, "word", special=False), {}),
+        (added(257, "word", special=False), in_config(257, "word", special=True)),
+        (lambda content: None, in_config(257, "<pad>", special=True) | {"pad_token": "<pad>"}),
+        (lambda content: None, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}),
+        (lambda content: content.update(added_tokens=[]), {}),  # <|end|>, which only the config names
+        (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}),
+    ],
+)
+def test_a_tokenizer_file_says_what_transformers_says(tmp_path: Path, change: Change, config: dict[str, Any]) -> None:
+    folder = toy_tokenizer(tmp_path / "a", change)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    found = vocabulary.of_file(folder)
+    assert found == loaded(folder)
+    assert len(found) in (256, 257)
+
+
+def test_a_tokenizer_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """Transformers is asked, and may know better; files that hold nonsense are no reason to stop."""
+    for number, (name, text) in enumerate(
+        [("tokenizer.json", "{"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "\xff"),
+         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 3}}')]
+    ):  # fmt: skip
+        folder = toy_tokenizer(tmp_path / str(number))
+        (folder / name).write_text(text)
+        assert vocabulary.of_file(folder) is None
+    assert vocabulary.of_file(tmp_path) is None
+
+
+def test_a_special_token_that_only_transformers_knows_is_no_disagreement(tmp_path: Path) -> None:
+    """ "a" is the config's EOS on one side, and not special in either file: the files differ, Transformers decides."""
+    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model")
+    content = json.loads((model / "tokenizer.json").read_text())
+    content["model"]["vocab"]["\u0100\u0100"] = content["model"]["vocab"].pop("a")
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((model / "tokenizer_config.json").read_text()) | {"eos_token": "\u0100\u0100"}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    mine, theirs = vocabulary.of_file(model), vocabulary.of_file(data)
+    assert mine is not None
+    assert theirs is not None
+    assert vocabulary.differing(mine, theirs) == A
     assert disagreement(model, data) == ""
 
 
@@ -117,7 +177,7 @@ def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:
     model.mkdir()
     assert disagreement(model, data) == ""
     (model / "tokenizer.json").write_text("{")  # there, and no tokenizer
-    assert vocabulary.of_folder(model, False) is None
+    assert vocabulary.of_folders((model, False)) == (None,)
     assert disagreement(model, data) == ""
 
 

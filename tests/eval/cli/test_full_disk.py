@@ -1,0 +1,129 @@
+"""Outputs that cannot be written: the table comes first, all others are written, and each failure is one line."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.common.errors import InputError
+from eval.cli import main
+from eval.common.outputs import CURE, Outputs
+from eval.results import results_json
+from tests.support import ROOT
+from tests.support.command_line import FAKE, Run, Specs
+
+LIMIT = 4000
+"""Bytes of a file on the "full disk": the table as CSV and Markdown is smaller, results, report and pictures larger."""
+
+
+def in_a_process(*words: object, **keys: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "eval" / "compare_q.py", *words]
+    return subprocess.run(list(map(str, command)), stderr=subprocess.PIPE, text=True, check=False, **keys)
+
+
+def failures(folder: Path, why: str, *names: str) -> list[str]:
+    return [f"error: {folder / name}: could not be written: {why}; {CURE}" for name in names]
+
+
+@pytest.mark.engine
+def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) -> None:
+    """The system refuses files above a size; small ones are still written, and nothing is half-written."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    flags = ["-o", folder / "r.json", "--html", folder / "r.html", "-pf", folder / "p.png", "--csv", folder / "r.csv",
+             "--markdown", folder / "r.md", "--pairs"]  # fmt: skip
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
+
+    ran = in_a_process("--from", finished, *flags, stdout=subprocess.PIPE, preexec_fn=limit)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == failures(folder, "File too large", "r.json", "r.html", "p.png")
+    plain = in_a_process("--from", finished, "--pairs", stdout=subprocess.PIPE)
+    assert (plain.returncode, ran.stdout.startswith(plain.stdout)) == (0, True)
+    assert sorted(file.name for file in folder.iterdir()) == ["r.csv", "r.md"]
+    assert (folder / "r.md").read_text().count("|") > 20
+
+
+@pytest.mark.engine
+def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ran = in_a_process("--from", finished, "-o", tmp_path / "r.json", stdout=full)
+    problem = f"error: standard output: could not be written: No space left on device; {CURE}"
+    assert (ran.returncode, ran.stderr.splitlines()) == (2, [problem])
+    assert results_json.load(tmp_path / "r.json")[0].models
+
+
+def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> None:
+    """The folder of the outputs goes while the table is shown; a file may take its place."""
+    show = main.terminal.show
+
+    def show_and_remove(*arguments: Any) -> None:
+        show(*arguments)
+        shutil.rmtree(folder)
+        if file:
+            folder.touch()
+
+    monkeypatch.setattr(main.terminal, "show", show_and_remove)
+
+
+@pytest.mark.parametrize(("file", "why"), [(False, "No such file or directory"), (True, "Not a directory")])
+def test_a_folder_that_vanishes_while_models_run(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: bool, why: str
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    data, models = write_specs([{**FAKE, "label": label, "engine": {"boost": len(label)}} for label in ("a", "bb")])
+    vanishing(monkeypatch, folder, file=file)
+    ran = compare_q("-d", data, "-m", models, "--csv", folder / "r.csv", "--tokens-out", folder / "tokens",
+                    "-o", tmp_path / "r.json")  # fmt: skip
+    assert ran.status == 2
+    problems = [line for line in ran.err.splitlines() if line.startswith("error: ")]
+    assert [line.partition(": ")[2].partition(": ")[0] for line in problems] == [
+        str(folder / name) for name in ("tokens/a.parquet", "tokens/bb.parquet", "r.csv")
+    ]
+    assert all(why in line for line in problems)
+    assert problems[-1:] == failures(folder, why, "r.csv")
+    assert "closed form" in ran.out
+    assert len(json.loads((tmp_path / "r.json").read_text())["models"]) == 2
+    assert "Traceback" not in ran.err
+
+
+def test_pictures_fail_one_by_one(
+    compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands where one picture belongs."""
+    folder = tmp_path / "plots"
+    (folder / "kld_bpw.png").mkdir(parents=True)
+    monkeypatch.setattr("eval.plots.style.DPI", 30)
+    ran = compare_q("--from", finished, "--plots", folder)
+    assert (ran.status, ran.err.splitlines()) == (2, failures(folder, "Is a directory", "kld_bpw.png"))
+    written = [line.removeprefix("plot: ") for line in ran.out.splitlines() if line.startswith("plot: ")]
+    assert str(folder / "kld_bpw.svg") in written
+    assert len(written) > 8
+    assert all(Path(file).stat().st_size for file in written)
+
+
+def test_what_else_may_go_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error that names the output stays as it is; a bug is one line, with a traceback where one is wanted."""
+    for verbose in (False, True):
+        outputs = Outputs(verbose)
+        for error in (InputError("f: damaged"), InputError("g: damaged"), OSError("late"), ZeroDivisionError("zero")):
+            with outputs.writing("f"):
+                raise error
+        assert outputs.failures == [
+            "f: damaged",
+            "f: could not be written: g: damaged",
+            f"f: could not be written: late; {CURE}",
+            "f: could not be written: ZeroDivisionError: zero",
+        ]
+        assert ("Traceback" in capsys.readouterr().err) is verbose
+    with pytest.raises(KeyboardInterrupt), Outputs().writing("f"):
+        raise KeyboardInterrupt

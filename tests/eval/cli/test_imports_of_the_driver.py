@@ -1,0 +1,74 @@
+"""What the driver never imports: engines, torch, and the libraries that bring torch with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.common import processes
+from eval.text import vocabulary
+from tests.support import ROOT
+from tests.support.command_line import FAKE, Specs, in_transformers
+from tests.support.toy import needs_accelerate
+
+pytestmark = pytest.mark.engine
+NEVER = {"torch", "transformers", "vllm", "datasets", "llama_cpp", "exllamav3", "exllamav2", "accelerate"}
+DRIVER = """
+import sys
+from eval.cli import main
+try:
+    status = main.main(sys.argv[1:])
+except SystemExit as stop:
+    status = stop.code
+print("imported", status, *sys.modules)
+"""
+
+
+def imported(*words: object) -> tuple[int, set[str], str]:
+    """(exit status, every module that a command line has imported, what it printed)."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(processes.ENVIRONMENT)
+    command = [sys.executable, "-c", DRIVER, *map(str, words)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    out, _, last = ran.stdout.rpartition("imported ")
+    assert last, ran.stderr
+    status, *modules = last.split()
+    return int(status), set(modules), out + ran.stderr
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--list-engines"], ["--cache"], ["-d", "none.json", "-m", "x.json"]])
+def test_what_needs_no_model(flags: list[str]) -> None:
+    status, modules, said = imported(*flags)
+    assert (status, modules & NEVER) == (2 if "-d" in flags else 0, set()), said
+    assert not modules & {"matplotlib", "pyarrow", "scipy", "pandas", "huggingface_hub"}
+
+
+def test_a_finished_run(finished: Path, tmp_path: Path) -> None:
+    """The report needs no picture, and a picture no engine."""
+    status, modules, said = imported("--from", finished, "--html", tmp_path / "r.html", "-o", tmp_path / "r.json")
+    assert (status, modules & {*NEVER, "matplotlib", "pyarrow"}) == (0, set()), said
+    status, modules, said = imported("--from", finished, "-pf", tmp_path / "p.png")
+    assert (status, modules & NEVER) == (0, set()), said
+
+
+@needs_accelerate
+def test_a_check_and_its_text(write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+    """The text is tokenized and then in the cache; one model's tokenizer is formatted otherwise than the data's."""
+    other = tmp_path / "other"
+    shutil.copytree(toy_model, other)
+    content = json.loads((other / vocabulary.FILE).read_text())
+    (other / vocabulary.FILE).write_text(json.dumps(content, indent=3))
+    data, models = write_specs([in_transformers(toy_model), in_transformers(other, label="other"), FAKE])
+    said = []
+    for _ in range(2):
+        status, modules, words = imported("-d", data, "-m", models, "--check")
+        assert (status, modules & NEVER) == (0, set()), words
+        assert "9 windows, 891 scored tokens, of a text of 1,000 tokens" in words
+        said.append(words.replace("tokenizing text: 1000 tokens in ", ""))
+    assert [len(words.splitlines()) for words in said] == [len(said[1].splitlines()) + 1, 5]

@@ -1,0 +1,89 @@
+"""A function in a process of its own: its result, its progress and its errors here, its prints nowhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.common import processes
+from eval.common.processes import apart
+from eval.common.progress import Progress
+from tests.support import ROOT
+from tests.support import apart as functions
+from tests.support.toy import refusal
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(autouse=True)
+def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(processes.ENVIRONMENT)
+
+
+def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    """Progress is shown as if it were made here; what the function prints is not."""
+    found = apart(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
+    assert found["words"] == ["ä", "\ud800", None]
+    assert (found["process"] != os.getpid(), found["nested"]) == (True, found["process"])
+    out, err = capfd.readouterr()
+    said = [re.sub(r"[\d.]+ s$", "0 s", line) for line in err.splitlines()]
+    assert (out, said) == ("", ["half way", "counting: 30000 rows in 0 s", "waiting: 0 s", "done"])
+
+
+def test_here_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for value, here in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv(processes.ENVIRONMENT, value)
+        assert processes.in_process() is here
+    monkeypatch.setenv(processes.ENVIRONMENT, "1")
+    assert apart(functions.busy, "being busy", Progress(quiet=True), words=[], rows=1)["process"] == os.getpid()
+    assert "noise" in capfd.readouterr().out
+
+
+def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A user's mistake reads as it would here, a bug names the function; neither prints a traceback."""
+    assert refusal(apart, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
+    assert refusal(apart, functions.read, "reading", file=str(tmp_path)) == f"[Errno 21] Is a directory: '{tmp_path}'"
+    assert refusal(apart, functions.divide, "dividing") == "divide: ZeroDivisionError: division by zero"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failed_phase_is_not_said_to_be_done(capfd: pytest.CaptureFixture[str]) -> None:
+    assert refusal(apart, functions.fail_in_a_phase, "failing", Progress()) == "told to fail"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_dies_is_one_line() -> None:
+    killed = refusal(apart, functions.die, "tokenizing x", number=int(signal.SIGKILL))
+    assert killed.startswith("tokenizing x: its process was killed, as the system does when memory is full")
+    crashed = refusal(apart, functions.die, "tokenizing x", number=int(signal.SIGABRT))
+    assert crashed == "tokenizing x: its process died of SIGABRT: the last words"
+    ended = refusal(apart, functions.die, "tokenizing x", number=0)
+    assert ended == "tokenizing x: its process ended with exit status 7: the last words"
+
+
+def test_a_process_takes_our_code_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder ``eval`` in the working directory, as exllamav3's checkout has one, is not ours."""
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "__init__.py").write_text("raise SystemExit('the wrong eval')")
+    monkeypatch.chdir(tmp_path)
+    assert refusal(apart, functions.refuse, "refusing", reason="right") == "right"
+    assert processes.command("a.b", 3)[1:] == ["-P", "-m", "a.b", "3"]
+    assert processes.command("a.b")[0] == sys.executable
+
+
+def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path) -> None:
+    """The function waits at a pipe that nobody else has open, whose reader sees its end when the process ends."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = "import sys; from eval.common.processes import apart; from tests.support import apart as f; "
+    command = [sys.executable, "-c", f"{code}apart(f.hold, 'holding', file=sys.argv[1])", str(pipe)]
+    with subprocess.Popen(command, cwd=ROOT) as driver, pipe.open(encoding="utf-8") as held:
+        assert int(held.readline()) != driver.pid
+        driver.kill()
+        assert held.read() == ""

@@ -1,0 +1,67 @@
+"""Functions for a process of their own; the process imports this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from eval.common.processes import apart
+from eval.common.progress import Progress
+
+
+def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
+    """Prints, counts, and calls another function apart, which then runs in the same process."""
+    print("noise")
+    os.write(2, b"noise past Python\n")
+    with progress.phase("counting", unit="rows") as phase:
+        phase.expect(rows)
+        for number in range(rows):
+            phase.advance()
+            if number == rows // 2:
+                phase.say("half way")
+    with progress.phase("waiting", expected=0.1):
+        pass
+    progress.say("done")
+    return {"words": words, "process": os.getpid(), "nested": apart(number_of_process, "asking")}
+
+
+def number_of_process() -> int:
+    return os.getpid()
+
+
+def refuse(reason: str) -> None:
+    raise InputError(reason)
+
+
+def read(file: str) -> str:
+    return Path(file).read_text()
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def fail_in_a_phase(progress: Progress) -> None:
+    with progress.phase("failing", unit="rows") as phase:
+        phase.advance()
+        raise InputError("told to fail")
+
+
+def die(number: int) -> None:
+    """Print, and die of a signal; 0: end without a word."""
+    print("the last words\n", file=sys.stderr, flush=True)
+    if number:
+        os.kill(os.getpid(), signal.Signals(number))
+    os._exit(7)
+
+
+def hold(file: str) -> None:
+    """Write the process's number into a pipe, and keep it open."""
+    with Path(file).open("w", encoding="utf-8") as pipe:
+        print(os.getpid(), file=pipe, flush=True)
+        time.sleep(60)
