@@ -11,10 +11,12 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from backends.common.json_files import exists, expanded
+from backends.common.messages import CONTROL
 from eval.specs import methods
 
 Length = Annotated[int, Field(gt=0)]
@@ -31,6 +33,13 @@ class Spec(BaseModel):
 
     _folder: Path = PrivateAttr(default_factory=Path)
 
+    @model_validator(mode="after")
+    def _names_of_one_line(self) -> Self:
+        for key, value in self:
+            if any(CONTROL.search(name) for name in texts_in(value)):
+                raise ValueError(f"{key}: must be one line of printable text")
+        return self
+
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
         keys = self.model_dump(mode="json").items()
@@ -39,11 +48,16 @@ class Spec(BaseModel):
 
     def locate(self, name: str) -> str:
         """``name`` relative to the spec's folder if it lies there; else unchanged: another path, a hub id or a URL."""
-        path = Path(name).expanduser()
+        path = expanded(name)
         beside = self._folder / path
-        if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
+        if not path.is_absolute() and (exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))):
             return os.path.normpath(beside)
         return str(path) if name.startswith("~") else name
+
+
+def texts_in(value: Any) -> list[str]:
+    """A text, or the texts of a list; none of an object, whose values the engine or the data set's reader checks."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 class DataSpec(Spec):
@@ -127,7 +141,7 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
         for key, name in (("label", self.label), ("group", self.group)):
-            if name is not None and (not name.strip() or len(name.splitlines()) > 1 or not name.isprintable()):
+            if name is not None and (not name.strip() or not name.isprintable()):
                 raise ValueError(f"{key}: must be one line of printable text")
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
