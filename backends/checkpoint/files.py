@@ -119,7 +119,8 @@ def wrong_entry(entry: Any, size: int) -> str:
     """What is wrong with one entry of a header whose tensors have ``size`` bytes together; empty if nothing is."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return "must be an object with dtype, shape and data_offsets"
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not is_sizes(shape) or len(shape) > MOST_DIMENSIONS:
         return f"shape must be a list of at most {MOST_DIMENSIONS} sizes"
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

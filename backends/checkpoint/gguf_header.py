@@ -100,7 +100,9 @@ def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
         with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
     except struct.error:  # a number that lies behind the end of the file
-        raise InputError(f"{printable(file)}: not a readable GGUF file: cut off inside its header, or damaged") from None
+        raise InputError(
+            f"{printable(file)}: not a readable GGUF file: cut off inside its header, or damaged"
+        ) from None
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 

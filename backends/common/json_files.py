@@ -14,8 +14,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from backends.common.errors import InputError
 from backends.common.messages import bytes_in_words, one_line, printable, shortened
@@ -55,11 +56,11 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def open_regular(file: Path) -> BinaryIO:
+def open_regular(file: Path) -> BufferedReader:
     """A regular file, opened for reading bytes; a pipe or a device is refused at once and never waited for."""
     name = printable(file)
     try:
-        stream = open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY))
+        stream = open(file, "rb", opener=at_once)  # noqa: SIM115
     except FileNotFoundError:
         raise InputError(f"{name}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -68,6 +69,11 @@ def open_regular(file: Path) -> BinaryIO:
         stream.close()
         raise InputError(f"{name}: cannot be read: it is no regular file, but a pipe or a device")
     return stream
+
+
+def at_once(file: str, flags: int) -> int:
+    """An opener that does not wait for the other end of a pipe."""
+    return os.open(file, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def reason(error: Exception) -> str:

@@ -33,7 +33,11 @@ def rich_table(run: RunResult, width: int) -> Table:
     numbers, room = columns_that_fit(run, width, natural)
     gap = 1 if room - natural > len(numbers) else 0  # beside the one of the box
     drawn = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(printable(run.subtitle)), title_justify="left"
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+        title=Text(printable(run.subtitle)),
+        title_justify="left",
     )
     for header in HEADERS:
         drawn.add_column(header, overflow="fold")

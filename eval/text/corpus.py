@@ -71,7 +71,9 @@ def first_files(found: Iterator[Any], name: str) -> list[Any]:
     """All of ``found`` in order; InputError for more than a data set has, as in ``/``."""
     taken = sorted(itertools.islice(found, MOST_FILES + 1))
     if len(taken) > MOST_FILES:
-        raise InputError(f"dataset: {printable(name)}: more than {MOST_FILES:,} files; name fewer in dataset_data_files")
+        raise InputError(
+            f"dataset: {printable(name)}: more than {MOST_FILES:,} files; name fewer in dataset_data_files"
+        )
     return taken
 
 

@@ -146,8 +146,11 @@ BAD_FILES = {
     "huge sizes": entry(f'"dtype": "X", "shape": {[10**39] * 8}, "data_offsets": [0, 4]'),
     "bytes that are not the shape's": entry('"dtype": "F32", "shape": [2], "data_offsets": [0, 4]'),
     "ends before it begins": entry('"dtype": "F32", "shape": [1], "data_offsets": [4, 0]'),
-    "overlapping": framed(b'{"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
-                          b'"b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}') + bytes(4),
+    "overlapping": framed(
+        b'{"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
+        b'"b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}'
+    )
+    + bytes(4),
 }
 
 
