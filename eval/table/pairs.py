@@ -12,6 +12,7 @@ from eval.results.differences import Difference, difference_or_reason
 from eval.results.digits import decimals_of_error, number_with_error
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.estimates import short_text_cautions
+from eval.stats.uncertainty import LARGEST_EXPONENT
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
@@ -80,6 +81,8 @@ def difference_with_limits(found: Difference) -> str:
 
 def percent_above(found: Difference) -> str:
     """By how many percent the first perplexity is above the second."""
+    if found.value > LARGEST_EXPONENT:
+        return "n/a: the ratio is too large for a number"
     times = math.exp(found.value)
     return number_with_error(
         100 * (times - 1), None if found.stderr is None else 100 * times * found.stderr, "%", sign=True

@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     written(run_of(REF), tmp_path)
     half = (tmp_path / "r.json").read_text()[:500]
     (tmp_path / "half.json").write_text(half)
-    assert "half.json: line 14, column 17: not valid JSON" in refusal(results_json.load, tmp_path / "half.json")
+    assert ": not valid JSON: " in refusal(results_json.load, tmp_path / "half.json")
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
