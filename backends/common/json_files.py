@@ -152,7 +152,7 @@ def check_values(value: Any, *, strict: bool = True) -> None:
             items = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else None
             if wrong or (items and len(inside) > DEEPEST):
                 steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
-                place = f"{shortened(printable(steps.removeprefix('.')))}: " if steps else ""
+                place = f"{shortened(printable(steps.removeprefix('.')), 80)}: " if steps else ""
                 raise InputError(f"{place}{wrong or TOO_DEEP}")
             if items:
                 inside.append(iter(items))

@@ -88,7 +88,10 @@ def check_origin(origin: dict[str, Any]) -> None:
 
 def check_model(model: ModelResult) -> None:
     """ValueError for a row of the table; the place begins with its label."""
-    groups.groups_from_json(model.provenance.get("layers", ()))
+    try:
+        groups.groups_from_json(model.provenance.get("layers", ()))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{model.label}: provenance.layers: are no groups of layers") from None
     rest = dataclasses.replace(model, spec={}, provenance={})
     for place, value in numbers_in(rest, model.label):
         if isinstance(value, int) and not place.endswith(".first") and not is_count(value):

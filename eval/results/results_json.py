@@ -139,6 +139,8 @@ def from_json(raw: Any) -> StoredRun:
             f"{', '.join(map(str, older_formats.READABLE))} and {FORMAT}; run compare_q again with -o (token scores in "
             "the cache are used)"
         )
+    if not (isinstance(raw.get("models"), list) and all(isinstance(model, dict) for model in raw["models"])):
+        raise InputError("damaged results: models: must be a list of objects")
     try:
         run = {key: raw[key] for key in ("data", "subtitle", "reference")}
         run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # older results have neither
@@ -151,7 +153,7 @@ def from_json(raw: Any) -> StoredRun:
         reason = describe(error, ())
     except KeyError as error:
         reason = f"{error.args[0]}: missing"
-    except (TypeError, ValueError) as error:  # a list in place of an object; NaN
+    except ValueError as error:
         reason = one_line(error)
     raise InputError(f"damaged results: {reason}") from None
 

@@ -191,7 +191,8 @@ class ModelSpec(Spec):
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
         found = [Path(self.locate(name)) for name in names]
-        return tuple(file for path in found for file in (sorted(path.glob("*.safetensors")) or [path]))
+        inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in found)
+        return tuple(file for path, files in zip(found, inside, strict=True) for file in (files or [path]))
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

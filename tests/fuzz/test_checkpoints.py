@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from hypothesis import given
 from backends.checkpoint import files, nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.gguf import read_model
+from backends.checkpoint.gguf_header import _Reader
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms
 
@@ -96,6 +98,34 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+class Numbers(_Reader):
+    """A reader that keeps where it found numbers: (offset, bytes)."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.places: list[tuple[int, int]] = []
+
+    def numbers(self, codes: str) -> tuple[Any, ...]:
+        at = self.at
+        for count, code in re.findall(r"(\d*)([a-zA-Z?])", codes):
+            for _ in range(int(count or 1)):
+                self.places.append((at, struct.calcsize(f"<{code}")))
+                at += self.places[-1][1]
+        return super().numbers(codes)
+
+
+def with_other_numbers(content: bytes, random: Random) -> bytes:
+    """A GGUF file with one to three other numbers in its header: counts, lengths, types, sizes, offsets, values."""
+    reader = Numbers(content)
+    reader.header()
+    found = bytearray(content)
+    for _ in range(random.randint(1, 3)):
+        at, size = random.choice(reader.places[4:])  # behind the magic
+        value = random.choice([0, 1, 4, 5, 8, 9, 10, 12, 13, 33, 255, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1])
+        found[at : at + size] = (value % 256**size).to_bytes(size, "little")
+    return bytes(found)
+
+
 def measured(file: Path) -> Any:
     """Everything that a run asks of a GGUF file."""
     model = read_model(file)
@@ -105,8 +135,9 @@ def measured(file: Path) -> Any:
 @fuzzed
 @given(random=randoms)
 def test_gguf_files(gguf_file: Path, random: Random) -> None:
-    content = damaged_bytes(gguf_file.read_bytes(), random)
-    name = random.choice(["d.gguf", "d-00001-of-00001.gguf", "d-00001-of-00002.gguf", "d-00000-of-00000.gguf"])
+    damage = random.choice([damaged_bytes, with_other_numbers, with_other_numbers])
+    content = damage(gguf_file.read_bytes(), random)
+    name = random.choice(["d.gguf"] * 9 + ["d-00001-of-00001.gguf", "d-00001-of-00002.gguf", "d-00000-of-00000.gguf"])
     file = gguf_file.with_name(name)
     file.write_bytes(content)
     bounded_answer_of(lambda: measured(file), len(content))
