@@ -126,7 +126,9 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
     except ValueError:  # Python turns no more than 4,300 digits into an integer
-        raise InputError(f"{where}: an integer of thousands of digits") from None
+        digits = re.search(rb"\d{4300}", content)
+        line = content.count(b"\n", 0, digits.start() if digits else 0) + 1
+        raise InputError(f"{where}: line {line}: an integer of thousands of digits") from None
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
