@@ -18,7 +18,7 @@ ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
 
-.PHONY: install llama demo demo-all test quick check format schema lock clean
+.PHONY: install llama demo demo-all test quick fuzz check format schema lock clean
 
 install: $(READY)  ## the environment, and compare_q in it
 	@echo "installed; now: source $(BIN)/activate"
@@ -39,6 +39,10 @@ quick: check  ## lint, types and every fast test that starts no engine, in a min
 	@$(QUICK) --ignore=tests/eval & other=$$!; \
 	$(QUICK) tests/eval; eval=$$?; \
 	wait $$other && exit $$eval
+
+FUZZ_EXAMPLES ?= 20000
+fuzz: $(READY)  ## damaged files for every reader, other ones each time: FUZZ_EXAMPLES=100000 make fuzz
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest tests/fuzz
 
 check: $(READY)  ## lint, formatting, types
 	$(BIN)/ruff check .

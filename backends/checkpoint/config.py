@@ -6,13 +6,15 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
+from backends.common.json_files import exists, read_object
+from backends.common.messages import printable
 
 QUANTIZATION = "quantization_config"
 LEGACY_FILE = "hf_quant_config.json"
@@ -44,14 +46,13 @@ class CheckpointConfig:
     def read(cls, folder: Path) -> CheckpointConfig:
         """The config of a folder; InputError if a file is missing or is no JSON object."""
         file = folder / "config.json"
-        try:
-            config = cls(json_object(file))
-        except FileNotFoundError:
-            raise InputError(f"{file}: missing; model_dir must be a Hugging Face model folder") from None
+        if not exists(file):
+            raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
+        config = cls(read_object(file, strict=False))
         legacy = folder / LEGACY_FILE
-        if config.quantization or not legacy.is_file():
+        if config.quantization or not exists(legacy):
             return config
-        return cls(config.raw, {"quant_method": "modelopt", **json_object(legacy)})
+        return cls(config.raw, {"quant_method": "modelopt", **read_object(legacy, strict=False)})
 
     @cached_property
     def text(self) -> dict[str, Any]:
@@ -72,8 +73,7 @@ class CheckpointConfig:
     @property
     def stated_context(self) -> int | None:
         """The largest number of positions that the config states, without its rope scaling; None if it states none."""
-        length = next((self.text[key] for key in LENGTH_KEYS if self.text.get(key)), None)
-        return length if isinstance(length, int) else None
+        return next((length for key in LENGTH_KEYS if (length := self._integer(key))), None)
 
     @property
     def context(self) -> int | None:
@@ -82,10 +82,11 @@ class CheckpointConfig:
         Configs with llama3 or longrope scaling state the scaled length, and so do Gemma 3's; yarn's state either.
         """
         length, factor = self.stated_context, self.rope_scaling.get("factor")
-        if length is None or not factor:
+        if length is None or type(factor) not in (int, float) or not (factor and math.isfinite(factor)):
             return length
         if self.rope_type == "yarn":
-            return extended_by_yarn(length, factor, self.rope_scaling.get("original_max_position_embeddings"))
+            original = self.rope_scaling.get("original_max_position_embeddings")
+            return extended_by_yarn(length, factor, original if type(original) is int else None)
         states_scaled_length = str(self.text.get("model_type")).startswith("gemma3")
         if self.rope_type in ("linear", "dynamic") and not states_scaled_length:
             return int(length * factor)
@@ -122,22 +123,9 @@ class CheckpointConfig:
 
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
-        return value if isinstance(value, int) else None
+        return value if type(value) is int and value > 0 else None  # True is an int of Python's
 
 
 def extended_by_yarn(length: int, factor: float, original: int | None) -> int:
     """Tokens of the longest sequence under yarn: ``length`` is stated with or without the extension of ``original``."""
     return max(length, int(original * factor)) if original else length
-
-
-def json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; FileNotFoundError if there is no file, InputError if it holds anything else."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file}: must hold a JSON object")
-    return found

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import math
+import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from backends.common.errors import InputError
+from backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_bytes, read_object, reason
+from backends.common.messages import printable, shortened
+
+MOST_DIMENSIONS = 8
+"""Of a tensor; no format here has more than four."""
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4,
+}  # fmt: skip
+"""Bits of one element, of the dtypes whose name does not end in a format of 8 bits (``F8_E4M3``) or of 6."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +47,14 @@ def weight_files(folder: Path) -> list[Path]:
     InputError for a damaged index, and for a file that it names and that is missing.
     """
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            missing = [name for name in names if not (folder / name).is_file()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index}: not a safetensors index: {error!r}") from None
+    if exists(index):
+        weight_map = read_object(index, strict=False).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise InputError(f"{printable(index)}: not a safetensors index: weight_map must be an object of file names")
+        names = sorted(set(weight_map.values()))
+        if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise InputError(f"{printable(index)}: weight_map: {printable(outside[0])}: lies outside the folder")
+        missing = [printable(name) for name in names if not is_file(folder / name)]
         if missing:
             raise InputError(f"{folder / missing[0]}: named in {index.name} but missing; download the model again")
         return [folder / name for name in names]
@@ -69,29 +83,63 @@ def sampled(file: Path) -> bytes:
 def header_bytes(file: Path) -> bytes:
     """The JSON header of a safetensors file, as stored."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
-            if length > file.stat().st_size:
-                raise ValueError("its header is longer than the file")
+            if length > min(os.fstat(stream.fileno()).st_size - 8, LARGEST):
+                raise ValueError("its header is longer than the file, or than a header can be")
             return stream.read(length)
     except (OSError, ValueError, struct.error) as error:
-        raise InputError(f"{file}: not a readable safetensors file: {error}") from None
+        raise InputError(f"{printable(file)}: not a readable safetensors file: {reason(error)}") from None
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
     """Tensor name -> header entry of one safetensors file; reads only the header."""
     raw = header_bytes(file)
-    tensors = {}
-    try:
-        for name, entry in json.loads(raw).items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + len(raw) + begin, end - begin)
-                if 8 + len(raw) + end > file.stat().st_size:
-                    raise ValueError(f"cut off before the end of {name}")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(f"{file}: not a readable safetensors file: {error!r}") from None
+    where = f"{printable(file)}: not a readable safetensors file"
+    entries = parsed(raw, where)
+    if not isinstance(entries, dict):
+        raise InputError(f"{where}: its header must be a JSON object")
+    size = file.stat().st_size - 8 - len(raw)
+    tensors: dict[str, Tensor] = {}
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            if wrong := wrong_entry(entry, size):
+                raise InputError(f"{where}: {shortened(printable(name))}: {wrong}")
+            begin, end = entry["data_offsets"]
+            tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + len(raw) + begin, end - begin)
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
+    for (name, one), (other, two) in itertools.pairwise(ordered):
+        if one.start + one.nbytes > two.start:
+            names = shortened(printable(f"{name} and {other}"))
+            raise InputError(f"{where}: {names}: their bytes overlap")
     return tensors
+
+
+def wrong_entry(entry: Any, size: int) -> str:
+    """What is wrong with one entry of a header whose tensors have ``size`` bytes together; empty if nothing is."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return "must be an object with dtype, shape and data_offsets"
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not is_sizes(shape) or len(shape) > MOST_DIMENSIONS:
+        return f"shape must be a list of at most {MOST_DIMENSIONS} sizes"
+    if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return "data_offsets must be where its bytes begin and end"
+    if offsets[1] > size:
+        return "cut off before the end of its bytes"
+    dtype = entry["dtype"]
+    bits = BITS.get(dtype) or {"F8_": 8, "F6_": 6}.get(dtype[:3])
+    stored = 8 * (offsets[1] - offsets[0])
+    if bits is None and len(dtype) > 20:
+        return "its dtype is unknown"
+    if math.prod(shape) > stored if bits is None else math.prod(shape) * bits != stored:
+        return f"{stored // 8:,} bytes are not the size of {dtype} of shape {shape}"
+    return ""
+
+
+def is_sizes(found: Any) -> bool:
+    """Whether something is a list of integers, none of them negative."""
+    return isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
@@ -108,10 +156,11 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = 
     """
     digest = hashlib.sha256()
     patterns = ("config.json", "generation_config.json", "*quant*.json", "params.json", "*.py")
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if not file.is_dir()}):
+        digest.update(os.fsencode(file.name) + b"\0" + read_bytes(file))
     for file in [*weight_files(folder), *override_tensors]:
         header, stat = header_bytes(file), file.stat()
         when = stat.st_mtime_ns if times else ""
-        digest.update(f"\0{file.name}\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
+        digest.update(b"\0" + os.fsencode(file.name))
+        digest.update(f"\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
     return digest.hexdigest()

@@ -9,7 +9,6 @@ makes the matrix unknown, so that no format is taken for another format that res
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Callable
@@ -17,11 +16,16 @@ from dataclasses import dataclass
 
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor
+from backends.common.errors import InputError
+from backends.common.json_files import parsed
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""
 
 UNKNOWN = "stored in a format that compare_q cannot size"
+DAMAGED = "what is stored beside it does not fit it"
+LONGEST = 1 << 20
+"""Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
 PADDED = "padded, and config.json does not say from which size"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 NOT_BITS = {
@@ -109,6 +113,8 @@ def _unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 
 
 
 def _whole(tensor: Tensor) -> bytes:
+    if tensor.nbytes > LONGEST:
+        raise ValueError("too long for a description")
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
         return stream.read(tensor.nbytes)
@@ -118,7 +124,7 @@ def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | st
     """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
     weight, scale = parts["weight"], parts.get("weight_scale")
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
-        return math.prod(map(int, json.loads(_whole(parts[state]))["shape"]))  # bitsandbytes, 4 bit
+        return math.prod(map(int, parsed(_whole(parts[state]), state)["shape"]))  # bitsandbytes, 4 bit
     if weight.dtype == "U8":  # modelopt's NVFP4 has fp8 scales; scales of another dtype leave 8 bits possible
         return weight.numel * 2 if scale is not None and scale.dtype == "F8_E4M3" else UNKNOWN
     if weight.dtype == "I8":  # MXFP4 as DeepSeek V4 stores it is I8 too, with powers of two for scales
@@ -213,9 +219,14 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
     sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())
-    weights = form.weights(parts, hints, sizes)
+    try:
+        weights = form.weights(parts, hints, sizes)
+    except (ArithmeticError, InputError, LookupError, TypeError, ValueError, struct.error):
+        weights = DAMAGED
     if isinstance(weights, str):
         return f".{main}: {weights}"
+    if weights < 0:
+        return f".{main}: {DAMAGED}"
     return StoredWeights(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
 
 

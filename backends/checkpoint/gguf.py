@@ -19,6 +19,8 @@ from backends.checkpoint.config import extended_by_yarn
 from backends.checkpoint.files import sampled
 from backends.checkpoint.gguf_header import TOKEN_TYPES, TOKENS, GgufTensor, read_header
 from backends.common.errors import InputError
+from backends.common.json_files import is_file
+from backends.common.messages import printable
 from backends.common.packages import installed_versions
 
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -125,7 +127,9 @@ def shard_names(name: str) -> list[str]:
     """The names of all shards of the model that ``name`` belongs to, in order; ``name`` alone if it is not split."""
     match = SHARD.fullmatch(name)
     count = int(match[3]) if match else 0
-    return [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)] if match else [name]
+    if not match or not count:
+        return [name]
+    return [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
 
 
 def model_files(path: Path) -> tuple[Path, ...]:
@@ -139,9 +143,9 @@ def model_files(path: Path) -> tuple[Path, ...]:
         path = path / names.pop()
     files = tuple(path.with_name(name) for name in shard_names(path.name))
     for file in files:
-        if not file.is_file():
+        if not is_file(file):
             where = f"; shard of {path.name}, put all {len(files)} into one folder" if len(files) > 1 else ""
-            raise InputError(f"model_dir: {file}: no such file{where}")
+            raise InputError(f"model_dir: {printable(file)}: no such file{where}")
     return files
 
 

@@ -18,12 +18,15 @@ from types import ModuleType
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.messages import one_line
+from backends.common.json_files import open_regular
+from backends.common.messages import one_line, printable, shortened
 from backends.common.packages import package_folder
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
+MOST_DIMENSIONS = 4
+"""Of a tensor, in ggml itself."""
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 USED = {
     "general.architecture": str, "general.alignment": int, "tokenizer.ggml.model": str, TOKENS: list,
@@ -105,12 +108,14 @@ def read_header(file: Path) -> GgufHeader:
 def _read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
     """The header of ``file``; ``size`` and ``mtime_ns`` make a changed file another one for the cache."""
     try:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).header()
     except struct.error:  # a number that lies behind the end of the file
-        raise InputError(f"{file}: not a readable GGUF file: cut off inside its header, or damaged") from None
+        raise InputError(
+            f"{printable(file)}: not a readable GGUF file: cut off inside its header, or damaged"
+        ) from None
     except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise InputError(f"{file}: not a readable GGUF file: {one_line(error)}") from None
+        raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 
 
 def check_fields(fields: dict[str, Any]) -> None:
@@ -186,5 +191,7 @@ class _Reader:
         """The next tensor, and the offset of its bytes."""
         name = self.string().decode()
         (dimensions,) = self.numbers("I")
+        if dimensions > MOST_DIMENSIONS:
+            raise ValueError(f"{dimensions:,} dimensions of {shortened(name)}")
         *shape, type_number, offset = self.numbers(f"{dimensions}QIQ")
         return GgufTensor(name, tuple(shape), type_number), offset

@@ -102,15 +102,15 @@ def and_more(found: Sequence[Any]) -> str:
 def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
     """Whether a compressed-tensors config asks for NVFP4 activations in every layer that has NVFP4 weights."""
     groups = quantization.get("config_groups")
-    groups = groups.values() if isinstance(groups, dict) else ()
+    groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
     nvfp4 = [group for group in groups if is_nvfp4(group.get("weights"))]
     return bool(nvfp4) and all(is_nvfp4(group.get("input_activations")) for group in nvfp4)
 
 
-def is_nvfp4(arguments: Mapping[str, Any] | None) -> bool:
+def is_nvfp4(arguments: Any) -> bool:
     """Whether compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
     wanted = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
-    return arguments is not None and wanted.items() <= arguments.items()
+    return isinstance(arguments, dict) and all(arguments.get(key) == value for key, value in wanted.items())
 
 
 def global_scales(layers: Mapping[str, Nvfp4Layer], fused: Sequence[tuple[str, ...]]) -> dict[str, float]:

@@ -35,7 +35,7 @@ EXPERT_PARTS = {
 }  # fmt: skip
 EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
-LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 HEADS = {"lm_head", "embed_out"}
 ROUTERS = {"gate", "router", "shared_expert_gate"}
 OTHER_TOWERS = {

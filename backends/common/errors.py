@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from backends.common.messages import printable
+
 
 class CompareQError(Exception):
-    """An error that a user can cause or must know; the text has a line a problem: what, where, what to do."""
+    """An error that a user can cause or must know; the text has a line a problem: what, where, what to do.
+
+    Whatever the text quotes, a terminal can show it: of the control characters only line feeds stay.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__("\n".join(map(printable, text.split("\n"))))
 
 
 class InputError(CompareQError):

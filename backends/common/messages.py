@@ -1,9 +1,13 @@
-"""Helpers for error messages of one line."""
+"""Helpers for error messages of one line, and for text that others wrote and that a terminal shows."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 and C1 controls, line separators, what turns the direction of text, and halves of surrogate pairs."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -12,10 +16,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def printable(text: object) -> str:
+    """The text on one line, every ``CONTROL`` written as Python writes it: an escape sequence cannot move the cursor,
+    nor can a file name pass for a second line."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """The text, cut at ``limit`` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """An exception's text with all white space folded, cut at ``limit`` characters; its type where it has no text."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return shortened(text, limit)
 
 
 def bytes_in_words(size: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from backends.common.errors import InputError
-from backends.common.messages import nearest
+from backends.common.messages import nearest, printable, shortened
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -22,17 +22,15 @@ def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
 
 
 def describe(error: ValidationError, known: Iterable[str]) -> str:
-    """``key: what is wrong`` for the first error of a pydantic validation."""
+    """``key: what is wrong`` for the first error of a pydantic validation, on one line."""
     first = error.errors(include_url=False)[0]
-    key = ".".join(str(step) for step in first["loc"]) or "(whole object)"
+    key = shortened(printable(".".join(str(step) for step in first["loc"]))) or "(whole object)"
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"
     if first["type"] == "missing":
         return f"{key}: missing"
-    message = first["msg"].removeprefix("Value error, ")
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
-    given = "" if isinstance(first["input"], dict) else f" (got {shown})"
+    message = printable(first["msg"].removeprefix("Value error, "))
+    given = "" if isinstance(first["input"], dict) else f" (got {shortened(repr(first['input']))})"
     return f"{key}: {message[0].lower()}{message[1:]}{given}"
 
 
@@ -41,4 +39,4 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
     names = set(known)
     for name in given:
         if name not in names:
-            raise InputError(f"engine.{name}: {owner} has no such argument{nearest(name, names)}")
+            raise InputError(f"engine.{printable(name)}: {owner} has no such argument{nearest(name, names)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,18 @@ def base_url(name: str) -> str:
     return name.rstrip("/").removesuffix("/v1")
 
 
+def without_key(text: str, key: str | None) -> str:
+    """The text with *** for the key, also where its letters are escaped as in JSON, Python, URLs or HTML."""
+
+    def letter(one: str) -> str:
+        number = ord(one)
+        escapes = rf"(?i:\\+u00{number:02x}|\\+x{number:02x}|%{number:02x}|&\#0*{number};|&\#x0*{number:x};)"
+        named = {"&": "|&amp;", "<": "|&lt;", ">": "|&gt;", '"': "|&quot;", "'": "|&apos;", " ": r"|\+|\s+"}
+        return rf"(?:\\*{re.escape(one)}|{escapes}{named.get(one, '')})"
+
+    return re.sub("".join(map(letter, key)), "***", text) if key else text
+
+
 class Server:
     """Where a server is and how patiently it is asked.  ``key`` goes into a header and nowhere else.
 
@@ -127,7 +140,7 @@ class Server:
 
     def unreachable(self, error: Exception) -> str:
         """What to do about a connection that could not be made or broke."""
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = without_key(" ".join(str(error).split()), self.key) or type(error).__name__
         return f"cannot be reached ({reason}); start the server, or correct the URL"
 
     def refusal_text(self, response: httpx2.Response, path: str) -> str:
@@ -138,9 +151,7 @@ class Server:
             text = str(found.get("message", found.get("detail", found)) if isinstance(found, dict) else found)
         except (ValueError, AttributeError):
             text = response.text
-        text = " ".join(text.split()) or response.reason_phrase
-        if self.key:
-            text = text.replace(self.key, "***")
+        text = without_key(" ".join(text.split()), self.key) or response.reason_phrase
         hint = "; give engine.api_key_env" if response.status_code == 401 and self.key is None else ""
         return f"HTTP {response.status_code} from {path}: {text[:MESSAGE]}{hint}"
 

@@ -30,8 +30,8 @@ def error_text(stderr: float | None) -> str:
 
 
 def decimals_of_error(stderr: float) -> int:
-    """Decimals with which a number >= 0 has two significant digits; 0 of 0."""
-    return max(0, 1 - math.floor(math.log10(two_digits(stderr)))) if stderr else 0
+    """Decimals with which a number >= 0 has two significant digits; 0 of 0 and of infinity."""
+    return max(0, 1 - math.floor(math.log10(two_digits(stderr)))) if stderr and math.isfinite(stderr) else 0
 
 
 def two_digits(stderr: float) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
+from backends.common.messages import printable, shortened
 from eval.results import results_json
 from eval.results.digits import PPL_DIGITS, number_text
 from eval.results.run_result import ModelResult, Part, StoredRun
@@ -55,7 +56,7 @@ def load(files: Sequence[Path]) -> tuple[StoredRun, Any]:
     resolved = [file.resolve() for file in files]
     for file, path in zip(files, resolved, strict=True):
         if resolved.count(path) > 1:
-            raise InputError(f"--from: {file}: is given twice; name each run once")
+            raise InputError(f"--from: {printable(file)}: is given twice; name each run once")
     found = [results_json.load(file) for file in files]
     if len(found) == 1:
         return found[0]
@@ -70,10 +71,10 @@ def short_names(files: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the files apart: ``results.json`` often is the name of both."""
     parts = [file.resolve().parts for file in files]
     for length in range(1, max(map(len, parts))):
-        names = ["/".join(each[-length:]) for each in parts]
+        names = [printable("/".join(each[-length:])) for each in parts]
         if len(set(names)) == len(names):
             return names
-    return [str(file) for file in files]
+    return [printable(file) for file in files]
 
 
 def check_windows(first: Source, other: Source) -> None:
@@ -90,7 +91,8 @@ def check_windows(first: Source, other: Source) -> None:
             "merge runs with one tokenizer"
         )
     if one["windows_sha256"] != two["windows_sha256"]:
-        off = [f"{name} {two.get(name)} and {one.get(name)}" for name in WINDOWS if one.get(name) != two.get(name)]
+        pairs = [(name, two.get(name), one.get(name)) for name in WINDOWS if one.get(name) != two.get(name)]
+        off = [shortened(printable(f"{name} {theirs} and {ours}"), 60) for name, theirs, ours in pairs]
         raise InputError(
             f"--from: {other.name}: its windows differ from the windows of {first.name} "
             f"({', '.join(off) or 'another text'}); merge runs of one data spec and one text"
@@ -111,7 +113,7 @@ def check_references(sources: Sequence[Source]) -> None:
         off = [key for key in (one | two) if one.get(key) != two.get(key)]
         if off == ["hardware"]:
             continue
-        differing = ", ".join(MEANING.get(key, key) for key in off) or "key"
+        differing = shortened(printable(", ".join(MEANING.get(key, key) for key in off))) or "key"
         raise InputError(
             f"--from: {name}: its KL divergences are against {other['label']!r}, and the KL divergences of "
             f"{first_name} are against {first['label']!r}, which is another reference (they differ in {differing}); "
@@ -241,13 +243,10 @@ def merged_inspection(sources: Sequence[Source], rows: MergedRows) -> dict[str, 
         if source.inspection is None:
             continue
         places = [rows.places[source.name, model.label] for model in source.run.models]
-        try:
-            for place, found in zip(places, source.inspection["worst"], strict=True):
-                worst[place] = worst[place] or found
-            for passage in source.inspection["passages"]:
-                add_passage(passages, passage, places, rows)
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"--from: {source.name}: the report's excerpts are damaged; write it again") from None
+        for place, found in zip(places, source.inspection["worst"], strict=True):
+            worst[place] = worst[place] or found
+        for passage in source.inspection["passages"]:
+            add_passage(passages, passage, places, rows)
     return {"passages": list(passages.values()), "worst": worst} if any(worst) else None
 
 

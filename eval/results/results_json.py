@@ -13,16 +13,16 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.common import machine
+from backends.common import json_files, machine
 from backends.common.errors import InputError
-from backends.common.messages import one_line
+from backends.common.messages import one_line, printable, shortened
 from backends.common.options import describe
 from backends.layers import groups
 from eval import __version__
 from eval.common.files import replacing
-from eval.results import older_formats
+from eval.results import checks, older_formats
 from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
-from eval.stats.uncertainty import MOST_BLOCKS, Value
+from eval.stats.uncertainty import Value
 
 FORMAT = 5
 """Version of the layout of results.json.
@@ -34,8 +34,10 @@ FORMAT = 5
 5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches"),
    and the contents of the reference store "contents" (in 4: "kind")
 """
-PAYLOAD = re.compile(r'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
+PAYLOAD = re.compile(rb'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
+NO_RESULTS = "neither a results.json nor a report.html of compare_q"
+_RUN = TypeAdapter(StoredRun)
 
 
 def model_json(model: ModelResult) -> dict[str, Any]:
@@ -136,60 +138,27 @@ def from_json(raw: Any) -> StoredRun:
         raw = older_formats.upgraded(raw)
     elif raw["format"] != FORMAT:
         raise InputError(
-            f"results of format {raw['format']!r}, but this compare_q reads formats "
+            f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads formats "
             f"{', '.join(map(str, older_formats.READABLE))} and {FORMAT}; run compare_q again with -o (token scores in "
             "the cache are used)"
         )
+    if not (isinstance(raw.get("models"), list) and all(isinstance(model, dict) for model in raw["models"])):
+        raise InputError("damaged results: models: must be a list of objects")
     try:
         run = {key: raw[key] for key in ("data", "subtitle", "reference")}
         run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # older results have neither
         run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
-        check_models(run["models"])
-        check_data(run["data"])
-        check_references([run["reference"], *(part.get("reference") for part in run["parts"])])
-        check_origins([run["origin"], *(part["origin"] for part in run["parts"])])
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
-        return TypeAdapter(StoredRun).validate_json(json.dumps(run, allow_nan=False), strict=True)
+        found = _RUN.validate_json(json.dumps(run, allow_nan=False), strict=True)
+        checks.check_run(found)
+        return found
     except ValidationError as error:
         reason = describe(error, ())
     except KeyError as error:
         reason = f"{error.args[0]}: missing"
-    except (TypeError, ValueError) as error:  # a list in place of an object; NaN
+    except ValueError as error:
         reason = one_line(error)
     raise InputError(f"damaged results: {reason}") from None
-
-
-def check_models(models: Sequence[dict[str, Any]]) -> None:
-    """ValueError for models that no run writes, and that table and report could not show."""
-    labels = [model["label"] for model in models]
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError("no models" if not labels else "models with one label")
-    for model in models:
-        groups.groups_from_json(model["provenance"].get("layers", ()))
-        if len((model["estimates"] or {"blocks": {"tokens": ()}})["blocks"]["tokens"]) > MOST_BLOCKS:
-            raise ValueError(f"{model['label']}: more than {MOST_BLOCKS} blocks")
-
-
-def check_data(data: Any) -> None:
-    """ValueError if the number of the text's tokens is no number."""
-    if not isinstance(data, dict) or not isinstance(data.get("text_tokens", 0), int | None):
-        raise ValueError("data: text_tokens is no number")
-
-
-def check_references(references: Sequence[Any]) -> None:
-    """ValueError for a reference without a label."""
-    for reference in references:
-        if reference is not None and not (isinstance(reference, dict) and isinstance(reference.get("label"), str)):
-            raise ValueError("reference: has no label")
-
-
-def check_origins(origins: Sequence[dict[str, Any]]) -> None:
-    """ValueError for an origin with which runs could not be merged nor footnotes written."""
-    for origin in origins:
-        for name in ("versions", "hardware"):
-            if not isinstance(origin.get(name), dict):
-                raise ValueError(f"{name}: is no object")
-        TypeAdapter(dict[str, str]).validate_python(origin["versions"])
 
 
 def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -208,25 +177,33 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
 
 def load(file: Path) -> tuple[StoredRun, Any]:
     """(the run, the inspection as JSON types or None) of a results.json or a report.html."""
+    name = printable(file)
+    content = json_files.read_bytes(file)
+    is_object = content.lstrip().startswith(b"{")  # in which a label may hold what PAYLOAD looks for
+    embedded = None if is_object else PAYLOAD.search(content)
+    if embedded is None and not is_object:
+        raise InputError(f"{name}: {NO_RESULTS}")
+    raw = json_files.parsed(content if embedded is None else embedded[1], name)
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read: {one_line(error)}") from None
-    embedded = None if text.lstrip().startswith("{") else PAYLOAD.search(text)
-    try:
-        raw = json.loads(text if embedded is None else embedded[1])
-        if embedded is None:
-            return from_json(raw), None
-        inspection = raw["inspection"]
-        if raw["run"]["format"] in older_formats.READABLE:
-            inspection = older_formats.upgraded_inspection(inspection)
-        return from_json(raw["run"]), inspection
+        return (from_json(raw), None) if embedded is None else report_from_json(raw)
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{file}: neither a results.json nor a report.html of compare_q") from None
+        raise InputError(f"{name}: {error}") from None
+
+
+def report_from_json(raw: Any) -> tuple[StoredRun, Any]:
+    """The run of a report.html's payload and its inspection; InputError in one line."""
+    if not isinstance(raw, dict) or not {"run", "inspection"} <= raw.keys():
+        raise InputError(NO_RESULTS)
+    run, inspection = from_json(raw["run"]), raw["inspection"]
+    if raw["run"]["format"] in older_formats.READABLE:
+        inspection = older_formats.upgraded_inspection(inspection)
+    try:
+        return run, checks.checked_inspection(inspection, len(run.models))
+    except ValidationError as error:
+        reason = describe(error, ())
+    except ValueError as error:
+        reason = one_line(error)
+    raise InputError(f"the report's excerpts are damaged: {reason}; write it again") from None
 
 
 def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
@@ -235,12 +212,17 @@ def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
         part.write_text(json.dumps(run_json(run, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def csv_cell(value: Any) -> Any:
+    """A value for a cell; text without control characters."""
+    return printable(value) if isinstance(value, str) else value
+
+
 def write_csv(run: RunResult, file: Path) -> None:
     """Write the flat fields of every model as CSV, and its notes as one text, atomically."""
     nested = ("spec", "provenance", "estimates")
     rows = [
-        {key: value for key, value in model_json(model).items() if key not in nested}
-        | {"notes": "; ".join(model.notes)}
+        {key: csv_cell(value) for key, value in model_json(model).items() if key not in nested}
+        | {"notes": printable("; ".join(model.notes))}
         for model in run.models
     ]
     with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:

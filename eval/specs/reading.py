@@ -3,53 +3,33 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from backends.common import json_files
 from backends.common.errors import InputError
+from backends.common.messages import printable, shortened
 from backends.common.options import describe
 from eval.specs.types import DataSpec, ModelSpec, Spec
 
 S = TypeVar("S", bound=Spec)
 
 
-def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; InputError for a key that stands there twice, of which json would keep the last."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise InputError(f"{key}: stands twice in one object")
-    return dict(pairs)
-
-
-def read_json(file: Path) -> Any:
-    """Parsed JSON; InputError with file, line and column."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=object_of)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read: {error}") from None
-    except RecursionError:
-        raise InputError(f"{file}: cannot be read: brackets are nested too deep") from None
-
-
 def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
+    place = printable(f"{file}: {where}")
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
     try:
+        json_files.check_values(raw)
         spec = model.model_validate(raw)
+    except InputError as error:
+        raise InputError(f"{place}{error}") from None
     except ValidationError as error:
         reason = describe(error, model.model_fields).removeprefix("(whole object): ")
-        raise InputError(" ".join(f"{file}: {where}{reason}".split())) from None  # keys and labels may hold line breaks
+        raise InputError(f"{place}{reason}") from None
     spec._folder = file.parent
     return spec
 
@@ -66,7 +46,7 @@ def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
 
 def load_data_spec(file: Path) -> DataSpec:
     """The data spec in ``file``."""
-    return parse_data_spec(read_json(file), file)
+    return parse_data_spec(json_files.read_json(file), file)
 
 
 def packed(spec: DataSpec) -> dict[str, Any]:
@@ -83,10 +63,10 @@ def expand(patterns: Sequence[str]) -> list[Path]:
     """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
-        is_name = Path(pattern).exists() or not glob.has_magic(pattern)
+        is_name = json_files.exists(Path(pattern)) or not glob.has_magic(pattern)
         matches = [pattern] if is_name else sorted(glob.glob(pattern))
         if not matches:
-            raise InputError(f"{pattern}: no file matches")
+            raise InputError(f"{printable(pattern)}: no file matches")
         files.update(dict.fromkeys(Path(match) for match in matches))
     return list(files)
 
@@ -95,13 +75,14 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
     """The model specs of all files in order, no two with one label; a file holds a list of models, or one model."""
     specs: list[ModelSpec] = []
     for file in files:
-        raw = read_json(file)
+        raw = json_files.read_json(file)
         entries = raw if isinstance(raw, list) else [raw]
         if not entries:
-            raise InputError(f"{file}: holds no model")
+            raise InputError(f"{printable(file)}: holds no model")
         for number, entry in enumerate(entries, 1):
             label = entry.get("label") if isinstance(entry, dict) else None
-            specs.append(parse_model_spec(entry, file, f"model {number}{f' ({label})' if label else ''}: "))
+            named = f" ({shortened(str(label), 60)})" if label else ""
+            specs.append(parse_model_spec(entry, file, f"model {number}{named}: "))
     return with_own_labels(specs)
 
 

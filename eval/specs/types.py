@@ -11,10 +11,12 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from backends.common.json_files import exists, expanded
+from backends.common.messages import CONTROL
 from eval.specs import methods
 
 Length = Annotated[int, Field(gt=0)]
@@ -31,6 +33,13 @@ class Spec(BaseModel):
 
     _folder: Path = PrivateAttr(default_factory=Path)
 
+    @model_validator(mode="after")
+    def _names_of_one_line(self) -> Self:
+        for key, value in self:
+            if key != "engine" and any(CONTROL.search(text) for text in texts_in(value)):
+                raise ValueError(f"{key}: must be one line of printable text")
+        return self
+
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
         keys = self.model_dump(mode="json").items()
@@ -39,11 +48,18 @@ class Spec(BaseModel):
 
     def locate(self, name: str) -> str:
         """``name`` relative to the spec's folder if it lies there; else unchanged: another path, a hub id or a URL."""
-        path = Path(name).expanduser()
+        path = expanded(name)
         beside = self._folder / path
-        if not path.is_absolute() and (beside.exists() or (glob.has_magic(name) and glob.glob(str(beside)))):
+        if not path.is_absolute() and (exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))):
             return os.path.normpath(beside)
         return str(path) if name.startswith("~") else name
+
+
+def texts_in(value: Any) -> list[str]:
+    """Every text in JSON types, keys of objects left out."""
+    if isinstance(value, dict | list):
+        return [text for each in (value.values() if isinstance(value, dict) else value) for text in texts_in(each)]
+    return [value] if isinstance(value, str) else []
 
 
 class DataSpec(Spec):
@@ -129,7 +145,7 @@ class ModelSpec(Spec):
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
         for key, name in (("label", self.label), ("group", self.group)):
-            if name is not None and (not name.strip() or len(name.splitlines()) > 1 or not name.isprintable()):
+            if name is not None and (not name.strip() or not name.isprintable()):
                 raise ValueError(f"{key}: must be one line of printable text")
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
@@ -177,7 +193,8 @@ class ModelSpec(Spec):
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
         found = [Path(self.locate(name)) for name in names]
-        return tuple(file for path in found for file in (sorted(path.glob("*.safetensors")) or [path]))
+        inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in found)
+        return tuple(file for path, files in zip(found, inside, strict=True) for file in (files or [path]))
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

@@ -34,7 +34,7 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
 def machine_name(model: ModelResult) -> str:
     """The GPU or CPU that a model ran on."""
     gpus = model.provenance.get("gpus")
-    return str(gpus[0] if gpus else model.provenance.get("cpu", "an unknown machine"))
+    return str(gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine"))
 
 
 def window_notes(run: RunResult) -> list[str]:

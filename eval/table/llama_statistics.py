@@ -7,6 +7,7 @@ brackets behind it is clustered by blocks of the text (``eval/stats/uncertainty.
 
 from __future__ import annotations
 
+from backends.common.messages import printable
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.estimates import AgainstReference, Bucket, Estimates, TextRates
 from eval.stats.uncertainty import Mean, Perplexity, Value
@@ -30,7 +31,7 @@ def statistics_lines(run: RunResult) -> list[str]:
     lines = [CLUSTERED]
     for model in run.models:
         if model.estimates:
-            lines += ["", model_heading(model, run), "", *model_lines(model.estimates)]
+            lines += ["", printable(model_heading(model, run)), "", *model_lines(model.estimates)]
     return lines
 
 

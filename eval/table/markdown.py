@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from backends.common.messages import printable
 from eval.common.files import replacing
 from eval.results.run_result import RunResult
 from eval.table.columns import Cell, kernel_of, label_of, number_columns, possible_extras
@@ -43,7 +44,7 @@ def markdown_cell(cell: Cell) -> str:
 
 def escaped(words: str) -> str:
     """The words on one line, so that they render unchanged."""
-    return SPECIAL.sub(r"\\\1", " ".join(words.split()))
+    return SPECIAL.sub(r"\\\1", printable(" ".join(words.split())))
 
 
 def write(run: RunResult, file: Path) -> None:

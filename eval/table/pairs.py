@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 
 from backends.common.errors import InputError
+from backends.common.messages import printable
 from eval.results.differences import Difference, difference_or_reason
 from eval.results.digits import decimals_of_error, number_with_error
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.estimates import short_text_cautions
+from eval.stats.uncertainty import LARGEST_EXPONENT
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
@@ -34,7 +36,7 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
     """InputError for a label of ``--pair`` that no model has."""
     for label in itertools.chain(*labels):
         if label not in known:
-            raise InputError(f"--pair: no model is called {label!r}; there are: {', '.join(known)}")
+            raise InputError(f"--pair: no model is called {label!r}; there are: {printable(', '.join(known))}")
 
 
 def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[str]:
@@ -44,7 +46,7 @@ def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[st
     for pair in pairs:
         lines += ["", f"{pair[0].label} against {pair[1].label}", *measure_lines(pair, "PPL", "nll")]
         lines += measure_lines(pair, "KLD", "kld")
-    return lines
+    return list(map(printable, lines))
 
 
 def measure_lines(pair: Pair, title: str, name: str) -> list[str]:
@@ -79,6 +81,8 @@ def difference_with_limits(found: Difference) -> str:
 
 def percent_above(found: Difference) -> str:
     """By how many percent the first perplexity is above the second."""
+    if found.value > LARGEST_EXPONENT:
+        return "n/a: the ratio is too large for a number"
     times = math.exp(found.value)
     return number_with_error(
         100 * (times - 1), None if found.stderr is None else 100 * times * found.stderr, "%", sign=True

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from backends.common.messages import printable
 from eval.results.run_result import RunResult
 from eval.table.columns import Column, kernel_of, label_of, number_columns, possible_extras
 from eval.table.footnotes import footnotes
@@ -22,17 +23,21 @@ def show(run: RunResult, console: Console) -> None:
     """Print the table and its footnotes."""
     console.print(rich_table(run, console.width))
     for note in footnotes(run):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
 
 
 def rich_table(run: RunResult, width: int) -> Table:
     """The table for a terminal of so many columns."""
-    words = [(label_of(model), kernel_of(model)) for model in run.models]
+    words = [(printable(label_of(model)), printable(kernel_of(model))) for model in run.models]
     natural = sum(max(len(HEADERS[i]), *(len(names[i]) for names in words)) for i in range(len(HEADERS)))
     numbers, room = columns_that_fit(run, width, natural)
     gap = 1 if room - natural > len(numbers) else 0  # beside the one of the box
     drawn = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0), title=Text(run.subtitle), title_justify="left"
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+        title=Text(printable(run.subtitle)),
+        title_justify="left",
     )
     for header in HEADERS:
         drawn.add_column(header, overflow="fold")

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
-import re
+import io
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.messages import one_line
+from backends.common.json_files import LARGEST, SURROGATE, exists, is_file, open_regular, parsed, reason
+from backends.common.messages import bytes_in_words, one_line, printable
 from eval.common.progress import Progress
 from eval.specs.types import DataSpec
 from eval.text import hub_datasets
 from eval.text.hub_datasets import CONVERSATIONS, SOURCES, check_column, hub_rows, names_in, row_limit, source_of
 
 TABLES = (".jsonl", ".parquet")
-SURROGATE = re.compile("[\ud800-\udfff]")
+LARGEST_TEXT = 8_000_000_000
+"""Bytes of a plain text file, which is held in memory as a whole; wikitext-103 has 0.5 GB."""
+MOST_FILES = 10_000
+"""Files of a local data set: a run reads and hashes them all."""
 
 
 def display_name(spec: DataSpec) -> str:
@@ -46,10 +51,10 @@ def identity(spec: DataSpec) -> dict[str, Any]:
         }
     source = source_of(spec)
     names = names_in(source.data_files)
-    local = [Path(match) for name in names for match in sorted(glob.glob(name, recursive=True))]
-    if Path(source.path).is_dir():
-        local += sorted(Path(source.path).rglob("*"))
-    files = [file_digest(file) for file in local if file.is_file()]
+    local = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
+    if exists(Path(source.path)) and Path(source.path).is_dir():
+        local += first_files(Path(source.path).rglob("*"), source.path)
+    files = [file_digest(file) for file in local if is_file(file)]
     return {**vars(source), "files": files, "rows": row_limit(spec)}
 
 
@@ -59,20 +64,31 @@ def is_here(spec: DataSpec) -> bool:
         return True
     source = source_of(spec)
     names = names_in(source.data_files)
-    return Path(source.path).exists() or (bool(names) and not any("://" in name for name in names))
+    return exists(Path(source.path)) or (bool(names) and not any("://" in name for name in names))
+
+
+def first_files(found: Iterator[Any], name: str) -> list[Any]:
+    """All of ``found`` in order; InputError for more than a data set has, as in ``/``."""
+    taken = sorted(itertools.islice(found, MOST_FILES + 1))
+    if len(taken) > MOST_FILES:
+        raise InputError(
+            f"dataset: {printable(name)}: more than {MOST_FILES:,} files; name fewer in dataset_data_files"
+        )
+    return taken
 
 
 def file_digest(file: Path) -> str:
     """SHA-256 of a file's content."""
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def text_file(spec: DataSpec) -> Path:
     """The local file of dataset "text"; InputError if there is none."""
     file = Path(spec.locate(spec.path or ""))
-    if not file.is_file():
-        raise InputError(f"path: {file}: no such file")
+    if not is_file(file):
+        what = "not a regular file" if exists(file) else "no such file"
+        raise InputError(f"path: {printable(file)}: {what}")
     suffix = file.suffix.lower()
     if suffix in (".json", ".csv", ".tsv"):
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
@@ -138,52 +154,53 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
     has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.
     """
+    name = f"path: {printable(file)}"
     try:
-        with file.open(encoding="utf-8", newline="" if raw else None) as stream:
-            text = stream.read()
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > LARGEST_TEXT:
+                raise InputError(f"{name}: {bytes_in_words(size)} of plain text; give a part of it, or .jsonl")
+            content = io.BytesIO(stream.read(size))
+        text = io.TextIOWrapper(content, encoding="utf-8", newline="" if raw else None).read()
     except UnicodeDecodeError as error:
-        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
+        raise InputError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {reason(error)}") from None
     if not text.strip():
-        raise InputError(f"path: {file}: no text in it")
+        raise InputError(f"{name}: no text in it")
     return text
 
 
 def local_rows(spec: DataSpec) -> Iterator[Any]:
     """The text column of a local .jsonl or .parquet file, row by row."""
     file, column = text_file(spec), spec.text_column or "text"
+    name = f"path: {printable(file)}"
     try:
-        yield from (parquet_rows if file.suffix.lower() == ".parquet" else jsonl_rows)(file, column)
-    except UnicodeDecodeError as error:
-        raise InputError(f"path: {file}: not UTF-8 text: {error}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"path: {file}: not a {file.suffix[1:]} file: {one_line(error)}") from None
+        yield from (parquet_rows if file.suffix.lower() == ".parquet" else jsonl_rows)(file, column, name)
+    except (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError) as error:  # pyarrow's
+        raise InputError(f"{name}: not a {file.suffix[1:]} file: {one_line(error)}") from None
 
 
-def parquet_rows(file: Path, column: str) -> Iterator[Any]:
-    """One column of a parquet file."""
+def parquet_rows(file: Path, column: str, name: str) -> Iterator[Any]:
+    """One column of a parquet file, which errors call ``name``."""
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
-    check_column(column, table.schema_arrow.names, f"path: {file}")
+    check_column(column, table.schema_arrow.names, name)
     for batch in table.iter_batches(columns=[column]):
         yield from batch.column(0).to_pylist()
 
 
-def jsonl_rows(file: Path, column: str) -> Iterator[Any]:
-    """One key of each line of a JSON lines file."""
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
+def jsonl_rows(file: Path, column: str, name: str) -> Iterator[Any]:
+    """One key of each line of a JSON lines file, which errors call ``name``."""
+    with open_regular(file) as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(LARGEST + 1), b""), 1):
+            where = f"{name}: line {number}"
+            if len(line) > LARGEST:
+                raise InputError(f"{where}: longer than {bytes_in_words(LARGEST)}; a JSON lines file has a row a line")
             if line.strip():
-                yield jsonl_row(line, column, f"path: {file}: line {number}")
-
-
-def jsonl_row(line: str, column: str, where: str) -> Any:
-    """The ``column`` of one JSON line."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: must be a JSON object")
-    check_column(column, row, where)
-    return row[column]
+                row = parsed(line, where, strict=False)
+                if not isinstance(row, dict):
+                    raise InputError(f"{where}: must be a JSON object")
+                check_column(column, row, where)
+                yield row[column]

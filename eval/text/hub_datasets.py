@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.messages import nearest
+from backends.common.messages import nearest, printable
 from backends.common.watch import SILENT
 from backends.hub import client, repositories
 from backends.hub.client import HubAwayError
@@ -313,4 +313,4 @@ def check_column(column: str, names: Iterable[str], where: str) -> None:
     known = list(names)
     if column not in known:
         hint = CONVERSATIONS if CHAT_COLUMNS & set(known) else ""
-        raise InputError(f"{where}: no text column {column!r}; there are: {', '.join(known)}{hint}")
+        raise InputError(f"{where}: no text column {column!r}; there are: {printable(', '.join(known))}{hint}")

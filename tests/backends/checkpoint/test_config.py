@@ -89,7 +89,7 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     algorithm = {"quantization": {"quant_algo": "NVFP4"}}
     assert CheckpointConfig.read(folder).quantization == {"quant_method": "modelopt", **algorithm}
-    for damaged, reason in (("{", "cannot be read: "), ("[1]", "must hold a JSON object")):
+    for damaged, reason in (("{", "line 1, column 2: not valid JSON: "), ("[1]", "must hold a JSON object")):
         (folder / "hf_quant_config.json").write_text(damaged)
         assert f"hf_quant_config.json: {reason}" in refusal(CheckpointConfig.read, folder)
     nested = {"text_config": {"quantization_config": FP8}}

@@ -32,11 +32,22 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
         assert str(folder / "model-2.safetensors") in refusal(function, folder)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 5}}'])
-def test_broken_index(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        ("{", "line 1, column 2: not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "not a safetensors index"),
+        ('{"weight_map": []}', "not a safetensors index"),
+        ('{"weight_map": {"a": 5}}', "not a safetensors index"),
+        ('{"weight_map": {"a": "/dev/zero"}}', "weight_map: /dev/zero: lies outside the folder"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', "weight_map: ../a.safetensors: lies outside the folder"),
+    ],
+)
+def test_broken_index(tmp_path: Path, content: str, gold: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
     text = refusal(checkpoint.weight_files, tmp_path)
-    assert text.startswith(f"{tmp_path / 'model.safetensors.index.json'}: not a safetensors index")
+    assert text.startswith(f"{tmp_path / 'model.safetensors.index.json'}: {gold}")
 
 
 def test_weights_stored_twice_are_counted_once(tmp_path: Path) -> None:
@@ -105,6 +116,11 @@ def framed(text: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
+def entry(keys: str) -> bytes:
+    """A file with one tensor of these keys, and four bytes."""
+    return framed(f'{{"a.weight": {{{keys}}}}}'.encode()) + bytes(4)
+
+
 BAD_FILES = {
     "empty": b"",
     "no whole length": WHOLE[:7],
@@ -119,6 +135,22 @@ BAD_FILES = {
     "number": framed(b'{"a.weight": 5}'),
     "no dtype": framed(b'{"a.weight": {}}'),
     "no offsets": framed(b'{"a.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": null}}'),
+    "header length beyond the file": struct.pack("<Q", 2**63),
+    "a name twice": framed(b'{"a": {}, "a": {}}'),
+    "nested": framed(b"[" * 100_000),
+    "dtype is a number": entry('"dtype": 5, "shape": [1], "data_offsets": [0, 4]'),
+    "shape is a text": entry('"dtype": "F32", "shape": "1", "data_offsets": [0, 4]'),
+    "negative sizes": entry('"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]'),
+    "true as a size": entry('"dtype": "F32", "shape": [true], "data_offsets": [0, 4]'),
+    "sizes without end": entry(f'"dtype": "F32", "shape": {[10**39] * 9}, "data_offsets": [0, 4]'),
+    "huge sizes": entry(f'"dtype": "X", "shape": {[10**39] * 8}, "data_offsets": [0, 4]'),
+    "bytes that are not the shape's": entry('"dtype": "F32", "shape": [2], "data_offsets": [0, 4]'),
+    "ends before it begins": entry('"dtype": "F32", "shape": [1], "data_offsets": [4, 0]'),
+    "overlapping": framed(
+        b'{"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}, '
+        b'"b": {"dtype": "U8", "shape": [2], "data_offsets": [2, 4]}}'
+    )
+    + bytes(4),
 }
 
 

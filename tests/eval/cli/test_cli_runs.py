@@ -256,7 +256,7 @@ def test_half_a_surrogate_pair_is_no_text(compare_q: Run, write_specs: Specs, tm
     data, spec = write_specs(path=str(tmp_path / "web.jsonl"))
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
-    assert "row 2 is no Unicode text" in ran.err
+    assert "line 2: text: no Unicode text" in ran.err
 
 
 @pytest.mark.parametrize(("rows", "gold"), [([], "9 windows, 891"), (["-r", "2"], "2 windows, 198")])

@@ -245,6 +245,12 @@ def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
     return {**text, "logprob": numbers, "kld": [None, *numbers[1:]]}
 
 
+def worst_of(*tokens: str) -> list[Any]:
+    """One damaged token of each model."""
+    numbers = {"window": 0, "position": 1, "ref_logprob": -1.0, "logprob": -2.0, "kld": None}
+    return [[{**numbers, "before": "", "token": token, "after": ""}] for token in tokens]
+
+
 def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
     def report_of(file: Path, passages: list[dict[str, Any]], worst: list[Any]) -> Path:
         payload = {"run": json.loads(file.read_text()), "inspection": {"passages": passages, "worst": worst}}
@@ -252,12 +258,16 @@ def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
         file.with_suffix(".html").write_text(page)
         return file.with_suffix(".html")
 
-    first = report_of(write("a.json", REF_A, QUANT_A), [passage(0, 2, -1, -2), passage(5, 2, -1, -3)], ["r", "q"])
-    second = report_of(write("b.json", FP8_B, REF_A), [passage(0, 2, -4, -1), passage(7, 2, -5, -1)], ["f", "r"])
+    first = report_of(
+        write("a.json", REF_A, QUANT_A), [passage(0, 2, -1, -2), passage(5, 2, -1, -3)], worst_of("r", "q")
+    )
+    second = report_of(
+        write("b.json", FP8_B, REF_A), [passage(0, 2, -4, -1), passage(7, 2, -5, -1)], worst_of("f", "r")
+    )
     bare = write("c.json", on(QUANT, "awq", label="AWQ"))
     run, found = merge.load([first, bare, second])
     assert labels(run) == ["bf16", "W4A16", "AWQ", "FP8"]
-    assert found["worst"] == ["r", "q", None, "f"]
+    assert found["worst"] == [*worst_of("r", "q"), None, *worst_of("f")]
     assert [each["window"] for each in found["passages"]] == [0, 5, 7]
     assert [each["logprob"] for each in found["passages"]] == [
         [[-1, -1], [-2, -2], None, [-4, -4]], [[-1, -1], [-3, -3], None, None], [[-1, -1], None, None, [-5, -5]],
@@ -276,4 +286,4 @@ def test_results_of_before_titles_and_machines_were_kept(write: Write) -> None:
     run, _ = merge.load([file, write("b.json", FP8_B)])
     assert (run.title, labels(run)) == (None, ["bf16", "W4A16", "FP8"])
     file.write_text(json.dumps({**raw, "versions": 5}))
-    assert refusal(results_json.load, file).endswith("old.json: damaged results: versions: is no object")
+    assert refusal(results_json.load, file).endswith("old.json: damaged results: versions: is of another type")

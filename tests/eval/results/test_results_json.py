@@ -113,14 +113,13 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:
     """A label cannot end the script that holds the data."""
     run = run_of(REF, replace(QUANT, label='</script><script type="application/json" id="payload">'))
-    payload = json.dumps({"run": results_json.run_json(run, ["x"]), "inspection": {"passages": [1]}}).replace(
-        "</", "<\\/"
-    )
+    excerpts = {"passages": [], "worst": [None, None]}
+    payload = json.dumps({"run": results_json.run_json(run, ["x"]), "inspection": excerpts}).replace("</", "<\\/")
     html = f'<!doctype html>\n<script type="application/json" id="payload">{payload}</script><script>1</script>'
     (tmp_path / "r.html").write_text(html)
     found, inspection = results_json.load(tmp_path / "r.html")
     assert plain(found) == run
-    assert inspection == {"passages": [1]}
+    assert inspection == excerpts
 
 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +168,7 @@ def test_other_and_damaged_results_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "<html></html>", '<script type="application/json" id="payload">{}</script>']
+    "text", ["", "{}", "[]", "<html></html>", '<script type="application/json" id="payload">{}</script>']
 )
 def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
@@ -179,12 +178,14 @@ def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert refusal(results_json.load, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
     assert "cannot be read" in refusal(results_json.load, tmp_path)
-    (tmp_path / "x").write_bytes(b"\xff\xfe{")
-    assert "cannot be read" in refusal(results_json.load, tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"{\xff")
+    assert "x: cannot be read: not UTF-8 text: invalid start byte at byte 1" in refusal(
+        results_json.load, tmp_path / "x"
+    )
     written(run_of(REF), tmp_path)
     half = (tmp_path / "r.json").read_text()[:500]
     (tmp_path / "half.json").write_text(half)
-    assert "half.json: neither a results.json nor a report.html" in refusal(results_json.load, tmp_path / "half.json")
+    assert ": not valid JSON: " in refusal(results_json.load, tmp_path / "half.json")
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
@@ -229,6 +230,7 @@ def test_an_older_format_says_the_same(tmp_path: Path) -> None:
     assert (older["models"][0]["rows"], "stretches" in older["models"][0]["estimates"]) == (2, True)
     assert (older["reference"]["kind"], older["parts"][0]["reference"]["kind"]) == ("states", "states")
     assert results_json.from_json({**older, "format": 4}) == results_json.from_json(raw)
-    page = {"run": {**older, "format": 4}, "inspection": {"passages": [{"row": 3, "tokens": ["row"]}]}}
+    numbers = {"position": 1, "tokens": ["row"], "ref_logprob": None, "logprob": [None] * 3, "kld": [None] * 3}
+    page = {"run": {**older, "format": 4}, "inspection": {"passages": [{"row": 3, **numbers}], "worst": [None] * 3}}
     (tmp_path / "r.html").write_text(f'<script type="application/json" id="payload">{json.dumps(page)}</script>')
-    assert results_json.load(tmp_path / "r.html")[1] == {"passages": [{"window": 3, "tokens": ["row"]}]}
+    assert results_json.load(tmp_path / "r.html")[1]["passages"] == [{"window": 3, **numbers}]

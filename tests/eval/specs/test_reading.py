@@ -44,8 +44,6 @@ def models(*labels: str, **keys: Any) -> list[ModelSpec]:
         ({"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
         ({"override_bpw_layer": True}, "override_bpw_layer: "),
         ({"override_bpw_layer": -4.0}, "override_bpw_layer: "),
-        ({"override_bpw_head": float("nan")}, "override_bpw_head: "),  # json.loads takes NaN and Infinity
-        ({"override_vram_bits": float("inf")}, "override_vram_bits: "),
     ],
 )
 def test_model_refusals_name_file_number_and_label(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:

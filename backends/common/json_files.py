@@ -1,0 +1,174 @@
+"""Files that others wrote: regular files only, read no further than they are long, and their JSON checked.
+
+Whatever is wrong with such a file is an InputError in one line that begins with its name.  Refused are what has no end
+or never answers (a pipe, /dev/zero), JSON that Python's own reader or what comes after it cannot take (nested a
+thousand deep, an integer of 5,000 digits, half of a surrogate pair), and what other readers see otherwise (a key that
+stands twice, NaN).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import bytes_in_words, one_line, printable, shortened
+
+LARGEST = 100_000_000
+"""Bytes of a JSON file, and of a report; the largest header that safetensors' own reader takes."""
+DEEPEST = 64
+"""Brackets within brackets."""
+TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
+LARGEST_INTEGER = 10**40
+"""Above every integer that a model's config has (10 ** 30 stands for "no limit")."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def expanded(name: str) -> Path:
+    """The path with ``~`` and ``~user`` replaced; InputError for a user whose home folder is not known."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        user = Path(name).parts[0]
+        raise InputError(f"{name}: the home folder of {user} is not known; write the path out") from None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything at a path; False for a path that no file can have, or that may not be looked at."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a regular file; False for a path that no file can have, or that may not be looked at."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """A regular file, opened for reading bytes; a pipe or a device is refused at once and never waited for."""
+    name = printable(file)
+    try:
+        stream = open(file, "rb", opener=at_once)  # noqa: SIM115
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise InputError(f"{name}: cannot be read: {reason(error)}") from None
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise InputError(f"{name}: cannot be read: it is no regular file, but a pipe or a device")
+    return stream
+
+
+def at_once(file: str, flags: int) -> int:
+    """An opener that does not wait for the other end of a pipe."""
+    return os.open(file, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def reason(error: Exception) -> str:
+    """Why the system refused, without the name of the file, which stands before it."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+
+
+def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
+    """The content of a regular file of at most ``largest`` bytes."""
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > largest:
+            found, most = bytes_in_words(size), bytes_in_words(largest)
+            raise InputError(f"{printable(file)}: too large: {found}, and at most {most} are read of such a file")
+        try:
+            return stream.read(size)
+        except OSError as error:
+            raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
+
+
+def read_json(file: Path, *, strict: bool = True) -> Any:
+    """The JSON in a file; ``strict`` as for ``parsed``."""
+    return parsed(read_bytes(file), printable(file), strict=strict)
+
+
+def read_object(file: Path, *, strict: bool = True) -> dict[str, Any]:
+    """The JSON object in a file; ``strict`` as for ``parsed``."""
+    found = read_json(file, strict=strict)
+    if not isinstance(found, dict):
+        raise InputError(f"{printable(file)}: must hold a JSON object")
+    return found
+
+
+def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
+    """JSON from UTF-8; InputError that begins with ``where``.
+
+    ``strict``: NaN, infinities and keys that stand twice are refused.  Model configs have them: Mamba 2's say
+    ``"time_step_limit": [0.0, Infinity]``, and Transformers takes the last of two keys.
+    """
+    try:
+        found = json.loads(content.decode(), object_pairs_hook=object_of if strict else None)
+        check_values(found, strict=strict)
+        return found
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+    except RecursionError:
+        raise InputError(f"{where}: {TOO_DEEP}") from None
+    except ValueError:  # Python turns no more than 4,300 digits into an integer
+        digits = re.search(rb"\d{4300}", content)
+        line = content.count(b"\n", 0, digits.start() if digits else 0) + 1
+        raise InputError(f"{where}: line {line}: an integer of thousands of digits") from None
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its pairs; InputError for a key that stands there twice, of which json would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InputError(f"{shortened(printable(twice))}: stands twice in one object")
+    return found
+
+
+def check_values(value: Any, *, strict: bool = True) -> None:
+    """InputError that names the place of JSON types that no reader could take: too deep, too large, no Unicode text.
+
+    ``strict``: a number that is not finite is refused as well.
+    """
+    inside: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
+    path: list[Any] = [""]
+    while inside:
+        for path[-1], each in inside[-1]:
+            wrong = wrong_scalar(each, strict) or wrong_scalar(path[-1], strict)
+            items = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else None
+            if wrong or (items and len(inside) > DEEPEST):
+                steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
+                place = f"{shortened(printable(steps.removeprefix('.')), 80)}: " if steps else ""
+                raise InputError(f"{place}{wrong or TOO_DEEP}")
+            if items:
+                inside.append(iter(items))
+                path.append("")
+                break
+        else:
+            inside.pop()
+            path.pop()
+
+
+def wrong_scalar(value: Any, strict: bool) -> str:
+    """What is wrong with a string, a number or a constant; empty if nothing is, and for anything else."""
+    if isinstance(value, str):
+        return "" if value.isascii() or not SURROGATE.search(value) else "no Unicode text: half of a surrogate pair"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) or not strict else f"{value} is no number that JSON has"
+    return f"an integer beyond {LARGEST_INTEGER:.0e}" if isinstance(value, int) and abs(value) > LARGEST_INTEGER else ""

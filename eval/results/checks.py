@@ -1,0 +1,164 @@
+"""What results that were read back must hold beyond their types, so that no table, plot or report meets what no run
+writes: counts below 0, bins without edges, passages of other models.  ValueError in one line that names the place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from backends.layers import groups
+from eval.results.run_result import ModelResult, StoredRun
+from eval.stats.distributions import PERCENTS
+from eval.stats.estimates import Estimates
+from eval.stats.uncertainty import MOST_BLOCKS
+
+MOST = 2**53
+"""Above every count; larger integers are no exact numbers in a browser."""
+PERCENTILES = {"min", *(f"{percent:g}" for percent in PERCENTS), "max"}
+SCORES = ("nll", "kld", "same_top")
+Numbers = list[float | None]
+
+
+class Damaged(TypedDict):
+    """One damaged token of a report (``eval/html/inspector.py``)."""
+
+    window: int
+    position: int
+    before: str
+    token: str
+    after: str
+    ref_logprob: float | None
+    logprob: float | None
+    kld: float | None
+
+
+class Passage(TypedDict):
+    """One passage of a report."""
+
+    window: int
+    position: int
+    tokens: list[str]
+    ref_logprob: Numbers | None
+    logprob: list[Numbers | None]
+    kld: list[Numbers | None]
+
+
+@with_config(ConfigDict(strict=True))
+class Inspection(TypedDict):
+    """A report's excerpts of the text."""
+
+    passages: list[Passage]
+    worst: list[list[Damaged] | None]
+
+
+_INSPECTION = TypeAdapter(Inspection)
+
+
+def check_run(run: StoredRun) -> None:
+    """ValueError for a run that no run writes, and that table, plots or report could not show."""
+    labels = [model.label for model in run.models]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError("no models" if not labels else "models with one label")
+    for model in run.models:
+        check_model(model)
+    if not is_count(run.data.get("text_tokens")):
+        raise ValueError("data: text_tokens is no number of tokens")
+    for reference in (run.reference, *(part.reference for part in run.parts)):
+        if reference is not None and not isinstance(reference.get("label"), str):
+            raise ValueError("reference: has no label")
+        if reference is not None and not isinstance(reference.get("key"), str | None):
+            raise ValueError("reference: key is no text")
+    for origin in (run.origin, *(part.origin for part in run.parts)):
+        check_origin(origin)
+
+
+def check_origin(origin: dict[str, Any]) -> None:
+    """ValueError for an origin with which runs could not be merged nor footnotes written."""
+    for name, wanted in (("versions", dict), ("hardware", dict), ("created", str), ("commit", str | None)):
+        if not isinstance(origin.get(name), wanted):
+            raise ValueError(f"{name}: is of another type")
+    if not all(isinstance(version, str) for version in origin["versions"].values()):
+        raise ValueError("versions: is no object of texts")
+
+
+def check_model(model: ModelResult) -> None:
+    """ValueError for a row of the table; the place begins with its label."""
+    try:
+        groups.groups_from_json(model.provenance.get("layers", ()))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{model.label}: provenance.layers: are no groups of layers") from None
+    rest = dataclasses.replace(model, spec={}, provenance={})
+    for place, value in numbers_in(rest, model.label):
+        if isinstance(value, int) and not place.endswith(".first") and not is_count(value):
+            raise ValueError(f"{place}: {value} is no count")
+        if value < 0 and place.endswith(("stderr", "stderr_independent", "seconds", "bpw_layer", "bpw_head", "bits")):
+            raise ValueError(f"{place}: {value} is below 0")
+    if model.estimates is not None:
+        check_estimates(model.estimates, model.label)
+
+
+def check_estimates(found: Estimates, label: str) -> None:
+    """ValueError for estimates that do not go together."""
+    blocks, curve = found.blocks, found.curve
+    if len(blocks.tokens) > MOST_BLOCKS:
+        raise ValueError(f"{label}: more than {MOST_BLOCKS} blocks")
+    sums = {name: getattr(blocks, name) for name in SCORES}
+    if any(each is not None and len(each) != len(blocks.tokens) for each in sums.values()):
+        raise ValueError(f"{label}: blocks: not a sum for each block")
+    if any(sums.get(name) is None for name in blocks.whole) or (blocks.whole and not sum(blocks.tokens)):
+        raise ValueError(f"{label}: blocks.whole: names what is not there")
+    if list(curve.edges) != sorted(set(curve.edges)) or (curve.edges and curve.edges[0] < 1):
+        raise ValueError(f"{label}: curve.edges: are no positions in order")
+    if any(each is not None and len(each) != max(len(curve.edges) - 1, 0) for each in (curve.nll, curve.kld)):
+        raise ValueError(f"{label}: curve: not a mean for each bin")
+    if found.ppl.value is not None and found.ppl.value <= 0:
+        raise ValueError(f"{label}: ppl: is not above 0")
+    if found.against is not None and found.against.kld_percentiles:
+        histogram = found.against.kld_histogram
+        if found.against.kld_percentiles.keys() != PERCENTILES or found.against.kld.value is None:
+            raise ValueError(f"{label}: kld_percentiles: some are missing")
+        if not (sum(histogram.counts) + histogram.below + histogram.above) or not 0 < histogram.per_decade <= 1000:
+            raise ValueError(f"{label}: kld_histogram: holds nothing")
+        if abs(histogram.first) > 300 or len(histogram.counts) > 300 * histogram.per_decade:
+            raise ValueError(f"{label}: kld_histogram: reaches beyond every number")
+
+
+def numbers_in(found: Any, place: str) -> Iterator[tuple[str, float]]:
+    """(place, number) of every number in dataclasses, tuples and objects."""
+    items: Sequence[tuple[Any, Any]] = ()
+    if dataclasses.is_dataclass(found):
+        items = [(field.name, getattr(found, field.name)) for field in dataclasses.fields(found)]
+    elif isinstance(found, dict):
+        items = list(found.items())
+    elif isinstance(found, tuple):
+        items = list(enumerate(found))
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        yield place, found
+    for name, each in items:
+        yield from numbers_in(each, f"{place}.{name}")
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a count, or None."""
+    return value is None or (type(value) is int and 0 <= value <= MOST)
+
+
+def checked_inspection(found: Any, models: int) -> Any:
+    """A report's excerpts as they are; ValueError unless they are of so many models."""
+    if found is None:
+        return None
+    inspection = _INSPECTION.validate_python(found)
+    if len(inspection["worst"]) != models:
+        raise ValueError("worst: is of other models")
+    for passage in inspection["passages"]:
+        columns = [passage["ref_logprob"], *passage["logprob"], *passage["kld"]]
+        if len(passage["logprob"]) != models or len(passage["kld"]) != models:
+            raise ValueError("passages: are of other models")
+        if any(column is not None and len(column) != len(passage["tokens"]) for column in columns):
+            raise ValueError("passages: not a score for each token")
+    return found

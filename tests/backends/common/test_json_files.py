@@ -1,0 +1,90 @@
+"""Files that others wrote: what is no regular file, what no JSON reader takes, and text that moves a cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from backends.common.errors import InputError
+from backends.common.json_files import expanded, is_file, open_regular, parsed, read_bytes, read_json, read_object
+from backends.common.messages import one_line, printable
+from tests.support.toy import refusal
+
+
+def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero")):
+        assert refusal(read_bytes, file) == f"{file}: cannot be read: it is no regular file, but a pipe or a device"
+    assert refusal(read_bytes, tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_memory_is_no_text() -> None:
+    """It is a regular file of 0 bytes, of which reading would go on for ever."""
+    assert read_bytes(Path("/proc/self/mem")) == b""
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    long = tmp_path / ("a" * 300)
+    assert refusal(read_bytes, long) == f"{long}: cannot be read: File name too long"
+    assert refusal(read_bytes, tmp_path / "a\nb") == f"{tmp_path}/a\\nb: no such file"
+    assert "a\\x00b: cannot be read: embedded null byte" in refusal(read_bytes, tmp_path / "a\0b")
+    assert not is_file(long)
+    assert refusal(expanded, "~nouser/x") == "~nouser/x: the home folder of ~nouser is not known; write the path out"
+
+
+def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"[1]")
+    assert read_bytes(tmp_path / "x", 3) == b"[1]"
+    assert "too large: 3 bytes, and at most 2 bytes are read" in refusal(read_bytes, tmp_path / "x", 2)
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(10**12)
+    assert "too large: 1.0 TB" in refusal(read_json, tmp_path / "sparse")
+    with open_regular(tmp_path / "x") as stream:
+        assert stream.read(1) == b"["
+
+
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        (b"[" * 100_000, "w: brackets are nested more than 64 deep"),
+        (b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}", "w: a[0][0][0][0]"),
+        (b'{"a":\n [' + b"9" * 5000 + b"]}", "w: line 2: an integer of thousands of digits"),
+        (b'{"a": [1, 1' + b"0" * 41 + b"]}", "w: a[1]: an integer beyond 1e+40"),
+        (b'{"a": {"b": "\\ud800"}}', "w: a.b: no Unicode text: half of a surrogate pair"),
+        (b'{"\\udfff": 1}', "w: \\udfff: no Unicode text: half of a surrogate pair"),
+        (b'{"a": NaN}', "w: a: nan is no number that JSON has"),
+        (b"1e999", "w: inf is no number that JSON has"),
+        (b'{"a": 1, "\\u001b[2J": 1, "\\u001b[2J": 2}', "w: \\x1b[2J: stands twice in one object"),
+        (b"\xff", "w: cannot be read: not UTF-8 text: invalid start byte at byte 0"),
+        (b"\xef\xbb\xbf{}", "w: line 1, column 1: not valid JSON: "),
+        (b'{\n"a" 1}', "w: line 2, column 5: not valid JSON: "),
+    ],
+)
+def test_what_no_reader_takes(content: bytes, gold: str) -> None:
+    assert refusal(parsed, content, "w").startswith(gold)
+
+
+def test_what_model_configs_have(tmp_path: Path) -> None:
+    """Mamba 2's configs hold Infinity; hand-edited ones hold a key twice, of which Transformers takes the last."""
+    (tmp_path / "config.json").write_text('{"limit": [0.0, Infinity], "a": 1, "a": 2, "most": 1' + "0" * 30 + "}")
+    found = read_object(tmp_path / "config.json", strict=False)
+    assert found == {"limit": [0.0, float("inf")], "a": 2, "most": 10**30}
+    assert "must hold a JSON object" in refusal(lambda: read_object(write(tmp_path / "list.json", [1])))
+
+
+def write(file: Path, content: object) -> Path:
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_sixty_four_brackets_are_not_too_deep() -> None:
+    assert parsed(b"[" * 64 + b"]" * 64, "w") is not None
+
+
+def test_errors_hold_nothing_that_moves_a_cursor() -> None:
+    assert str(InputError("one\x1b[2J\rtwo\nthree\u202e")) == "one\\x1b[2J\\rtwo\nthree\\u202e"
+    assert printable("a\tb\x85c\u2028d\ud800 ü≈ 中") == "a\\tb\\x85c\\u2028d\\ud800 ü≈ 中"
+    assert one_line(ValueError("a\n \x1b[0m b")) == "a \\x1b[0m b"

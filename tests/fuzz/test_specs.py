@@ -1,0 +1,88 @@
+"""Damaged specs and texts: a spec or one line, whatever stands in the file."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from rich.console import Console
+
+from backends.common.messages import printable
+from eval.common.progress import Progress
+from eval.specs import reading
+from eval.specs.types import DataSpec, ModelSpec
+from eval.text import corpus
+from tests.support.hostile import answer_of, damaged, fuzzed, randoms
+
+DATA = {
+    "tokenizer_dir": "t", "dataset": "text", "path": "text.jsonl", "text_column": "text", "eval_stride": 512,
+    "eval_len": 2048, "max_rows": 4, "warmup_tokens": 1, "max_text_rows": 100, "dataset_display_name": "letters",
+}  # fmt: skip
+FILES = {
+    "tokenizer_dir": "t", "dataset": "parquet", "dataset_data_files": {"train": ["a.parquet"]}, "split": "train",
+    "eval_len": 100, "eval_stride": 100, "display_rows": 3, "method": "exllamav3", "revision": "main",
+}  # fmt: skip
+MODELS = [
+    {"load_fn": "vllm_score", "label": "W4A16", "model_dir": ["m", {"bits": 4}], "engine": {"a": [1, {"b": "c"}]},
+     "override_bpw_layer": 4.5, "reference": True, "group": "g", "out_logits": "o"},
+    {"load_fn": "transformers", "model_dir": ["m", ["o.safetensors"]], "revision": "main", "noise_floor": True},
+    {"$schema": "x", "load_fn": "llamacpp", "label": "GGUF", "model_dir": "m.gguf"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("specs")
+    (found / "text.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    return found
+
+
+def read_text(spec: DataSpec) -> str:
+    """Everything that a run asks of a data spec before it tokenizes."""
+    spec.digest(), spec.locate(spec.tokenizer_dir), corpus.display_name(spec)
+    if spec.dataset != "text":
+        corpus.is_here(spec)
+        return ""
+    corpus.identity(spec)
+    return corpus.load_text(spec, Progress(quiet=True))
+
+
+@fuzzed
+@given(random=randoms)
+def test_data_specs(folder: Path, random: Random) -> None:
+    file = folder / "data.json"
+    file.write_bytes(damaged(random.choice([DATA, FILES]), random))
+    spec = answer_of(lambda: reading.load_data_spec(file))
+    if spec is not None:
+        answer_of(lambda: read_text(spec))
+
+
+def use(specs: list[ModelSpec]) -> None:
+    """Everything that a run asks of model specs before their engines check them."""
+    chosen, said = reading.one_reference(reading.apply_mask(specs, "w4;gguf;m"))
+    for spec in chosen:
+        spec.digest(), spec.located, spec.options, spec.override_tensors
+        Console(file=io.StringIO()).print(printable(spec.name), markup=False)
+    Console(file=io.StringIO()).print(*map(printable, said), markup=False)
+
+
+@fuzzed
+@given(random=randoms)
+def test_model_specs(folder: Path, random: Random) -> None:
+    file = folder / "models.json"
+    file.write_bytes(damaged(MODELS, random))
+    specs = answer_of(lambda: reading.load_model_specs([file]))
+    if specs is not None:
+        answer_of(lambda: use(specs))
+
+
+@fuzzed
+@given(random=randoms)
+def test_rows_of_a_text(folder: Path, random: Random) -> None:
+    lines = [damaged({"text": "some words", "id": 1, "meta": {"a": [1]}}, random) for _ in range(random.randint(1, 3))]
+    (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
+    spec = reading.parse_data_spec({**DATA, "path": "rows.jsonl"}, folder / "data.json")
+    answer_of(lambda: corpus.load_text(spec, Progress(quiet=True)))

@@ -1,0 +1,173 @@
+"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and what a reader may do with them.
+
+``FUZZ_EXAMPLES`` is the number of cases of each test; without it there are a few, always the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from backends.common.errors import CompareQError
+from backends.common.messages import CONTROL
+
+CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+FEW = 50
+PATIENCE = 60
+"""Seconds after which a reader hangs."""
+DIGITS, DEEP = "5,000 digits", "3,000 brackets"
+"""Stand for what Python's json cannot write."""
+
+
+def nested(depth: int) -> Any:
+    """An empty list in so many lists."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 255, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 10**39, -(10**41), 0.5, -0.5, -0.0, 1e300,
+    1e-320, 1e308, -1e308, float("inf"), float("nan"), "", "x", " ", "a\nb", "\x1b[2J", "\u202e", "\x00", "\ud800", "1",
+    "~nouser/x", "a" * 300, "/proc/self/mem", "/dev/zero", "..", "*", "**/*", [], {}, [[]], [0], [None], ["x"],
+    [1.5, -1], {"": None}, {"x": [1]}, nested(40), nested(200), DIGITS, DEEP,
+)  # fmt: skip
+"""What takes the place of a value."""
+NAMES = [value for value in VALUES if isinstance(value, str)]
+
+
+def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test of hypothesis with ``CASES`` cases, or with the same few every time."""
+    profile = settings(
+        max_examples=CASES or FEW, derandomize=not CASES, database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    return profile(test)
+
+
+randoms = st.randoms(use_true_random=True)
+"""Seeds of Python's own generator: hypothesis itself likes small numbers, and would damage what comes first."""
+
+
+def damaged(document: Any, random: Random) -> bytes:
+    """JSON of a document in one to three of whose places something else stands; now and then its bytes are damaged."""
+    found = json.loads(json.dumps(document))
+    for _ in range(random.randint(1, 3)):
+        found = changed(found, random)
+    text = json.dumps(found, ensure_ascii=random.random() < 0.7)
+    text = text.replace(json.dumps(DIGITS), "9" * 5000).replace(json.dumps(DEEP), "[" * 3000 + "]" * 3000)
+    content = text.encode(errors="surrogatepass")
+    return damaged_bytes(content, random) if random.random() < 0.05 else content
+
+
+def changed(document: Any, random: Random) -> Any:
+    """A document of JSON types with one place changed: another value, none, a second one, or one of another place."""
+    places = places_in(document)
+    if not places or random.random() < 0.01:
+        return any_value(random)
+    (holder, step), (inner, other) = random.choice(places), random.choice(places)
+    kind = random.randint(0, 9)
+    if kind == 0:
+        del holder[step]
+    elif kind == 1:
+        holder[step] = copy.deepcopy(inner[other])
+    elif kind == 2 and isinstance(holder, dict):
+        holder[random.choice(NAMES)] = any_value(random)
+    elif kind == 2:
+        holder.insert(step, copy.deepcopy(holder[step]))
+    else:
+        holder[step] = any_value(random)
+    return document
+
+
+def places_in(document: Any) -> list[tuple[Any, Any]]:
+    """(object or list, key or index) of everything in a document."""
+    found: list[tuple[Any, Any]] = []
+    level = [document] if isinstance(document, dict | list) else []
+    while level:
+        items = [(at, step) for at in level for step in (list(at) if isinstance(at, dict) else range(len(at)))]
+        found += items
+        level = [at[step] for at, step in items if isinstance(at[step], dict | list)]
+    return found
+
+
+def any_value(random: Random) -> Any:
+    """One of ``VALUES``, as an object of its own."""
+    return copy.deepcopy(random.choice(VALUES))
+
+
+def damaged_bytes(content: bytes, random: Random) -> bytes:
+    """Bytes of which some are others, missing or inserted."""
+    found = bytearray(content)
+    for _ in range(random.randint(1, 4)):
+        at, kind = random.randint(0, len(found)), random.randint(0, 4)
+        if kind == 0:
+            del found[at:]
+        elif kind == 1:
+            del found[at : at + random.randint(1, 16)]
+        elif kind == 2:
+            found[at:at] = random.choice(
+                [b"\x00", b"\xff", b"[" * 5000, b'{"a":' * 5000, b'"', b",", b"9" * 5000, b"\\ud800"]
+            )
+        elif kind == 3:
+            size = random.choice([1, 2, 4, 8])
+            value = random.choice(
+                [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, random.randint(0, 300)]
+            )
+            found[at : at + size] = (value % 256**size).to_bytes(size, "little")
+        elif at < len(found):
+            found[at] ^= 1 << random.randint(0, 7)
+    return bytes(found)
+
+
+def answer_of(reader: Callable[[], Any]) -> Any:
+    """What a reader returns; None where it refuses, in lines that a terminal can show.  It may raise nothing else."""
+    with patience():
+        try:
+            return reader()
+        except CompareQError as error:
+            text = str(error)
+    assert text.strip()
+    assert all(line.strip() and not CONTROL.search(line) for line in text.split("\n")), text
+    assert text.count("\n") == 0, text
+    text.encode()
+    return None
+
+
+def bounded_answer_of(reader: Callable[[], Any], size: int) -> Any:
+    """``answer_of``, where the reader may allocate 50 times ``size`` bytes and 5 MB."""
+    tracemalloc.start()
+    try:
+        found = answer_of(reader)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 50 * size + 5_000_000, f"{peak:,} bytes for {size:,}"
+    return found
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """TimeoutError where the block hangs."""
+
+    def hangs(*_: Any) -> None:
+        raise TimeoutError(f"no answer in {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
