@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -100,7 +99,6 @@ class Model:
         self.loaded = {name: value for name, value in locals().items() if name != "self" and value is not None}
 
     def load(self, *args: Any, **kwargs: Any) -> None:
-        os.write(1, b"chatter of the engine\n")
         self.load_gen(*args, **kwargs)
         if self.failure is not None:
             raise self.failure

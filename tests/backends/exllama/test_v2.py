@@ -57,15 +57,6 @@ def test_how_it_is_split(attn: types.ModuleType, toy_model: Path) -> None:
     assert loaded(toy_model, gpu_split=[10, 20]).model.how == ("load", [10.0, 20.0])
 
 
-def test_threads_are_given_back(attn: types.ModuleType, toy_model: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    loaded(toy_model)
-    found = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    assert found == 3
-
-
 def test_sliding_window_without_flash_attention(
     attn: types.ModuleType, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

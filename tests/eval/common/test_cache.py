@@ -25,6 +25,12 @@ from tests.support.toy import refusal
 KEY = "0" * 40
 
 
+def keep_tokens(cache: Cache) -> None:
+    ids = np.zeros(10_000, np.int32)
+    with cache.write("tokens", KEY, ".npz") as file:
+        tokens.save(file, tokens.Tokens(ids, ids, 1, "v"))
+
+
 def files(root: Path) -> dict[str, bytes]:
     return {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
@@ -165,11 +171,10 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, size: int) -
     cache = Cache(tmp_path)
     cache.check_writable()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ids = np.zeros(10_000, np.int32)
     window = random_windows(1, longest=2000)[0]
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        text = refusal(tokens.save, cache, KEY, tokens.Tokens(ids, ids, 1, "v"))
+        text = refusal(keep_tokens, cache)
         scored = [(window, random_scores(window))]
         scores = refusal(segments.commit, cache.path("scores", KEY, ""), "alone", scored, "s", 1.0)
     finally:
@@ -183,7 +188,7 @@ def test_a_folder_that_has_vanished_is_one_line(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     cache.check_writable()
     shutil.rmtree(cache.root)
-    text = refusal(tokens.save, cache, KEY, tokens.Tokens(np.zeros(1, np.int32), np.zeros(1, np.int32), 1, "v"))
+    text = refusal(keep_tokens, cache)
     assert text == f"{cache.path('tokens', KEY, '.npz')}: cannot be written: No such file or directory"
 
 

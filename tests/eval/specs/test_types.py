@@ -37,6 +37,8 @@ MODEL_VALUES: dict[str, list[Any]] = {
     "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors", "b.safetensors"]]],
     "revision": ["main"],
     "engine": [{}, {"max_model_len": 4096, "nested": {"a": [1]}}],
+    "python": ["/venv/bin/python", "../venv", None],
+    "gpus": [0, 2, None],
     "reference": [True, False],
     "noise_floor": [True, False],
     "out_logits": ["/logits"],
@@ -167,7 +169,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
         (parse_data_spec(DATA, Path()), {"method": "exllamav3", "detokenize": None}),
-        (parse_model_spec(MODEL, Path()), {"noise_floor": False, "group": None}),
+        (parse_model_spec(MODEL, Path()), {"noise_floor": False, "group": None, "python": None, "gpus": None}),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}
         assert len(then) == len(spec.model_dump()) - len(later)

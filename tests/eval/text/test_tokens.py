@@ -204,7 +204,8 @@ def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -
         np.arange(3, dtype=np.int32), np.array([8], np.int32), 9, "words", lead, np.array([1, 3]), sizes, 6, 2
     )
     cache = Cache(tmp_path)
-    tokens.save(cache.path("tokens", "k", ".npz"), text)
+    with cache.write("tokens", "k", ".npz") as file:
+        tokens.save(file, text)
     loaded = tokens.load(cache, "k")
     assert loaded is not None
     for name, value in vars(text).items():
