@@ -140,7 +140,10 @@ def loaded(stub: Stub, **options: Any) -> VllmServerBackend:
 
 
 def scores_of(backend: VllmServerBackend, windows: list[Window]) -> dict[int, TokenScores]:
-    return {scores.window: scores for scores in backend.score(windows, Task())}
+    """Scores by window, of a model that is still the same at their end, as a worker keeps them."""
+    found = {scores.window: scores for scores in backend.score(windows, Task())}
+    backend.check_unchanged()
+    return found
 
 
 def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:

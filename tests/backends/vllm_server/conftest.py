@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.vllm_server import backend as vllm_server
 from backends.vllm_server import client
 from tests.support.vllm_server import Stub
 
@@ -15,7 +14,6 @@ from tests.support.vllm_server import Stub
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     monkeypatch.setattr(client, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(vllm_server, "STAMPED", {})  # an earlier stub may have had this one's port
     server = Stub()
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,13 @@ def new_root(stub: Stub) -> None:
 @pytest.mark.parametrize("change", [new_weights, new_configuration, new_root])
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
-    VllmServerBackend.stamp(request)
-    VllmServerBackend(request).load()
+    stamped = replace(request, stamp=VllmServerBackend.stamp(request))
+    VllmServerBackend(stamped).load()
     change(stub)
     with pytest.raises(ModelError) as caught:
-        VllmServerBackend(request).load()
+        VllmServerBackend(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerBackend.stamp(request)  # the new model under its own key
-    VllmServerBackend(request).load()
+    VllmServerBackend(replace(request, stamp=VllmServerBackend.stamp(request))).load()  # under a key of its own
 
 
 def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
