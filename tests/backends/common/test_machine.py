@@ -5,33 +5,86 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from backends.common import machine
+from backends.common.machine import Gpu
+
+TWO = (
+    "0, GPU-11aa22bb-3333, NVIDIA H200, 580.159.04, 143771\n"
+    "1, GPU-99ff88ee-7777, NVIDIA H200, 580.159.04, 143771\n"
+)  # fmt: skip
+FIRST, SECOND = (Gpu(index, "NVIDIA H200", "580.159.04", 143771.0) for index in "01")
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    machine.gpus.cache_clear()
-    yield
-    machine.gpus.cache_clear()
-
-
-def test_gpus_from_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    output = "NVIDIA H200, 580.159.04\nNVIDIA H200, 580.159.04\n"
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, output, ""))
-    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": "2.13.0"})
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    two = {"gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": "580.159.04"}
-    assert machine.hardware() == two
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert machine.hardware() == {**two, "CUDA_VISIBLE_DEVICES": "1"}
-    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": "2.13.0+cpu"})
-    assert machine.hardware() == {"cpu": machine.cpu()}
-    both = {"cpu": machine.cpu(), **two, "CUDA_VISIBLE_DEVICES": "1"}
-    assert machine.hardware(torch=False) == both  # llama.cpp, say, may use the GPU beside a CPU build of torch
+    machine.installed_gpus.cache_clear()
+    yield
+    machine.installed_gpus.cache_clear()
+
+
+def says(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    """Let nvidia-smi say that."""
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, output, ""))
+
+
+@pytest.mark.parametrize(
+    ("visible", "gold"),
+    [
+        (None, (FIRST, SECOND)),
+        ("", ()),
+        ("-1", ()),
+        ("1", (SECOND,)),
+        ("1,0", (SECOND, FIRST)),
+        (" 0 , 1 ", (FIRST, SECOND)),
+        ("0,-1,1", (FIRST,)),  # CUDA ignores what follows
+        ("GPU-99", (replace(SECOND, device="GPU-99"),)),
+        ("GPU-11aa22bb-3333,1", (replace(FIRST, device="GPU-11aa22bb-3333"), SECOND)),
+        ("7", (Gpu("7", "unknown GPU", "580.159.04"),)),
+        ("MIG-5,0", (Gpu("MIG-5", "unknown GPU", "580.159.04"), FIRST)),
+    ],
+)
+def test_gpus_that_a_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, gold: tuple[Gpu, ...]
+) -> None:
+    says(monkeypatch, TWO)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpus() == gold
+
+
+@pytest.mark.parametrize(
+    ("output", "gold"),
+    [
+        ("0, GPU-1, NVIDIA GB10, 580.1, [N/A]\n", (Gpu("0", "NVIDIA GB10", "580.1"),)),
+        ("No devices were found\n", ()),
+        ("", ()),
+    ],
+)
+def test_what_nvidia_smi_may_say(monkeypatch: pytest.MonkeyPatch, output: str, gold: tuple[Gpu, ...]) -> None:
+    says(monkeypatch, output)
+    assert machine.gpus() == gold
+
+
+def test_keys_name_the_kinds_of_gpus_and_never_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"gpus": ["NVIDIA H200"], "driver": "580.159.04"}
+    assert machine.hardware([FIRST]) == machine.hardware([SECOND]) == one
+    assert machine.hardware([FIRST, SECOND]) == {"gpus": ["NVIDIA H200"] * 2, "driver": "580.159.04"}
+    cpu = {"cpu": machine.cpu()}
+    assert machine.hardware([FIRST], cpu_only=True) == machine.hardware([]) == cpu
+    for cpu_only in (False, True):  # llama.cpp, say, may use the GPU beside a CPU build of torch
+        assert machine.hardware([FIRST], torch=False, cpu_only=cpu_only) == cpu | one
+
+
+@pytest.mark.parametrize(("version", "gold"), [("2.13.0+cpu", True), ("2.13.0", False), ("", False)])
+def test_builds_of_torch(monkeypatch: pytest.MonkeyPatch, version: str, gold: bool) -> None:
+    monkeypatch.setattr(machine, "installed_versions", lambda _: {"torch": version} if version else {})
+    assert machine.cpu_build_of_torch() is gold
 
 
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,12 +95,12 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.settings() == {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
-def test_no_nvidia_smi_means_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_nvidia_smi_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise FileNotFoundError
 
     monkeypatch.setattr(subprocess, "run", missing)
-    assert machine.hardware() == {"cpu": machine.cpu()}
+    assert machine.gpus() == ()
     assert machine.cpu()
 
 
