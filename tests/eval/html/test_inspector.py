@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 
-from backends.base import Window
+from backends.base import TokenScores, Window
+from backends.worker import segments
 from eval.common.cache import Cache
 from eval.html import inspector
 from eval.results.run_result import ModelResult, RunResult
-from eval.run import token_scores
 from eval.text.windows import EvalData
 from tests.support.toy import save_toy_tokenizer
 
 LENGTH, STRIDE, COUNT = 1025, 512, 4
-TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()[: STRIDE * (COUNT - 1) + LENGTH]
+TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()
 POSITIONS = np.tile(np.arange(1, LENGTH, dtype=np.int32), COUNT)
 WINDOWS = np.repeat(np.arange(COUNT, dtype=np.int32), LENGTH - 1)
 INDEX = WINDOWS * STRIDE + POSITIONS
 REFERENCE = {"label": "base"}
+TAG = "0123456789abcdef"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> EvalData:
     save_toy_tokenizer(tmp_path)
     tokenizer = inspector.vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
-    ids = np.asarray(tokenizer(TEXT.decode(errors="ignore"))["input_ids"], np.int32)
+    ids = np.asarray(tokenizer(TEXT.decode())["input_ids"], np.int32)
     starts = tuple(window * STRIDE for window in range(COUNT))
     windows = tuple(Window(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
-    return EvalData(windows, len(ids), 256, "", "", tmp_path, False, starts, "exllamav3", None)
+    return EvalData(windows, len(ids), 256, "", "", "", tmp_path, False, starts, "exllamav3", None)
 
 
 @pytest.fixture
@@ -42,26 +40,26 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def keep(cache: Cache, label: str, **columns: np.ndarray) -> ModelResult:
+def keep(cache: Cache, data: EvalData, label: str, **columns: np.ndarray) -> ModelResult:
     """A model whose scores are in the cache: logprob -1 where nothing else is said."""
-    n = len(INDEX)
-    named = {"logprob": np.full(n, -1, np.float32), **columns}
-    table = {"window": WINDOWS, "position": POSITIONS, "token_id": np.zeros(n, np.int32), **named}
-    types = token_scores.INDEX | token_scores.SCORES
-    with cache.write("scores", label, ".parquet") as file:
-        parquet.write_table(pa.table({name: pa.array(c, type=types[name]) for name, c in table.items()}), file)
-    with cache.write("scores", label, ".json") as file:
-        file.write_text(json.dumps({"provenance": {}, "load_seconds": 0, "score_seconds": 0}))
-    return ModelResult(label, "fake", scores_key=label)
+    named = {"logprob": np.full(len(INDEX), -1, np.float32), **columns}
+    scored = [
+        (window, TokenScores(window.index, **{name: each[window.index == WINDOWS] for name, each in named.items()}))
+        for window in data.windows
+    ]
+    folder = cache.path("scores", label, "")
+    segments.commit(folder, TAG, scored, "s", 1.0)
+    segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
+    return ModelResult(label, "fake", scores_key=f"{label}/{TAG}")
 
 
-def compared(cache: Cache, label: str, damaged: dict[int, float], size: float = 0.01) -> ModelResult:
+def compared(cache: Cache, data: EvalData, label: str, damaged: dict[int, float], size: float = 0.01) -> ModelResult:
     """A model whose KLD is ``size``, but ``damaged`` at some places of the text, wherever they are scored."""
     kld = np.full(len(INDEX), size, np.float32)
     for place, value in damaged.items():
         kld[place == INDEX] = value
     ref = np.full(len(INDEX), -0.5, np.float32)
-    return keep(cache, label, kld=kld, ref_logprob=ref)
+    return keep(cache, data, label, kld=kld, ref_logprob=ref)
 
 
 def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> RunResult:
@@ -70,7 +68,7 @@ def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -
 
 def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, cache: Cache) -> None:
     """Place 600 is scored in two windows; the first has most of the text before it."""
-    model = compared(cache, "a", {600: 2.0, 700: 3.0, 5: 1.0})
+    model = compared(cache, data, "a", {600: 2.0, 700: 3.0, 5: 1.0})
     found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst = found.worst[0]
@@ -87,8 +85,8 @@ def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, c
 
 def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, cache: Cache) -> None:
     """The broken model's KLD is a thousand times the other's: each counts by its own mean."""
-    fine = compared(cache, "fine", {1200: 5.0}, size=0.01)
-    broken = compared(cache, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
+    fine = compared(cache, data, "fine", {1200: 5.0}, size=0.01)
+    broken = compared(cache, data, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
     found = inspector.inspect_tokens(run_of(fine, broken), data, cache)
     assert found
     places = [each.window * STRIDE + each.position for each in found.passages]
@@ -107,7 +105,7 @@ def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, c
 
 def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
     """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
-    found = inspector.inspect_tokens(run_of(compared(cache, "a", {})), data, cache)
+    found = inspector.inspect_tokens(run_of(compared(cache, data, "a", {})), data, cache)
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
@@ -119,7 +117,7 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) 
 def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> None:
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456
-    found = inspector.inspect_tokens(run_of(keep(cache, "a", logprob=logprob), reference=None), data, cache)
+    found = inspector.inspect_tokens(run_of(keep(cache, data, "a", logprob=logprob), reference=None), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
@@ -130,9 +128,9 @@ def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> No
 def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, cache: Cache) -> None:
     loss = np.full(len(INDEX), -1, np.float32)
     loss[INDEX == 1500] = -1e6
-    reference = replace(keep(cache, "base", logprob=loss), is_reference=True)
+    reference = replace(keep(cache, data, "base", logprob=loss), is_reference=True)
     # Each lost at places of its own that fill all passages but the first.
-    model = compared(cache, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
+    model = compared(cache, data, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
     found = inspector.inspect_tokens(run_of(reference, model), data, cache)
     assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
@@ -141,7 +139,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 
 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
-    model = compared(cache, "a", {10: np.inf, 11: np.nan, 12: 1.0})
+    model = compared(cache, data, "a", {10: np.inf, 11: np.nan, 12: 1.0})
     found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
@@ -151,8 +149,8 @@ def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: C
 
 
 def test_models_without_scores(data: EvalData, cache: Cache) -> None:
-    failed = ModelResult("broken", "fake", error="told to fail", scores_key="a")
-    model = compared(cache, "a", {})
+    failed = ModelResult("broken", "fake", error="told to fail", scores_key=f"a/{TAG}")
+    model = compared(cache, data, "a", {})
     found = inspector.inspect_tokens(run_of(failed, model), data, cache)
     assert found
     assert found.worst[0] is None
