@@ -1,4 +1,4 @@
-"""Per-token scores as parquet: what was given comes back, what was not is absent, what is broken is said."""
+"""Token scores of a model: joined from segments, written as parquet; what is damaged is said and scored again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import pytest
 
 from backends.base import TokenScores, Window
 from backends.common.errors import ModelError
+from backends.fake import FakeBackend
+from backends.worker import scoring_job, segments
 from eval.common.cache import Cache
 from eval.run import token_scores
+from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.toy import refusal
 
-KEY = "0" * 40
-RUN_RECORD = {"provenance": {"engine": "fake"}, "load_seconds": 1.5, "score_seconds": 2.5}
+KEY, TAG = "0" * 40, "0123456789abcdef"
+KNOWN = {"known": {"engine": "fake", "python": "3"}, "provenance": {"python": "4"}}
+REFERENCE = {"label": "bf16", "key": "f" * 40}
 WINDOWS = [Window(0, np.array([7, 8, 9], np.int32)), Window(3, np.array([4, 5, 6], np.int32), score_from=2)]
 FULL: dict[str, list[Any]] = {
     "logprob": [-1.0, -2.0, -3.0],
@@ -37,134 +41,155 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def given(columns: dict[str, list[Any]]) -> dict[int, TokenScores]:
-    """The first two entries of each column for row 0, the third for row 3, in the contract's types."""
+def scores(window: int, names: Any = FULL) -> tuple[Window, TokenScores]:
+    """The first two entries of each column for window 0, the third for window 3, in the contract's types."""
+    which = slice(0, 2) if window == 0 else slice(2, 3)
+    columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
+    return WINDOWS[window == 3], TokenScores(window, **columns)
 
-    def cut(start: int, stop: int) -> dict[str, Any]:
-        types = {"top1": np.bool_, "same_top": np.bool_}
-        return {name: np.array(values[start:stop], types.get(name, np.float32)) for name, values in columns.items()}
 
-    return {3: TokenScores(3, **cut(2, 3)), 0: TokenScores(0, **cut(0, 2))}
+def keep(cache: Cache, names: Any = FULL, tag: str = TAG, *, session: str = "s", windows: Any = (0, 3)) -> None:
+    """Scores of some windows in one segment, which took 2.5 s, and a session's record."""
+    folder = cache.path("scores", KEY, "")
+    segments.commit(folder, tag, [scores(window, names) for window in windows], session, 2.5)
+    segments.write_record(folder, session, {**KNOWN, "load_seconds": 1.5, "reference": REFERENCE})
+
+
+def load(cache: Cache, tag: str = TAG) -> token_scores.StoredScores:
+    stored = token_scores.load(cache, KEY, tag, WINDOWS)
+    assert stored is not None
+    return stored
 
 
 def test_every_score_of_the_contract_has_a_column() -> None:
-    assert ["window", *token_scores.SCORES] == [field.name for field in dataclasses.fields(TokenScores)]
+    fields = [field.name for field in dataclasses.fields(TokenScores)]
+    assert ["window", *token_scores.SCORES] == ["window", *segments.COLUMNS] == fields
 
 
 @pytest.mark.parametrize("names", [["logprob"], ["logprob", "entropy", "top1_logprob", "top1"], list(FULL)])
-def test_what_was_given_comes_back(cache: Cache, names: list[str]) -> None:
-    assert token_scores.load(cache, KEY) is None
-    columns = {name: FULL[name] for name in names}
-    token_scores.save(cache, KEY, WINDOWS, given(columns), RUN_RECORD)
-    stored = token_scores.load(cache, KEY)
-    assert stored is not None
+def test_windows_are_joined(cache: Cache, names: list[str]) -> None:
+    assert not token_scores.are_stored(cache, KEY, TAG, WINDOWS)
+    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
+    keep(cache, names)
+    assert token_scores.are_stored(cache, KEY, TAG, WINDOWS)
+    stored = load(cache)
     assert list(stored.columns) == names
-    for name, values in columns.items():
-        np.testing.assert_array_equal(stored.columns[name], np.array(values))
-        assert stored.columns[name].dtype == (np.bool_ if name in ("top1", "same_top") else np.float32)
+    for name in names:
+        np.testing.assert_array_equal(stored.columns[name], np.array(FULL[name]))
+        assert stored.columns[name].dtype == segments.COLUMNS[name]
     assert stored.logprob is stored.columns["logprob"]
-    assert (stored.windows, stored.run_record) == (2, {**RUN_RECORD, "reference": None})
-    for place, expected in ((stored.window, [0, 0, 3]), (stored.position, [1, 2, 2])):
+    for place, expected in (
+        (stored.window, [0, 0, 3]), (stored.position, [1, 2, 2]), (stored.token_id, [8, 9, 6])
+    ):  # fmt: skip
         assert (place.tolist(), place.dtype) == (expected, np.int32)
+    assert (stored.windows, stored.sessions) == (2, 1)
+    assert stored.run_record == {
+        "provenance": {"engine": "fake", "python": "4"}, "load_seconds": 1.5, "score_seconds": 2.5,
+        "reference": REFERENCE,
+    }  # fmt: skip
 
 
-def test_the_file_says_which_token_each_line_is_of(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given({name: FULL[name] for name in ("logprob", "kld")}), RUN_RECORD)
-    table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
-    types = [pa.int32(), pa.int32(), pa.int32(), pa.float32(), pa.float32()]
-    names = ["window", "position", "token_id", "logprob", "kld"]
-    assert list(zip(table.schema.names, table.schema.types, strict=True)) == list(zip(names, types, strict=True))
-    assert [table[name].to_pylist() for name in names[:3]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6]]
-    assert table["kld"].null_count == 0  # nan is nan
+def test_a_row_finds_its_scores(cache: Cache) -> None:
+    keep(cache)
+    found = token_scores.of_row(cache, f"{KEY}/{TAG}", WINDOWS)
+    assert found is not None
+    assert found.logprob.tolist() == FULL["logprob"]
+    for key in ("", KEY, f"{KEY}/", f"{KEY}/{'f' * 16}", f"{'1' * 40}/{TAG}"):
+        assert token_scores.of_row(cache, key, WINDOWS) is None
 
 
-def test_the_run_record_keeps_the_reference(cache: Cache) -> None:
-    reference = {"label": "bf16", "contents": "states", "key": "f" * 40}
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), {**RUN_RECORD, "reference": reference})
-    stored = token_scores.load(cache, KEY)
-    assert stored is not None
-    assert stored.run_record["reference"] == reference
+def test_scores_alone_have_no_reference(cache: Cache) -> None:
+    keep(cache)
+    stored = load(cache, segments.ALONE)
+    assert list(stored.columns) == ["logprob", "entropy", "top1_logprob", "top1"]
+    assert stored.run_record["reference"] is None
 
 
-@pytest.mark.parametrize("name", list(FULL))
-def test_a_column_of_another_length_is_refused(cache: Cache, name: str) -> None:
-    scored = given(FULL)
-    short = {**{key: getattr(scored[0], key) for key in FULL}, name: getattr(scored[0], name)[:1]}
-    what = "" if name == "logprob" else f"{name}: "
-    with pytest.raises(ModelError, match=f"^window 0: {what}1 of 2 positions were scored$"):
-        token_scores.save(cache, KEY, WINDOWS, {**scored, 0: TokenScores(0, **short)}, RUN_RECORD)
-    assert token_scores.load(cache, KEY) is None
+def test_windows_of_several_sessions(cache: Cache) -> None:
+    keep(cache, windows=[0], session="one")
+    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
+    assert not token_scores.are_stored(cache, KEY, TAG, WINDOWS)
+    keep(cache, windows=[3], session="two")
+    stored = load(cache)
+    assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
+    assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
 
 
-def test_a_missing_window_is_refused(cache: Cache) -> None:
-    with pytest.raises(ModelError, match=r"^window 3: none of 1 positions were scored$"):
-        token_scores.save(cache, KEY, WINDOWS, {0: given(FULL)[0]}, RUN_RECORD)
-    assert token_scores.load(cache, KEY) is None
+def test_without_a_record_there_are_no_scores(cache: Cache) -> None:
+    """A worker was killed before it could say what ran; the record of another session says it."""
+    keep(cache)
+    folder = cache.path("scores", KEY, "")
+    (folder / "record.s.json").unlink()
+    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
+    segments.write_record(folder, "t", {**KNOWN, "load_seconds": 9.0, "reference": REFERENCE})
+    assert load(cache).run_record["load_seconds"] == 9.0
 
 
 def test_windows_with_different_columns_are_refused(cache: Cache) -> None:
-    """Either way round: columns that the first window has, or the second."""
-    full, plain = given(FULL), given({name: FULL[name] for name in FULL if name not in ("kld", "top1")})
-    for mixed in ({0: full[0], 3: plain[3]}, {0: plain[0], 3: full[3]}):
-        with pytest.raises(ModelError, match=r"^window 3: some windows have kld, top1 and others do not$"):
-            token_scores.save(cache, KEY, WINDOWS, mixed, RUN_RECORD)
-        assert token_scores.load(cache, KEY) is None
+    keep(cache, windows=[0], session="one")
+    keep(cache, [name for name in FULL if name != "kld"], windows=[3], session="two")
+    with pytest.raises(ModelError, match=r"^window 3: has no kld, which other windows have; run with -cc$"):
+        load(cache)
 
 
-def rewritten(cache: Cache, table: pa.Table) -> None:
-    parquet.write_table(table, cache.path("scores", KEY, ".parquet"))
+def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path) -> None:
+    keep(cache, ["logprob", "kld"])
+    file = tmp_path / "out.parquet"
+    file.write_bytes(b"old")
+    token_scores.write_parquet(load(cache), file)
+    table = parquet.read_table(file)
+    types = [pa.int32(), pa.int32(), pa.int32(), pa.float32(), pa.float32()]
+    names = ["window", "position", "token_id", "logprob", "kld"]
+    assert list(zip(table.schema.names, table.schema.types, strict=True)) == list(zip(names, types, strict=True))
+    assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
+    assert table["kld"].null_count == 0  # nan is nan
 
 
-def test_damaged_scores_name_their_file(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), RUN_RECORD)
-    file, record = cache.path("scores", KEY, ".parquet"), cache.path("scores", KEY, ".json")
-    good, table = file.read_bytes(), parquet.read_table(file)
-
-    def assert_damaged() -> None:
-        text = refusal(token_scores.load, cache, KEY)
-        assert text.startswith(f"{file}: damaged: ")
-        assert text.endswith("; delete it or run with -cc")
-
-    for bad in (b"", good[:-20], b"\0" * len(good)):
-        file.write_bytes(bad)
-        assert_damaged()
-    for bad_table in (
-        table.drop_columns("logprob"),
-        table.drop_columns("window"),
-        table.drop_columns("position"),
-        table.set_column(3, "logprob", pa.array([-1.0, None, -3.0], pa.float32())),
-        table.set_column(10, "same_top", pa.array([1.0, 0.0, 1.0])),
-    ):
-        rewritten(cache, bad_table)
-        assert_damaged()
-    file.unlink()
-    assert_damaged()
-    file.write_bytes(good)
-    for text in ("{", "[]", "null", "{}"):
-        record.write_text(text)
-        assert_damaged()
+def test_a_file_that_cannot_be_written(cache: Cache, tmp_path: Path) -> None:
+    keep(cache)
+    file = tmp_path / "no" / "out.parquet"
+    said = refusal(token_scores.write_parquet, load(cache), file)
+    assert said.startswith(f"{file}: the scores could not be written: ")
+    assert not file.parent.exists()
 
 
-def test_other_columns_are_left_alone(cache: Cache) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given({"logprob": FULL["logprob"]}), RUN_RECORD)
-    table = parquet.read_table(cache.path("scores", KEY, ".parquet"))
-    rewritten(cache, table.append_column("mine", pa.array(["a", None, "b"])))
-    stored = token_scores.load(cache, KEY)
-    assert stored is not None
-    assert list(stored.columns) == ["logprob"]
+def test_seconds_of_the_last_load_of_an_engine(cache: Cache) -> None:
+    assert token_scores.expected_load(cache, "fake") is None
+    keep(cache)
+    assert token_scores.expected_load(cache, "fake") == 1.5
+    assert token_scores.expected_load(cache, "other") is None
 
 
-def test_copy(cache: Cache, tmp_path: Path) -> None:
-    token_scores.save(cache, KEY, WINDOWS, given(FULL), RUN_RECORD)
-    target = tmp_path / "out.parquet"
-    target.write_bytes(b"old")
-    token_scores.copy(cache, KEY, target)
-    assert target.read_bytes() == cache.path("scores", KEY, ".parquet").read_bytes()
-    before = target.read_bytes()
-    assert refusal(token_scores.copy, cache, "1" * 40, target).startswith(f"{target}: the scores could not be copied: ")
-    assert target.read_bytes() == before
-    assert "could not be copied" in refusal(token_scores.copy, cache, KEY, tmp_path / "no" / "out.parquet")
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "cache", target]
+@pytest.mark.parametrize("what", ["a segment", "the record", "no record"])
+def test_what_is_damaged_is_said_and_scored_again(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """One window in a segment, so that the others need not be scored; without a record the last one says what ran."""
+    monkeypatch.setattr(scoring_job, "COMMIT_S", 0.0)
+    first = measured([fake("one", boost=3.0)])
+    (folder,) = (own_cache / "scores").iterdir()
+    (record,), every = folder.glob("record.*"), sorted(folder.glob("alone.*"))
+    assert len(every) == N_WINDOWS
+    damaged = every[1] if what == "a segment" else record
+    damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
+    scored: list[int] = []
+    logits = FakeBackend.logits
+
+    def counted(self: FakeBackend, window: Window) -> Any:
+        scored.append(window.index)
+        return logits(self, window)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeBackend, "logits", counted)
+        again = measured([fake("one", boost=3.0)])
+    assert again.status == 0, again.err
+    assert scored == [1 if what == "a segment" else N_WINDOWS - 1]
+    said = f"{damaged}: damaged; its windows are scored again"
+    assert (said in again.err) == (what != "no record")
+    assert again.tokens("one") == first.tokens("one")
+    assert again.models["one"]["ppl"] == first.models["one"]["ppl"]
+    assert segments.load(folder, segments.ALONE, []).damaged == ()
+    assert measured([fake("one", boost=3.0)]).loaded == []
 
 
 @pytest.mark.parametrize(
