@@ -1,11 +1,10 @@
-"""Memory bounds and head comparison of the scorer in vLLM's workers.
+"""Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers.
 
 Its scores are tested in tests/backends/vllm/test_backend.py.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from backends.reference import journal
+from backends.scoring import statistics
+from backends.vllm.hooks import Segment
 from backends.vllm.scorer import CPU_ROWS, Plan, Scorer
 
 LIMIT = 256 << 20
@@ -68,10 +70,95 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
     source: Any = SimpleNamespace(processors=[], processor=None, shard=None, head=lambda dtype: "its head is unknown")
     plan = Plan(gathered=True, record=str(tmp_path), record_contents="logits")
     one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
-    one.score(0, 3, 0, torch.randn(3, 50), torch.tensor([1, 2, 3]))
+    source.gathered = lambda hidden: hidden
+    assert one.try_score(0, 3, 0, torch.randn(3, 50), torch.tensor([1, 2, 3]))
     one.close_record()
-    found = [json.loads(file.read_text())["head"]["vocab_size"] for file in tmp_path.glob("part.*.json")]
-    assert found == [50] * parts
+    assert one.error == ""
+    assert [share.head and share.head.vocab_size for share in journal.shares(tmp_path)] == [50] * parts
+
+
+STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40
+SEGMENT = Segment((7, 2, 998), 0, 0, 1000, 1000, lambda a, b: TOKENS[a:b])
+"""A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
+
+
+class Small:
+    """A model whose logits are its states, on a device that has memory for some rows at a time."""
+
+    processors: tuple[Any, ...] = ()
+    processor = shard = None
+
+    def __init__(self, fits: int) -> None:
+        self.fits = fits
+        self.asked: list[int] = []
+
+    def local(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.asked.append(len(hidden))
+        if len(hidden) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 1 GiB.")
+        return hidden
+
+    gathered = local
+
+
+def stepped(source: Any, **plan: Any) -> Scorer:
+    """A scorer after one step with the whole window."""
+    one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2)
+    one.step(STATES, [SEGMENT])
+    return one
+
+
+@pytest.mark.parametrize(
+    ("fits", "asked"),
+    [
+        (1000, [256, 256, 256, 230]),
+        (255, [256, *[128] * 7, 102]),
+        (100, [256, 128, *[64] * 15, 38]),
+        (1, [256, 128, 64, 32, 16, 8, 4, 2, *[1] * 998]),
+    ],
+)
+def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
+    """And stay so; the scores are the same, bit for bit."""
+    source = Small(fits)
+    one, whole = stepped(source), stepped(Small(1000))
+    assert (one.error, source.asked) == ("", asked)
+    assert one.largest_chunk == max(each for each in asked if each <= fits)
+    assert one.recomputed == 0
+    assert one.buffers[7].written.all()
+    torch.testing.assert_close(one.buffers[7].statistics, whole.buffers[7].statistics, rtol=0, atol=0)
+
+
+def test_memory_that_ends_after_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the statistics, say: the chunk is scored again in halves."""
+    whole = stepped(Small(1000)).buffers[7].statistics
+    partial = statistics.partial
+
+    def hungry(logits: torch.Tensor, *rest: Any, **keys: Any) -> None:
+        partial(logits, *rest, **keys)
+        if len(logits) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(statistics, "partial", hungry)
+    one = stepped(Small(1000))
+    assert (one.error, one.recomputed) == ("", 0)
+    torch.testing.assert_close(one.buffers[7].statistics, whole, rtol=0, atol=0)
+
+
+def test_one_row_that_does_not_fit_is_an_error() -> None:
+    source = Small(0)
+    one = stepped(source)
+    assert one.error == "out of memory: CUDA out of memory. Tried to allocate 1 GiB."
+    assert source.asked == [256, 128, 64, 32, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("plan", [{"gathered": True}, {"probe": True}])
+def test_ranks_that_gather_together_do_not_try_again(plan: dict[str, Any]) -> None:
+    """The other ranks would not: each chunk is gathered once, on all of them."""
+    source = Small(100)
+    one = stepped(source, **plan)
+    assert one.error == "out of memory: CUDA out of memory. Tried to allocate 1 GiB."
+    assert source.asked == [256, 256, 256, 230]
+    assert not one.buffers
 
 
 class Both:
