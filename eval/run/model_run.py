@@ -65,6 +65,9 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
             with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
                 try:
                     took(messages, phase, until=Done) if loaded else None
+                    for message in messages:  # on closing the engine
+                        if isinstance(message, Said):
+                            phase.say(message.line)
                 finally:
                     done = phase.done
         except StoppedError:
@@ -154,7 +157,11 @@ def recording_folder(session: Session, reference: HeldReference) -> Iterator[Pat
     folder = reference_store.building_of(reference.path, reference.identity)
     with session.hosts.running.held(session.cache.lock("references", reference.key)):
         folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:
