@@ -1,4 +1,4 @@
-"""What a store says of itself: whole or refused, of this layout and of the older one, and its growth of trust in it."""
+"""What a store says of itself: whole or refused, of this layout and of the older one."""
 
 from __future__ import annotations
 
