@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from eval.cli import main
+from eval.cli import delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures
@@ -74,7 +74,7 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
         replace(BASE, label="W4_g32", scores_key="c"),
         replace(BASE, label="no key"),
     )
-    main.copy_scores(cache, RunResult({}, "letters", models), tmp_path, Outputs())
+    delivering.copy_scores(cache, RunResult({}, "letters", models), tmp_path, Outputs())
     found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
     assert found == {"W4_g32.parquet": "a", "W4_g32-3.parquet": "c"}
     assert capsys.readouterr().out.splitlines() == [
