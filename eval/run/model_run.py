@@ -33,6 +33,7 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
     ModelError with the reason if the model fails; what it has scored before that is kept.
     """
     job, label = fetched.job, fetched.job.request.label
+    session.cache.check_writable()
     folder = session.cache.path("scores", fetched.scores_key, "")
     tag = tag_for(reference, job)
     log_file = None if session.verbose else session.cache.log_file(label, fetched.scores_key)
@@ -160,8 +161,7 @@ def recording_folder(session: Session, reference: HeldReference) -> Iterator[Pat
         try:
             yield folder
         finally:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+            reference_store.tidy(folder, reference.path)
 
 
 def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:

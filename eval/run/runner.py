@@ -122,7 +122,7 @@ def reference_row(
         return replace(table_rows.row_of(job), error=str(error)), LostReference()
     reference = references.of_model(fetched, data, session)
     session.cache.use("references", reference.key)
-    if session.clear and reference.exists:
+    if session.clear:
         with session.hosts.running.held(session.cache.lock("references", reference.key)):
             forget_store(session, reference)
     wanted = session.logits_file is not None or job.spec.out_logits is not None
@@ -140,6 +140,7 @@ def forget_store(session: Session, reference: HeldReference) -> None:
         session.cache.clear("references", reference.key)
     else:
         reference_store.remove(reference.path)
+    reference_store.discard(reference_store.building_of(reference.path, reference.identity))
 
 
 def all_stored(session: Session, some: Sequence[Job], data: EvalData, reference: Reference) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from backends.base import TokenScores, Window
 from backends.worker import segments
 from backends.worker.segments import ALONE
-from eval.cli import main
+from eval.cli import delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures
@@ -83,7 +83,7 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
         replace(BASE, label="no key"),
     )
     finished = FinishedRun(RunResult({}, "letters", models), SimpleNamespace(windows=(window,)))
-    main.copy_scores(cache, finished, tmp_path, Outputs())
+    delivering.copy_scores(cache, finished, tmp_path, Outputs())
     found = {file.name: parquet.read_table(file)["logprob"].to_pylist() for file in tmp_path.glob("*.parquet")}
     assert found == {"W4_g32.parquet": [-1.0, -1.0], "W4_g32-3.parquet": [-3.0, -3.0]}
     assert capsys.readouterr().out.splitlines() == [
