@@ -21,6 +21,7 @@ from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
 from backends.common.errors import InputError
 from backends.layers.fused import fused_layers
+from backends.layers.schemes import objects_in
 
 STORED = {"weight_global_scale": ("weight_packed", "input_global_scale"), "weight_scale_2": ("weight", "input_scale")}
 """Name of the weights' global scale -> names of the packed weights and of the activations' global scale.
@@ -101,9 +102,7 @@ def and_more(found: Sequence[Any]) -> str:
 
 def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
     """Whether a compressed-tensors config asks for NVFP4 activations in every layer that has NVFP4 weights."""
-    groups = quantization.get("config_groups")
-    groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    nvfp4 = [group for group in groups if is_nvfp4(group.get("weights"))]
+    nvfp4 = [group for group in objects_in(quantization.get("config_groups")) if is_nvfp4(group.get("weights"))]
     return bool(nvfp4) and all(is_nvfp4(group.get("input_activations")) for group in nvfp4)
 
 

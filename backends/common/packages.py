@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,10 +12,12 @@ from backends.common.errors import InputError
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Distribution name -> version, of the packages that are installed."""
+    from importlib import metadata  # with email and zipfile: 0.02 s that --help and --from need not wait
+
     found = {}
     for package in packages:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 

@@ -9,12 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
-
-from pydantic import TypeAdapter
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from backends.base import Layer, LayerGroup
 from backends.layers.schemes import UNKNOWN, number_format
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
@@ -22,7 +24,13 @@ SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Weights that are not quantized, as torch and ggml call them."""
 
-_GROUPS = TypeAdapter(tuple[LayerGroup, ...])
+
+@cache
+def _groups() -> TypeAdapter[tuple[LayerGroup, ...]]:
+    """Made when it is needed: 0.04 s that --help and a check need not wait."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(tuple[LayerGroup, ...])
 
 
 def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
@@ -43,7 +51,7 @@ def groups_to_json(groups: Iterable[LayerGroup]) -> list[dict[str, Any]]:
 def groups_from_json(found: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ...]:
     """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
     nested = [{"count": each["count"], "layer": {**each, "name": each["layers"]}} for each in found]
-    return _GROUPS.validate_python(nested)
+    return _groups().validate_python(nested)
 
 
 def deviation(asked: str, activations: str) -> str:

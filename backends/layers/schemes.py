@@ -37,7 +37,7 @@ def args_text(args: Any) -> str:
         return ""
     found = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
     bits, floating, group = found.get("num_bits", 8), found.get("type") == "float", found.get("group_size")
-    strategy = found.get("strategy") or ("group" if group and group > 0 else "tensor")
+    strategy = found.get("strategy") or ("group" if isinstance(group, int) and group > 0 else "tensor")
     if floating and bits == 4:
         return with_group_size("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
     name = f"{'fp' if floating else 'int'}{bits}"
@@ -46,8 +46,18 @@ def args_text(args: Any) -> str:
     if strategy in ("group", "tensor_group"):
         return with_group_size(name, group)
     if strategy == "block":
-        return f"{name} block {'x'.join(map(str, found.get('block_structure') or ()))}".strip()
+        return f"{name} block {sizes_text(found.get('block_structure'))}".strip()
     return f"{name} {strategy}"
+
+
+def sizes_text(sizes: Any) -> str:
+    """``128x128``; "" for what is no list."""
+    return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
+
+
+def objects_in(found: Any) -> list[Mapping[str, Any]]:
+    """The objects among an object's values; none of anything else."""
+    return [each for each in found.values() if isinstance(each, Mapping)] if isinstance(found, Mapping) else []
 
 
 def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
@@ -61,14 +71,17 @@ def declared_scheme(config: Mapping[str, Any]) -> Scheme | None:
     bits = config.get("bits", config.get("w_bit"))
     group = config.get("group_size", config.get("q_group_size"))
     if method == "compressed-tensors":
-        groups = list((config.get("config_groups") or {}).values())
-        schemes = {compressed_tensors(entry.get("weights"), entry.get("input_activations")) for entry in groups}
+        wanted = ("weights", "input_activations")
+        groups = [[entry.get(key) for key in wanted] for entry in objects_in(config.get("config_groups"))]
+        if not all(isinstance(args, Mapping) or not args for pair in groups for args in pair):
+            return None
+        schemes = {compressed_tensors(*pair) for pair in groups}
         return schemes.pop() if len(schemes) == 1 else None
     if method in ("gptq", "gptqmodel", "awq") and isinstance(bits, int):
         return Scheme(with_group_size(f"{'uint' if method == 'awq' else 'int'}{bits}", group))
     if method == "fp8":
         if block := config.get("weight_block_size"):
-            return Scheme(f"fp8 block {'x'.join(map(str, block))}", f"fp8 g{block[-1]}")
+            return Scheme(f"fp8 block {sizes_text(block)}", f"fp8 g{block[-1]}") if sizes_text(block) else None
         return Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8")
     if method == "bitsandbytes":
         if config.get("load_in_4bit"):
@@ -81,7 +94,8 @@ def declared_scheme(config: Mapping[str, Any]) -> Scheme | None:
 
 def modelopt(config: Mapping[str, Any]) -> Scheme | None:
     """The scheme of a config of NVIDIA ModelOpt, which names its scheme; None for an unknown name."""
-    name = str((config.get("quantization") or config).get("quant_algo", "")).upper()
+    nested = config.get("quantization")
+    name = str((nested if isinstance(nested, Mapping) else config).get("quant_algo", "")).upper()
     return {
         "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),
         "NVFP4_AWQ": Scheme("nvfp4 g16", "nvfp4 g16"),

@@ -23,7 +23,7 @@ def open_reference(path: Path) -> ReferenceStore:
 
 
 class ReferenceWindows:
-    """Windows of a store, read in their order by a thread while earlier windows are in use.
+    """Windows of a store, read in their order by a thread while earlier windows are in use, from the first asked for.
 
     ``pin``: in pinned memory, from which a GPU copies without waiting.
     """
@@ -34,7 +34,6 @@ class ReferenceWindows:
         self.pool = ThreadPoolExecutor(1)
         self.ahead = min(max(AHEAD_BYTES * store.n_windows // max(store.stored_bytes, 1), 1), 64)
         self.futures: dict[int, Future[torch.Tensor]] = {}
-        self._submit(0)
 
     def _read(self, window: int) -> torch.Tensor:
         tensor = self.store.window(window)

@@ -164,6 +164,17 @@ def discard(folder: Path) -> None:
             folder.rmdir()
 
 
+def tidy(building: Path, folder: Path) -> None:
+    """Discard what writers left in ``building`` if the store at ``folder`` has all of its windows, or if there is none.
+
+    A run that was killed after its store had grown leaves such a folder, one whose model did not load an empty one.
+    """
+    found = journal.kept(building, folder)
+    there = manifest.read(folder).windows if os.path.lexists(folder / MANIFEST) else frozenset()
+    if found is None or manifest.windows_of(found.files) <= there:
+        discard(building)
+
+
 def delete(folder: Path, names: list[str]) -> None:
     """Unlink these files of a folder, as far as they are files and no links."""
     for name in names:

@@ -34,14 +34,14 @@ from backends.head import Contents, Head
 from backends.reference import journal, manifest
 from backends.reference.journal import Writer, recorded
 from backends.reference.manifest import MANIFEST, VERSION, window_file
-from backends.reference.sealing import building_of, discard, own_files, remove, seal
+from backends.reference.sealing import building_of, discard, own_files, remove, seal, tidy
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "MANIFEST", "VERSION", "Reader", "ReferenceStore", "Writer", "building_of", "discard", "own_files", "recorded",
-    "remove", "seal", "window_file",
+    "remove", "seal", "tidy", "window_file",
 ]  # fmt: skip
 """All that is done with stores, in one place."""
 

@@ -83,6 +83,13 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Closed:
+    """The engine is closed, after ``Done``."""
+
+    type: Literal["closed"] = "closed"
+
+
+@dataclass(frozen=True)
 class Failed:
     """The job failed, for a reason that a user can understand, in one line a problem."""
 
@@ -106,7 +113,7 @@ class Described:
 
 
 Job = Annotated[ScoreJob | DescribeJob, Field(discriminator="type")]
-Message = Annotated[Ready | Loaded | Scored | Said | Done | Failed | Described, Field(discriminator="type")]
+Message = Annotated[Ready | Loaded | Scored | Said | Done | Closed | Failed | Described, Field(discriminator="type")]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
 

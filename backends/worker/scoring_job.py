@@ -11,7 +11,7 @@ from backends.base import Backend, TokenScores, Window
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
 from backends.worker import scoring, segments
-from backends.worker.messages import Done, Loaded, Said, Scored, ScoreJob, read_windows
+from backends.worker.messages import Closed, Done, Loaded, Said, Scored, ScoreJob, read_windows
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
@@ -72,6 +72,7 @@ def score(job: ScoreJob, send: Callable[[Any], None]) -> None:
             backend.close()
         except Exception as error:  # an engine that is stopped in the middle raises what it likes
             send(Said(f"{job.request.label}: closing its engine failed: {one_line(error)}"))
+    send(Closed())
 
 
 def what_ran(job: ScoreJob, backend: Backend) -> dict[str, Any]:

@@ -36,5 +36,5 @@ def perform(job: ScoreJob | DescribeJob, send: Send) -> None:
     except CompareQError as error:
         send(Failed(memory.advice(job, error) or str(error)))
     except Exception as error:  # a bug, in compare_q or in an engine
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())
         send(Failed(memory.advice(job, error) or f"{type(error).__name__}: {one_line(error)}"))

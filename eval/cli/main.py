@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,23 +23,18 @@ import backends
 from backends.common import machine
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line
-from eval.cli import arguments, cache_listing
+from eval.cli import arguments, cache_listing, delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.processes import in_process
 from eval.common.progress import Progress
-from eval.results import merge, results_json
-from eval.results.run_result import RunResult
+from eval.results import merge
 from eval.specs import reading
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import columns, llama_statistics, markdown, pairs, terminal
+from eval.table import pairs
 
 if TYPE_CHECKING:
     from eval.run.hosts import Hosts
-    from eval.run.runner import FinishedRun
-
-Inspect = Callable[[], Any]
-"""Makes what the HTML report shows of single tokens; called only if a report is written."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -153,12 +148,13 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
         return inspector.inspect_tokens(run, finished.data, cache)
 
     outputs = Outputs(args.verbose)
-    show(args, replace(run, title=args.title), outputs)
+    delivering.show(args, replace(run, title=args.title), outputs)
     if args.tokens_out:
-        copy_scores(cache, finished, args.tokens_out, outputs)
-    write(args, replace(run, title=args.title), inspect, outputs)
+        delivering.copy_scores(cache, finished, args.tokens_out, outputs)
+    delivering.write(args, replace(run, title=args.title), inspect, outputs)
     if args.cache_limit is not None:
-        print(cache_listing.limited(cache, args.cache_limit))
+        with outputs.writing(cache.root):
+            print(cache_listing.limited(cache, args.cache_limit))
     if finished.signal:
         print("interrupted; run again to go on", file=sys.stderr)
         return 128 + finished.signal
@@ -185,8 +181,8 @@ def show_again(args: argparse.Namespace) -> int:
     arguments.check_outputs(args)
     remark(arguments.unused_picture_flags(args))
     run, outputs = replace(run, title=args.title or run.title), Outputs(args.verbose)
-    show(args, run, outputs)
-    write(args, run, lambda: kept, outputs)
+    delivering.show(args, run, outputs)
+    delivering.write(args, run, lambda: kept, outputs)
     return status_of(outputs)
 
 
@@ -195,75 +191,6 @@ def status_of(outputs: Outputs) -> int:
     with outputs.printing():
         pass  # what was printed last may still wait in the buffer
     return complain("\n".join(outputs.failures)) if outputs.failures else 0
-
-
-def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
-    """Print the table, and whatever else is to be printed."""
-    table = columns.ordered(run, args.sort)
-    with outputs.printing():
-        terminal.show(table, Console())
-        if args.statistics:
-            print("", *llama_statistics.statistics_lines(table), sep="\n")
-        chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
-        if chosen:
-            print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
-
-
-def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: Outputs) -> None:
-    """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    table = columns.ordered(run, args.sort)
-    if args.output:
-        with outputs.writing(args.output):
-            results_json.write_json(run, args.output, command)
-            print(f"results: {args.output}")
-    if args.csv:
-        with outputs.writing(args.csv):
-            results_json.write_csv(table, args.csv)
-            print(f"CSV: {args.csv}")
-    if args.markdown:
-        with outputs.writing(args.markdown):
-            markdown.write(table, args.markdown)
-            print(f"Markdown: {args.markdown}")
-    if args.html:
-        from eval.html import report
-
-        with outputs.writing(args.html):
-            report.write(run, inspect(), args.html, command, run.title or report.TITLE)
-            print(f"report: {args.html}")
-    draw(args, run, outputs)
-
-
-def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
-    """Draw the plot and the pictures that were asked for."""
-    if args.plot_file:
-        from eval.plots import figures
-
-        with outputs.writing(args.plot_file):
-            figures.draw(
-                run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
-                dark=args.dark, log_y=args.log_y,
-            )  # fmt: skip
-    if args.plots:
-        from eval.plots import pictures
-
-        with outputs.writing(args.plots):
-            pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
-
-
-def copy_scores(cache: Cache, finished: FinishedRun, folder: Path, outputs: Outputs) -> None:
-    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
-    from eval.run import token_scores
-
-    models = finished.results.models
-    names = token_scores.file_names([model.label for model in models])
-    for model, name in zip(models, names, strict=True):
-        stored = None if model.error else token_scores.of_row(cache, model.scores_key, finished.data.windows)
-        if stored is not None:
-            file = folder / f"{name}.parquet"
-            with outputs.writing(file):
-                token_scores.write_parquet(stored, file)
-                print(f"tokens of {model.label}: {file}")
 
 
 def engine_table() -> Table:

@@ -33,6 +33,7 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
     ModelError with the reason if the model fails; what it has scored before that is kept.
     """
     job, label = fetched.job, fetched.job.request.label
+    session.cache.check_writable()
     folder = session.cache.path("scores", fetched.scores_key, "")
     tag = tag_for(reference, job)
     log_file = None if session.verbose else session.cache.log_file(label, fetched.scores_key)
@@ -65,6 +66,9 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
             with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
                 try:
                     took(messages, phase, until=Done) if loaded else None
+                    for message in messages:  # on closing the engine
+                        if isinstance(message, Said):
+                            phase.say(message.line)
                 finally:
                     done = phase.done
         except StoppedError:
@@ -154,7 +158,10 @@ def recording_folder(session: Session, reference: HeldReference) -> Iterator[Pat
     folder = reference_store.building_of(reference.path, reference.identity)
     with session.hosts.running.held(session.cache.lock("references", reference.key)):
         folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        try:
+            yield folder
+        finally:
+            reference_store.tidy(folder, reference.path)
 
 
 def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:

@@ -122,9 +122,9 @@ def reference_row(
         return replace(table_rows.row_of(job), error=str(error)), LostReference()
     reference = references.of_model(fetched, data, session)
     session.cache.use("references", reference.key)
-    if session.clear and reference.exists:
+    if session.clear:
         with session.hosts.running.held(session.cache.lock("references", reference.key)):
-            reference_store.remove(reference.path)
+            forget_store(session, reference)
     wanted = session.logits_file is not None or job.spec.out_logits is not None
     needed = not all_stored(session, others, data, reference) or (wanted and not reference.exists)
     if reference.exists and (needed or not is_stored(session, fetched, data, reference)):
@@ -132,6 +132,15 @@ def reference_row(
     records = needed and not reference.has(len(data.windows))
     row = row_or_failure(session, job, lambda: fetched_row(session, fetched, data, reference, records=records))
     return row, LostReference() if row.error else reference
+
+
+def forget_store(session: Session, reference: HeldReference) -> None:
+    """Delete a store: in the cache by the names that compare_q gives, elsewhere by what its manifest lists."""
+    if reference.path.parent == session.cache.root / "references":
+        session.cache.clear("references", reference.key)
+    else:
+        reference_store.remove(reference.path)
+    reference_store.discard(reference_store.building_of(reference.path, reference.identity))
 
 
 def all_stored(session: Session, some: Sequence[Job], data: EvalData, reference: Reference) -> bool:

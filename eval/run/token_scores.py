@@ -78,7 +78,7 @@ def load(
     if found.damaged:
         for file in found.damaged:
             if progress is not None:
-                progress.say(f"{file}: damaged; its windows are scored again")
+                progress.say(f"{file}: damaged; what it held is made again")
         segments.discard(folder, found.damaged)
     if not records or len(found.scores) < len(windows):
         return None

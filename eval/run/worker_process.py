@@ -23,7 +23,7 @@ import backends
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
-from backends.worker.messages import JOB, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
+from backends.worker.messages import JOB, Closed, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
 from backends.worker.supervisor import end_group
 
 POLL_S = 0.2
@@ -106,11 +106,12 @@ class WorkerProcess:
             self.process.stdin.write(JOB.dump_json(job) + b"\n")
             self.process.stdin.flush()
         limit = deadline.load_s
-        what = "did not load"
-        longest = 0.0
+        what, longest, done = "did not load", 0.0, False
         while True:
             began = time.monotonic()
             line = self.line(began + limit)
+            if done and not line:  # its scores are there, whatever becomes of its engine
+                return
             self.has_died = not line
             if line is None:
                 self.kill()
@@ -124,13 +125,14 @@ class WorkerProcess:
                 self.group = message.group
                 continue
             yield message
-            if isinstance(message, Done | Failed | Described):
+            if isinstance(message, Closed | Failed | Described):
                 return
+            done = done or isinstance(message, Done)
             if what == "did not load":
                 what = "finished no window"
             else:
                 longest = max(longest, time.monotonic() - began)
-            limit = max(deadline.window_s, deadline.patience * longest)
+            limit = CLOSE_S if done else max(deadline.window_s, deadline.patience * longest)
 
     def line(self, until: float) -> bytes | None:
         """The next line; empty at the end of all lines, None if none comes in time."""

@@ -78,9 +78,12 @@ def first_files(found: Iterator[Any], name: str) -> list[Any]:
 
 
 def file_digest(file: Path) -> str:
-    """SHA-256 of a file's content."""
+    """SHA-256 of a file's content; InputError if it cannot be read."""
     with open_regular(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        try:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:  # a regular file by name only, as /proc/self/mem
+            raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
 
 
 def text_file(spec: DataSpec) -> Path:

@@ -221,7 +221,7 @@ def load(cache: Cache, key: str) -> Tokens | None:
                 arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
                 None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
             )  # fmt: skip
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, RuntimeError):
         return None
 
 

@@ -55,7 +55,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
     monkeypatch.chdir(data["path"].parent)
     both = compare({**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True)
     assert [model.label for model in both.run.models] == ["uniform", "boosted"]
-    assert list(Path("kept", "scores").glob("*.parquet"))
+    assert list(Path("kept", "scores").glob("*/*.safetensors"))
     one = compare(str(file), UNIFORM, rows=2, quiet=True)
     assert len(one.frame()) == 1
     one.save(tmp_path / "r.json")

@@ -86,13 +86,6 @@ def test_the_version_is_the_checkouts() -> None:
     assert (ran.returncode, ran.stdout) == (0, f"compare_q {__version__}\n")
 
 
-def test_help_waits_for_no_engine_and_no_picture() -> None:
-    """Seconds on a cold disk: what --help does not need is not imported."""
-    code = "import sys, eval.cli.main; print(*{'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'pandas'}"
-    ran = run("-c", f"{code} & set(sys.modules))", path=ROOT)
-    assert (ran.returncode, ran.stdout) == (0, "\n"), ran.stderr
-
-
 def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> None:
     """Every folder of eval and backends, the page of the report, the examples and their schemas; and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]

@@ -174,3 +174,22 @@ def test_odd_configs(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, entries, {"quantization_config": "gptq", "hidden_size": None})
     )
     assert found == Storage(20992 / 4096, 16.0, 20992 + 640)
+
+
+@pytest.mark.parametrize(
+    ("parts", "values"),
+    [
+        ({"weight": ("U8", 16, 1), "weight.quant_state.nf4": ("U8", 2)}, {"weight.quant_state.nf4": b"{}"}),
+        ({"weight": ("U8", 16, 1), "weight.quant_state.nf4": ("U8", 3)}, {"weight.quant_state.nf4": b"[[["}),
+        ({"weight_packed": ("I32", 8, 1), "weight_shape": ("F32", 3)}, {}),
+        ({"weight_packed": ("I32", 8, 1), "weight_shape": ("I32", 2)}, {"weight_shape": b"\xff\xff\xff\xff\1\0\0\0"}),
+        ({"qweight": ("I32", 2, 8), "scales": ("F16",), "qzeros": ("I32", 1, 1)}, {}),
+        ({"qweight": ("I32", 2, 8), "scales": ("F16", 1, 0), "qzeros": ("I32", 1, 1)}, {}),
+    ],
+)
+def test_parts_that_do_not_fit_have_no_size(tmp_path: Path, parts: Entries, values: dict[str, bytes]) -> None:
+    entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
+    folder = write_checkpoint(tmp_path, entries, None, {f"{Q}.{part}": value for part, value in values.items()})
+    found = stored_bits.storage_of(folder)
+    assert found.bpw_layer is None
+    assert found.note.startswith(f"{Q}.{next(iter(parts))}: what is stored beside it does not fit it")

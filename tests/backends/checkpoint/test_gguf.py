@@ -256,3 +256,8 @@ def test_the_demos_file_as_the_gguf_package_reads_it() -> None:
     assert storage.bpw_layer * weights == 8 * sum(on_disk.values())
     assert (storage.bpw_layer, storage.bpw_head) == (5.0, 8.5)
     assert storage.vram_bits == 8 * (sum(on_disk.values()) + embedding)
+
+
+def test_a_model_of_no_shards(tmp_path: Path) -> None:
+    file = write(tmp_path / "m-00000-of-00000.gguf", MATRICES)
+    assert read_model(file).files == read_model(tmp_path).files == (file,)

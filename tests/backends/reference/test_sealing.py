@@ -20,6 +20,7 @@ from backends.reference.store import (
     recorded,
     remove,
     seal,
+    tidy,
     window_file,
 )  # fmt: skip
 from tests.support.flips import KilledError, killed_at
@@ -158,6 +159,20 @@ def test_a_window_that_was_moved_before_a_kill_is_not_recorded_again(tmp_path: P
     seal(building, folder, IDENTITY, 4)
     Reader(folder).verify()
     assert Reader(folder).n_windows == 4
+
+
+def test_what_writers_left_is_discarded_once_the_store_has_it(tmp_path: Path) -> None:
+    folder, building = state_store(tmp_path / "store").path, tmp_path / "building"
+    tidy(building, folder)
+    record(building, [1, 2], closed=False)
+    tidy(building, folder)
+    assert recorded(building) == {1}  # and window 2, once there is a head
+    (building / window_file(2)).unlink()
+    tidy(building, folder)
+    assert not building.exists()
+    building.mkdir()  # of a model that did not load
+    tidy(building, tmp_path / "nowhere")
+    assert not building.exists()
 
 
 def test_a_folder_that_was_there_before_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from backends.common.errors import InputError
-from eval.cli import main
+from eval.cli import delivering
 from eval.common.outputs import CURE, Outputs
 from eval.results import results_json
 from tests.support import ROOT
@@ -63,7 +63,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
 
 def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> None:
     """The folder of the outputs goes while the table is shown; a file may take its place."""
-    show = main.terminal.show
+    show = delivering.terminal.show
 
     def show_and_remove(*arguments: Any) -> None:
         show(*arguments)
@@ -71,7 +71,7 @@ def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> N
         if file:
             folder.touch()
 
-    monkeypatch.setattr(main.terminal, "show", show_and_remove)
+    monkeypatch.setattr(delivering.terminal, "show", show_and_remove)
 
 
 @pytest.mark.parametrize(("file", "why"), [(False, "No such file or directory"), (True, "Not a directory")])

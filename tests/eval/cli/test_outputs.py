@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from eval.cli import main
+from backends.base import TokenScores, Window
+from backends.worker import segments
+from backends.worker.segments import ALONE
+from eval.cli import delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures
 from eval.results import results_json
 from eval.results.run_result import RunResult
+from eval.run.runner import FinishedRun
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
 from tests.support.toy import assert_refused
@@ -65,19 +71,21 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two labels with one file name are two files; a failed model leaves its name free in every run."""
-    cache = Cache(tmp_path / "cache")
-    for key in ("a", "b", "c"):
-        with cache.write("scores", key, ".parquet") as file:
-            file.write_text(key)
+    cache, window = Cache(tmp_path / "cache"), Window(0, np.arange(3, dtype=np.int32))
+    for key, logprob in (("a", -1.0), ("b", -2.0), ("c", -3.0)):
+        folder = cache.path("scores", key, "")
+        segments.commit(folder, ALONE, [(window, TokenScores(0, np.full(2, logprob, np.float32)))], "s", 1.0)
+        segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 1.0, "reference": None})
     models = (
-        replace(BASE, label="W4 g32", scores_key="a"),
-        replace(FAILED, label="w4/g32", scores_key="b"),
-        replace(BASE, label="W4_g32", scores_key="c"),
+        replace(BASE, label="W4 g32", scores_key="a/alone"),
+        replace(FAILED, label="w4/g32", scores_key="b/alone"),
+        replace(BASE, label="W4_g32", scores_key="c/alone"),
         replace(BASE, label="no key"),
     )
-    main.copy_scores(cache, RunResult({}, "letters", models), tmp_path, Outputs())
-    found = {file.name: file.read_text() for file in tmp_path.glob("*.parquet")}
-    assert found == {"W4_g32.parquet": "a", "W4_g32-3.parquet": "c"}
+    finished = FinishedRun(RunResult({}, "letters", models), SimpleNamespace(windows=(window,)))
+    delivering.copy_scores(cache, finished, tmp_path, Outputs())
+    found = {file.name: parquet.read_table(file)["logprob"].to_pylist() for file in tmp_path.glob("*.parquet")}
+    assert found == {"W4_g32.parquet": [-1.0, -1.0], "W4_g32-3.parquet": [-3.0, -3.0]}
     assert capsys.readouterr().out.splitlines() == [
         f"tokens of W4 g32: {tmp_path / 'W4_g32.parquet'}",
         f"tokens of W4_g32: {tmp_path / 'W4_g32-3.parquet'}",

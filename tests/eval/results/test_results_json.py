@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval import __version__
 from eval.results import results_json
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.estimates import summarize
@@ -127,7 +128,7 @@ def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.Mon
     first = written(run_of(REF, QUANT), tmp_path)
     found, _ = results_json.load(tmp_path / "r.json")
     monkeypatch.setattr(results_json.machine, "versions", lambda: {"python": "0"})
-    assert results_json.run_json(run_of(REF), ["other"])["versions"] == {"python": "0"}
+    assert results_json.run_json(run_of(REF), ["other"])["versions"] == {"python": "0", "compare-q": __version__}
     assert json.loads(json.dumps(results_json.run_json(found, ["other"]))) == first
 
 

@@ -38,12 +38,12 @@ def test_a_damaged_store_is_found_before_a_model_loads(
 
 
 def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
-    """Another text, length, stride, warm-up, or number of rows, with the reference's model in the specs or not."""
+    """Another text, length, stride or warm-up, with the reference's model in the specs or not."""
     models, path = [fake("ref", boost=3.0, reference=True), fake("uniform")], tmp_path / "kept"
     assert measured(models, "-lf", path).status == 0
     other = tmp_path / "other.txt"
     other.write_text("hgfedcba\n" * 100)
-    changes = ({"path": str(other)}, {"eval_len": 50}, {"eval_stride": 60}, {"warmup_tokens": 1}, {"max_rows": 2})
+    changes = ({"path": str(other)}, {"eval_len": 50}, {"eval_stride": 60}, {"warmup_tokens": 1})
     for change in changes:
         for specs in (models, models[1:]):
             for flags in ([], ["-cc"]):  # what the user named is never deleted unless it is what this run makes

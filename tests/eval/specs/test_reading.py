@@ -81,6 +81,40 @@ def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: s
     assert refusal(load, file).startswith(f"{file}: {gold}: not valid JSON")
 
 
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        ("[" * 100_000, "brackets are nested more than 64 deep"),
+        ('{"eval_len": ' + "9" * 5000 + "}", "line 1: an integer of thousands of digits"),
+        ('{"label": "\\ud800"}', "label: no Unicode text: half of a surrogate pair"),
+        ('{"override_bpw_head": NaN}', "override_bpw_head: nan is no number that JSON has"),
+    ],
+)
+@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
+def test_json_that_is_no_spec(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
+    file = write(tmp_path / "s.json", content)
+    assert refusal(load, file) == f"{file}: {gold}"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a\x00b"])
+@pytest.mark.parametrize(
+    ("keys", "key"), [({}, "model_dir"), ({"engine": {"a": "x\ny"}}, "model_dir"), ({"model_dir": "m"}, "revision")]
+)
+def test_names_with_control_characters(tmp_path: Path, name: str, keys: dict[str, Any], key: str) -> None:
+    """A path or a title with a line break would pass for a second line; values of the engine's are its own."""
+    file = write(tmp_path / "m.json", {**MODEL, key: name, **keys})
+    assert refusal(load_model_specs, [file]).startswith(f"{file}: model 1: {key}: must be one line of printable text")
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    """The home folder of nobody, and 300 bytes, which are no file beside the spec but may be a hub id."""
+    file = write(tmp_path / "m.json", {**MODEL, "model_dir": ["~nouser/m", ["o" * 300]]})
+    (spec,) = load_model_specs([file])
+    assert refusal(lambda: spec.located).startswith("~nouser/m: the home folder of ~nouser is not known")
+    assert spec.override_tensors == (Path("o" * 300),)
+    assert [path.name for path in expand(["n" * 300])] == ["n" * 300]
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     assert refusal(load_data_spec, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
     assert refusal(load_data_spec, tmp_path).startswith(f"{tmp_path}: cannot be read")

@@ -10,10 +10,13 @@ import pytest
 from rich.console import Console
 
 from backends.base import Storage
+from backends.common.messages import CONTROL
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import Perplexity
 from eval.table import terminal
 from eval.table.columns import Cell, Column
+from eval.table.llama_statistics import statistics_lines
+from eval.table.pairs import pair_lines
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, run_of, with_ppl, with_sums
 
 
@@ -96,3 +99,12 @@ def test_a_wider_terminal_never_shows_less() -> None:
 def test_notes_are_printed_one_a_line() -> None:
     run = run_of(replace(QUANT, notes=("one [thing]", "x" * 200)), reference=None)
     assert shown(run).splitlines()[-2:] == ["W4A16: one [thing]", f"W4A16: {'x' * 200}"]
+
+
+def test_nothing_moves_the_cursor() -> None:
+    """Labels, kernels, titles and an engine's reasons are shown with their control characters escaped."""
+    hostile = "a\x1b[2J\r\u202eb\nc"
+    run = replace(run_of(REF, replace(QUANT, label=hostile), replace(FAILED, error=hostile)), subtitle=hostile)
+    lines = [shown(run, 200), *pair_lines([(REF, run.models[1])]), *statistics_lines(run)]
+    assert not any(CONTROL.search(line) for text in lines for line in text.split("\n"))
+    assert shown(run, 200).count("a\\x1b[2J\\r\\u202eb\\nc") == 3

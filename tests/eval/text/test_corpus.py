@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from backends.common.errors import InputError
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
 from eval.specs.types import DataSpec
@@ -217,6 +218,28 @@ def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     file.write_text(f'{{"text": "a"}}\n\n{line}\n')
     assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
     assert text(path=str(file), max_text_rows=1) == "a"
+
+
+def test_texts_without_end_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for file in (tmp_path / "pipe.txt", Path("/dev/zero"), tmp_path):
+        assert refusal(path=str(file)) == f"path: {file}: not a regular file"
+    assert refusal(path="/proc/self/mem") == "path: /proc/self/mem: no text in it"
+    with pytest.raises(InputError, match="/proc/self/mem: cannot be read: Input/output error"):
+        corpus.identity(spec(path="/proc/self/mem"))
+    assert refusal(path="x" * 300) == f"path: {'x' * 300}: no such file"
+    assert "the home folder of ~nouser is not known" in refusal(path="~nouser/text")
+
+
+def test_a_folder_of_every_file_is_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").touch()
+    monkeypatch.setattr(corpus, "MOST_FILES", 3)
+    whole = spec(dataset=str(tmp_path), path=None)
+    assert len(corpus.identity(whole)["files"]) == 3
+    monkeypatch.setattr(corpus, "MOST_FILES", 2)
+    with pytest.raises(InputError, match="more than 2 files; name fewer in dataset_data_files"):
+        corpus.identity(whole)
 
 
 def test_bad_parquet(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""What a run was asked for: the table first, then files and plots, none of which takes another with it if it fails."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from eval.common.cache import Cache
+from eval.common.outputs import Outputs
+from eval.results import results_json
+from eval.results.run_result import RunResult
+from eval.table import columns, llama_statistics, markdown, pairs, terminal
+
+if TYPE_CHECKING:
+    from eval.run.runner import FinishedRun
+
+Inspect = Callable[[], Any]
+"""Makes what the HTML report shows of single tokens; called only if a report is written."""
+
+
+def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
+    """Print the table, and whatever else is to be printed."""
+    table = columns.ordered(run, args.sort)
+    with outputs.printing():
+        terminal.show(table, Console())
+        if args.statistics:
+            print("", *llama_statistics.statistics_lines(table), sep="\n")
+        chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
+        if chosen:
+            print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
+
+
+def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: Outputs) -> None:
+    """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    table = columns.ordered(run, args.sort)
+    if args.output:
+        with outputs.writing(args.output):
+            results_json.write_json(run, args.output, command)
+            print(f"results: {args.output}")
+    if args.csv:
+        with outputs.writing(args.csv):
+            results_json.write_csv(table, args.csv)
+            print(f"CSV: {args.csv}")
+    if args.markdown:
+        with outputs.writing(args.markdown):
+            markdown.write(table, args.markdown)
+            print(f"Markdown: {args.markdown}")
+    if args.html:
+        from eval.html import report
+
+        with outputs.writing(args.html):
+            report.write(run, inspect(), args.html, command, run.title or report.TITLE)
+            print(f"report: {args.html}")
+    draw(args, run, outputs)
+
+
+def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
+    """Draw the plot and the pictures that were asked for."""
+    if args.plot_file:
+        from eval.plots import figures
+
+        with outputs.writing(args.plot_file):
+            figures.draw(
+                run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+                dark=args.dark, log_y=args.log_y,
+            )  # fmt: skip
+    if args.plots:
+        from eval.plots import pictures
+
+        with outputs.writing(args.plots):
+            pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
+
+
+def copy_scores(cache: Cache, finished: FinishedRun, folder: Path, outputs: Outputs) -> None:
+    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
+    from eval.run import token_scores
+
+    models = finished.results.models
+    names = token_scores.file_names([model.label for model in models])
+    for model, name in zip(models, names, strict=True):
+        stored = None if model.error else token_scores.of_row(cache, model.scores_key, finished.data.windows)
+        if stored is not None:
+            file = folder / f"{name}.parquet"
+            with outputs.writing(file):
+                token_scores.write_parquet(stored, file)
+                print(f"tokens of {model.label}: {file}")
