@@ -24,7 +24,7 @@ from backends.common.watch import SILENT, Watch
 if TYPE_CHECKING:
     import torch
 
-    from backends.head import Head
+    from backends.common.head import Head
 
 
 @dataclass(frozen=True)

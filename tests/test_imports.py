@@ -16,7 +16,7 @@ ORDER = {
         "common", "specs", "text", "stats", "results", "run", "table", "plots", "html", "api", "cli", "compare_q",
     ),
     "backends": (
-        "common", "head", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
+        "common", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
         "llamacpp", "vllm", "vllm_server", "worker",
     ),
 }  # fmt: skip

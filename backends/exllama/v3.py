@@ -26,11 +26,11 @@ from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
+from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
 from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.head import Head
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
+from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import check_installed, installed_versions
-from backends.head import Head
 from backends.hf.quantization import (
     PACKAGES,
     check_complete,

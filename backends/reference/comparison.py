@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import ModelError
-from backends.head import head_logits
+from backends.common.head import head_logits
 from backends.reference.reading import ReferenceWindows
 from backends.reference.store import ReferenceStore
 from backends.scoring import statistics

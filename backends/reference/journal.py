@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from backends.common import checked, owned
-from backends.head import Contents, Head
+from backends.common.head import Contents, Head
 from backends.reference import manifest
 from backends.reference.manifest import Stored
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from backends.common import checked, owned
 from backends.common.errors import InputError
+from backends.common.head import Contents, Head
 from backends.common.messages import one_line
-from backends.head import Contents, Head
 
 VERSION = 2
 """Version of the layout.

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.common.dtypes import dtype_name
-from backends.head import Contents, Head, head_difference, head_mismatch, largest_finite
+from backends.common.head import Contents, Head, head_difference, head_mismatch, largest_finite
 from backends.reference.store import Writer
 
 if TYPE_CHECKING:
     import torch
 
-    from backends.head import RecomputableHead
+    from backends.common.head import RecomputableHead
 
 SAMPLED_ROWS = 64
 """Rows of a window's logits on which the head's product is compared with them."""

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common import owned
 from backends.common.errors import InputError
+from backends.common.head import Contents, Head
 from backends.common.messages import one_line
-from backends.head import Contents, Head
 from backends.reference import journal, manifest
 from backends.reference.journal import Writer, recorded
 from backends.reference.manifest import MANIFEST, VERSION, window_file

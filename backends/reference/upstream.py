@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
+from backends.common.head import Head
 from backends.common.messages import one_line
-from backends.head import Head
 from backends.reference.store import MANIFEST, ReferenceStore
 
 if TYPE_CHECKING:

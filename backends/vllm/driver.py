@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
-from backends.head import head_mismatch, spacing
+from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
 from backends.scoring import statistics
 from backends.vllm.hooks import TAG

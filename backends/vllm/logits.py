@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from backends.head import Head, head_difference
+from backends.common.head import Head, head_difference
 
 if TYPE_CHECKING:
-    from backends.head import RecomputableHead
+    from backends.common.head import RecomputableHead
     from backends.reference.comparison import LoadedHead
 
 UNLIMITED = 1 << 60

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.common.dtypes import dtype_name
+from backends.common.head import Contents, largest_difference
 from backends.common.messages import one_line
-from backends.head import Contents, largest_difference
 from backends.reference.comparison import Comparison, head_key, load_head
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder

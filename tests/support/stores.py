@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from backends.common.dtypes import dtype_name
-from backends.head import Head
+from backends.common.head import Head
 from backends.reference.store import MANIFEST, Reader, Writer, building_of, seal
 
 HEAD = Head(300, "float32")

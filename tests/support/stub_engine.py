@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
 from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.common.head import Head
 from backends.common.options import parse_options
-from backends.head import Head
 from tests.support.toy import TOY_VOCAB, save_toy_tokenizer
 
 LOCATION = f"{__name__}:StubBackend"

@@ -13,8 +13,8 @@ import torch
 
 from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.common.errors import ModelError
+from backends.common.head import Head, head_logits
 from backends.exllama.v3 import ExLlamaV3Backend
-from backends.head import Head, head_logits
 from backends.worker import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference

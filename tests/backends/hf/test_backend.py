@@ -11,7 +11,7 @@ import torch
 
 from backends.base import Task
 from backends.common.errors import ModelError
-from backends.head import Head, head_logits
+from backends.common.head import Head, head_logits
 from backends.worker import scoring
 from tests.support.toy import brute_force, toy_windows
 from tests.support.transformers_models import loaded

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backends.common.errors import ModelError
-from backends.head import Head, head_logits
+from backends.common.head import Head, head_logits
 from backends.reference import comparison
 from backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
 from backends.reference.reading import open_reference

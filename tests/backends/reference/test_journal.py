@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.head import Head
+from backends.common.head import Head
 from backends.reference.store import Reader, Writer, recorded, seal, window_file
 from tests.support.flips import flips
 from tests.support.stores import HEAD, IDENTITY, WEIGHT, numbers, record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.head import Head, head_logits
+from backends.common.head import Head, head_logits
 from backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 

@@ -10,7 +10,7 @@ import torch
 
 from backends.common import owned
 from backends.common.errors import ModelError
-from backends.head import Head
+from backends.common.head import Head
 from backends.reference.store import (
     MANIFEST,
     Reader,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.common.dtypes import dtype_name
-from backends.head import Head
+from backends.common.head import Head
 from backends.reference.store import MANIFEST, Reader, Writer, seal, window_file
 from tests.support.stores import HEAD, IDENTITY, WEIGHT, numbers, state_store
 from tests.support.toy import refusal

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.head import Head
+from backends.common.head import Head
 from backends.reference.reading import open_reference
 from backends.reference.store import Reader
 from backends.reference.upstream import UpstreamReader

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends import head
 from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, TokenScores, Window
+from backends.common import head
 from backends.common.errors import ModelError
 from backends.reference import comparison
 from backends.reference import store as reference

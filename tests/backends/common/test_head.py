@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from backends.common.dtypes import dtype_name
-from backends.head import Head, head_difference, head_logits, head_mismatch, largest_difference, largest_finite, spacing
+from backends.common.head import (
+    Head,
+    head_difference,
+    head_logits,
+    head_mismatch,
+    largest_difference,
+    largest_finite,
+    spacing,
+)
 from tests.support.stores import numbers
 
 INF, NAN = math.inf, math.nan
