@@ -45,7 +45,7 @@ def signals_interrupt() -> Iterator[None]:
 
 @contextmanager
 def interrupts_end(ending: Ending) -> Iterator[None]:
-    """An interrupt ends the block, becomes ``ending.signal``, and goes no further: the rows so far are shown."""
+    """An interrupt ends the block, is noted in ``ending``, and goes no further: the rows so far are shown."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
