@@ -1,0 +1,81 @@
+"""What is said where the memory did not suffice: numbers where there are some, and nothing of other errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backends.base import LoadRequest, Task
+from backends.common.errors import ModelError
+from backends.worker import memory, serving
+from backends.worker.messages import DescribeJob, Failed, ScoreJob, write_windows
+from tests.support.toy import toy_windows
+
+CURE = "close what else uses it, give the model more GPUs, or shorten eval_len"
+SAID = [
+    MemoryError("Unable to allocate 2.00 GiB for an array"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ModelError("vLLM could not load m: No available memory for the cache blocks."),
+    ModelError("Free memory on device (1/80 GiB) is less than desired GPU memory utilization (0.9)"),
+    ModelError("llama.cpp: ggml_backend_cuda_buffer_type_alloc_buffer: failed to allocate CUDA0 buffer"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    OSError(12, "Cannot allocate memory"),
+]
+
+
+def job(engine: str = "fake", folder: Path | str = "none", **options: Any) -> DescribeJob:
+    return DescribeJob(engine, LoadRequest("m", engine, str(folder), 100, options))
+
+
+@pytest.mark.parametrize("error", SAID, ids=lambda error: str(error)[:20])
+def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_memory", list)
+    said = memory.advice(job(), error)
+    assert said.startswith(f"out of memory: {CURE}; the engine says: ")
+    assert said.endswith(str(error)[-20:])
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ModelError("told to fail"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "No space")]
+)
+def test_other_errors_are_no_want_of_memory(error: Exception) -> None:
+    assert memory.advice(job(), error) == ""
+
+
+def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
+    cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    said = memory.advice(job("transformers", toy_model), MemoryError("no"))
+    numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
+    assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
+
+
+def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is gone and a GPU that does not answer must not hide the error."""
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=broken)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    said = memory.advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
+    assert said == f"out of memory: {CURE}; the engine says: no"
+
+
+def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
+    windows = toy_windows(2, 10)
+    write_windows(tmp_path / "w.npz", {window.index: window for window in windows})
+    request = LoadRequest("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
+    messages: list[Any] = []
+    task = ScoreJob("fake", request, Task(), tmp_path / "w.npz", tmp_path / "scores", "alone", "s")
+    serving.perform(task, messages.append)
+    assert isinstance(messages[-1], Failed)
+    assert messages[-1].reason.startswith("out of memory")
+    assert messages[-1].reason.endswith("the engine says: CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -1,0 +1,110 @@
+"""Jobs, messages and windows between driver and worker: they come back as they went, and nothing else is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import LoadRequest, Task
+from backends.common.errors import ModelError
+from backends.worker.messages import (
+    JOB,
+    MESSAGE,
+    Described,
+    DescribeJob,
+    Done,
+    Failed,
+    Loaded,
+    Ready,
+    Said,
+    Scored,
+    ScoreJob,
+    parse_message,
+    read_windows,
+    write_windows,
+)
+from tests.support.scores import random_windows
+
+REQUEST = LoadRequest(
+    'Q4 "\n\u2028ü', "vllm_score", "/models/q4", 2048, {"nested": {"a": [1, 0.1, None, True]}, "ü": "\t"},
+    (Path("a.safetensors"), Path("b.safetensors")), "main", '["stamp", 0.1]', Path("/log"),
+)  # fmt: skip
+SCORE = ScoreJob(
+    "vllm_score", REQUEST, Task(Path("/store"), 320, None), Path("/windows.npz"), Path("/scores"), "0123456789abcdef",
+    "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SCORE,
+        replace(SCORE, task=Task(record=Path("/record")), facts={}),
+        DescribeJob("fake", LoadRequest("fake", "fake", "none", 100)),
+    ],
+    ids=lambda job: job.type,
+)
+def test_jobs_come_back(job: Any) -> None:
+    """As one line, whatever line breaks there are in labels."""
+    line = JOB.dump_json(job)
+    assert len(line.splitlines()) == 1
+    assert JOB.validate_json(line) == job
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready(4711),
+        Loaded(1.5),
+        Scored(3),
+        Said("a\nb"),
+        Done(),
+        Failed("out of memory\nof two lines"),
+        Described(None),
+        Described(("vllm", "0.32.0"), {"torch": "2.13.0+cpu"}, cpu_only=True, problem="engine.x: unknown key"),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_come_back(message: Any) -> None:
+    line = MESSAGE.dump_json(message)
+    assert len(line.splitlines()) == 1
+    assert parse_message(line) == message
+
+
+STRANGE = [
+    b"", b"INFO: loading", b"null", b"[]", b"{}", b'{"type": "score"}', b'{"type": "loaded"}', b'{"type": ["done"]}',
+    b'{"type": "loaded", "seconds": "soon"}', b'{"type": "scored", "windows": 1.5}', b'{"type": "said", "line": 1}',
+    b'{"type": "ready", "group": null}', b'{"type": "done"', b"[" * 100_000, b'{"type": "said", "line": "\xff"}',
+    b'{"type": "ready", "group": 1' + b"0" * 5_000 + b"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", STRANGE, ids=range(len(STRANGE)))
+def test_strange_lines_are_no_messages(line: bytes) -> None:
+    with pytest.raises(ModelError, match=r"^its worker sent what is no message: .") as caught:
+        parse_message(line)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_windows_come_back(tmp_path: Path, count: int) -> None:
+    """In their order, with their own numbers and first scored positions."""
+    windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
+    file = tmp_path / "windows.npz"
+    write_windows(file, {window.index: window for window in windows})
+    found = read_windows(file)
+    assert [(each.index, each.score_from) for each in found] == [(each.index, each.score_from) for each in windows]
+    for each, window in zip(found, windows, strict=True):
+        np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
+
+
+def test_windows_hold_no_pickle(tmp_path: Path) -> None:
+    file = tmp_path / "windows.npz"
+    np.savez(file, ids=np.array([{}], object), shape=np.zeros((0, 3), np.int64))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        read_windows(file)

@@ -1,0 +1,142 @@
+"""GPUs of a run: which these are, and that each is in one hand at a time, first come, first served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from backends.common.errors import InputError
+from backends.common.machine import Gpu
+from eval.run.devices import Devices, chosen
+from tests.support.toy import refusal
+
+PATIENCE_S = 30
+H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
+H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds that another thread brings about."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_who_came_first_is_served_first() -> None:
+    """A model on two GPUs waits for both; one that came later does not take the one that is free meanwhile."""
+    devices, served = Devices(H200[:2]), []
+    release = {name: threading.Event() for name in ("first", "both", "one")}
+
+    def work(name: str, wanted: int) -> None:
+        with devices.taken(wanted) as held:
+            served.append((name, held))
+            assert release[name].wait(PATIENCE_S)
+
+    threads = []
+    for name, wanted, waiting in (("first", 1, 0), ("both", 2, 1), ("one", 1, 2)):
+        threads.append(threading.Thread(target=work, args=(name, wanted)))
+        threads[-1].start()
+        until(lambda waiting=waiting: len(served) == 1 and len(devices.waiting) == waiting)  # type: ignore[misc]
+    assert served == [("first", ("0",))]
+    release["first"].set()
+    until(lambda: len(served) == 2)
+    assert served[1] == ("both", ("0", "1"))
+    assert len(devices.waiting) == 1
+    for event in release.values():
+        event.set()
+    for thread in threads:
+        thread.join()
+    assert served[2] == ("one", ("0",))
+    assert (devices.free, devices.waiting) == ([0, 1], [])
+
+
+def test_no_gpu_is_in_two_hands() -> None:
+    devices, held, lock = Devices(H200), [], threading.Lock()
+    most = []
+
+    def work(wanted: int) -> None:
+        for _ in range(50):
+            with devices.taken(wanted) as names:
+                assert names is not None
+                assert len(names) == wanted
+                with lock:
+                    held.extend(names)
+                    most.append(sorted(held))
+                time.sleep(0)
+                with lock:
+                    for name in names:
+                        held.remove(name)
+
+    threads = [threading.Thread(target=work, args=(wanted,)) for wanted in (1, 1, 2, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 6 * 50
+    assert all(len(set(names)) == len(names) for names in most)
+    assert devices.free == [0, 1, 2, 3]
+
+
+def test_gpus_come_back_after_an_error() -> None:
+    devices, held = Devices(H200), []
+
+    def fail() -> None:
+        with devices.taken(3) as names:
+            held.append(names)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert held == [("0", "1", "2")]
+    assert devices.free == [0, 1, 2, 3]
+
+
+def test_without_gpus_models_run_one_after_the_other() -> None:
+    devices = Devices()
+    assert (devices.slots, devices.needed(0), devices.needed(8), devices.of(2)) == (1, 0, 0, ())
+    with devices.taken(0) as held:
+        assert held is None
+        assert devices.free == []
+
+
+@pytest.mark.parametrize(("wanted", "gold"), [(0, 4), (1, 1), (4, 4)])
+def test_what_a_model_gets(wanted: int, gold: int) -> None:
+    devices = Devices(H200)
+    assert (devices.slots, devices.needed(wanted), devices.of(wanted)) == (4, gold, tuple(H200[:gold]))
+
+
+def test_more_than_there_are() -> None:
+    assert refusal(Devices(H200).of, 5) == "gpus: the model needs 5 GPUs, the run has 4"
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "gold"),
+    [
+        ([], None, []),
+        (H200, None, H200),
+        (H200, ["2", "0"], [H200[2], H200[0]]),
+        (H200, ["1", "1"], [H200[1]]),
+        ([*H200, H100], ["4"], [H100]),
+        (H200, [], []),
+    ],
+)
+def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gpu]) -> None:
+    assert chosen(found, wanted) == (tuple(gold), "")
+
+
+def test_of_several_kinds_the_first_is_used() -> None:
+    """Else the kind that scores belong to would be chance."""
+    text = "2 GPUs of another kind than NVIDIA H200 are not used; choose with --gpus"
+    assert chosen([*H200, H100, H100], None) == (tuple(H200), text)
+    assert chosen([H100, *H200], None)[0] == (H100,)
+    assert chosen([*H200, H100], ["4", "0"])[0] == (H100,)
+
+
+@pytest.mark.parametrize(("found", "there"), [(H200, "0, 1, 2, 3"), ([], "none")])
+def test_a_name_that_is_no_gpu(found: list[Gpu], there: str) -> None:
+    with pytest.raises(InputError, match=f"^--gpus: there is no GPU 7; there are: {there}$"):
+        chosen(found, ["7"])

@@ -1,0 +1,96 @@
+"""How many GPUs a model gets: what its spec says, what its engine needs, or what its weights fill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import backends
+from backends.base import Backend, LoadRequest, Storage
+from backends.common.machine import Gpu
+from backends.fake import FakeBackend
+from eval.run.devices import Devices
+from eval.run.jobs import Job, wanted_gpus
+from eval.specs.reading import parse_model_spec
+
+MIB = 1024**2
+GPU_MIB, ROOM_MIB = 1000.0, 700
+REQUEST = LoadRequest("m", "fake", "none", 100)
+
+
+def devices(count: int, mib: float = GPU_MIB) -> Devices:
+    return Devices([Gpu(str(index), "NVIDIA H200", "580.1", mib) for index in range(count)])
+
+
+def job(needs: int | None, weights: float | None = None, *, remote: bool = False, **keys: Any) -> Job:
+    """A model of an engine that needs so many GPUs, with weights of so many bytes."""
+
+    class Engine(FakeBackend):
+        @classmethod
+        def gpus(cls, request: LoadRequest) -> int | None:
+            return needs
+
+        @classmethod
+        def is_remote(cls, request: LoadRequest) -> bool:
+            return remote
+
+        def storage(self) -> Storage:
+            assert not remote
+            return Storage(vram_bits=None if weights is None else weights * 8)
+
+    spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", **keys}, Path("m.json"))
+    return Job(spec, "fake", Engine, REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("weights", "gold"),
+    [
+        (1, 1),
+        (ROOM_MIB * MIB, 1),  # 70 % of the GPU
+        (ROOM_MIB * MIB + 1, 2),
+        (3 * ROOM_MIB * MIB, 3),
+        (100 * ROOM_MIB * MIB, 4),  # more than the run has: it gets all
+        (None, 0),
+    ],
+)
+def test_weights_say_how_many(weights: float | None, gold: int) -> None:
+    assert wanted_gpus(job(None, weights), devices(4)) == gold
+
+
+def test_what_cannot_be_told_gets_all() -> None:
+    """A model that still has to be fetched, and GPUs that do not say how large they are."""
+    assert wanted_gpus(job(None, remote=True), devices(4)) == 0
+    assert wanted_gpus(job(None, MIB), devices(4, mib=0.0)) == 0
+
+
+@pytest.mark.parametrize(("needs", "spec", "gold"), [(1, None, 1), (4, None, 4), (1, 3, 3), (None, 2, 2), (4, 0, 0)])
+def test_the_spec_and_then_the_engine_say_how_many(needs: int | None, spec: int | None, gold: int) -> None:
+    keys = {} if spec is None else {"gpus": spec}
+    assert wanted_gpus(job(needs, MIB, **keys), devices(4)) == gold
+
+
+def test_without_gpus_nothing_is_measured() -> None:
+    assert wanted_gpus(job(None, remote=True), Devices()) == 0
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "options", "gold"),
+    [
+        ("vllm_score", {}, 1),
+        ("vllm_score", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}, 6),
+        ("transformers", {}, 1),
+        ("transformers", {"device_map": "auto"}, 0),
+        ("transformers_auto", {}, None),
+        ("exllamav3", {}, None),
+        ("exllamav3", {"device": "cuda:1"}, 0),
+        ("exllamav2", {"gpu_split": [10.0, 20.0]}, 0),
+        ("llamacpp", {}, None),
+        ("llamacpp", {"tensor_split": [0.5, 0.5]}, 0),
+    ],
+)
+def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
+    """0: all, since the options name GPUs by their places among all."""
+    backend: type[Backend] = backends.resolve(load_fn, None)[1]
+    assert backend.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
