@@ -40,7 +40,7 @@ def test_who_came_first_is_served_first() -> None:
     for name, wanted, waiting in (("first", 1, 0), ("both", 2, 1), ("one", 1, 2)):
         threads.append(threading.Thread(target=work, args=(name, wanted)))
         threads[-1].start()
-        until(lambda waiting=waiting: len(served) == 1 and len(devices.waiting) == waiting)  # type: ignore[misc]
+        until(lambda waiting=waiting: len(served) == 1 and len(devices.waiting) == waiting)
     assert served == [("first", ("0",))]
     release["first"].set()
     until(lambda: len(served) == 2)
@@ -55,8 +55,9 @@ def test_who_came_first_is_served_first() -> None:
 
 
 def test_no_gpu_is_in_two_hands() -> None:
-    devices, held, lock = Devices(H200), [], threading.Lock()
-    most = []
+    devices, lock = Devices(H200), threading.Lock()
+    held: list[str] = []
+    most: list[list[str]] = []
 
     def work(wanted: int) -> None:
         for _ in range(50):
