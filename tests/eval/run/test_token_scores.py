@@ -184,7 +184,7 @@ def test_what_is_damaged_is_said_and_scored_again(
         again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
     assert scored == [1 if what == "a segment" else N_WINDOWS - 1]
-    said = f"{damaged}: damaged; its windows are scored again"
+    said = f"{damaged}: damaged; what it held is made again"
     assert (said in again.err) == (what != "no record")
     assert again.tokens("one") == first.tokens("one")
     assert again.models["one"]["ppl"] == first.models["one"]["ppl"]
