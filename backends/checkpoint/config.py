@@ -6,7 +6,6 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +81,7 @@ class CheckpointConfig:
         Configs with llama3 or longrope scaling state the scaled length, and so do Gemma 3's; yarn's state either.
         """
         length, factor = self.stated_context, self.rope_scaling.get("factor")
-        if length is None or type(factor) not in (int, float) or not (factor and math.isfinite(factor)):
+        if length is None or isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 1e9:
             return length
         if self.rope_type == "yarn":
             original = self.rope_scaling.get("original_max_position_embeddings")

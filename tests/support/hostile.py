@@ -134,7 +134,7 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def answer_of(reader: Callable[[], Any]) -> Any:
-    """What a reader returns; None where it refuses, in one line that a terminal can show.  It raises nothing else."""
+    """What a reader returns; None where it refuses in one line that a terminal can show.  It may raise nothing else."""
     with patience():
         try:
             return reader()

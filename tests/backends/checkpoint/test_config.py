@@ -122,7 +122,7 @@ def test_kv_shape(config: dict[str, Any], gold: KVShape | None) -> None:
     assert CheckpointConfig(config).kv_shape == gold
 
 
-@pytest.mark.parametrize("wrong", [True, -4, "8", [8], {"a": 8}, 10**41, float("inf")])
+@pytest.mark.parametrize("wrong", [True, -4, "8", [8], {"a": 8}, 10**41, 1e300, float("inf")])
 def test_keys_of_another_type_say_nothing(wrong: Any) -> None:
     """Nothing is computed with them: a length times "8" would be a text of a million letters."""
     keys = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
