@@ -137,14 +137,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
     from eval.common.cache import Cache, default_root
     from eval.common.progress import Progress
-    from eval.run import runner
+    from eval.run import hosts, runner
     from eval.run.session import Session
+    from eval.run.stopping import signals_interrupt
 
     args = argument_parser().parse_args(arguments)
     try:
         data_spec, model_spec = specs_of(args)
-        session = Session(Cache(default_root()), Progress(), verbose=args.verbose)
-        result = runner.run(session, data_spec, [model_spec]).results.models[0]
+        found, _ = hosts.of_this_machine()
+        session = Session(Cache(default_root()), Progress(), verbose=args.verbose, hosts=found)
+        with signals_interrupt():
+            result = runner.run(session, data_spec, [model_spec]).results.models[0]
         if result.ppl is None:
             raise ModelError(result.error)
     except CompareQError as error:

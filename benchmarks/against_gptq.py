@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run import runner  # noqa: E402
+from eval.run import hosts, runner  # noqa: E402
 from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 
@@ -71,7 +71,7 @@ def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) ->
             "method": "gptq", "eval_len": args.seqlen}  # fmt: skip
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
-    session = Session(Cache(folder / "cache"), Progress())
+    session = Session(Cache(folder / "cache"), Progress(), hosts=hosts.of_this_machine()[0])
     specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
     result = runner.run(session, *specs, args.windows).results
     (scored,) = result.models

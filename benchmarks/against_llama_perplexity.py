@@ -32,7 +32,7 @@ from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run import runner  # noqa: E402
+from eval.run import hosts, runner  # noqa: E402
 from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import Estimates  # noqa: E402
@@ -77,7 +77,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    session = Session(Cache(folder), Progress())
+    session = Session(Cache(folder), Progress(), hosts=hosts.of_this_machine()[0])
     finished = runner.run(session, reading.parse_data_spec(data, here), parsed, args.chunks)
     result = finished.results.models[1]
     if result.estimates is None:

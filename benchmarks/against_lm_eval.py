@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from eval.common.cache import Cache  # noqa: E402
 from eval.common.progress import Progress  # noqa: E402
-from eval.run import runner  # noqa: E402
+from eval.run import hosts, runner  # noqa: E402
 from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import TextRates  # noqa: E402
@@ -89,7 +89,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()),
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
-    session = Session(Cache(folder / "cache"), Progress())
+    session = Session(Cache(folder / "cache"), Progress(), hosts=hosts.of_this_machine()[0])
     specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
     result = runner.run(session, *specs).results.models[0]
     if result.estimates is None or result.estimates.rates is None:

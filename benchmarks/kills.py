@@ -149,12 +149,12 @@ def comparable(file: Path) -> Any:
 
 def difference(a: Any, b: Any) -> float:
     """Largest relative difference of perplexity and divergence between two results."""
-    pairs = [
-        (mine[name], other[name])
-        for mine, other in zip(a["models"], b["models"], strict=True)
-        for name in ("ppl", "kld")
-    ]
-    return max(abs(x - y) / max(abs(y), 1e-12) for x, y in pairs if x is not None and y is not None)
+    largest = 0.0
+    for mine, other in zip(a["models"], b["models"], strict=True):
+        for name in ("ppl", "kld"):
+            if mine[name] is not None:
+                largest = max(largest, abs(mine[name] - other[name]) / max(abs(other[name]), 1e-12))
+    return largest
 
 
 def files_of(cache: Path) -> set[str]:
@@ -194,8 +194,9 @@ def campaign(folder: Path, engine: str, kills: int) -> dict[str, Any]:
             seen.differing += 1
         seen.largest = max(seen.largest, difference(found, whole))
         seen.files_left += sorted(files_of(cache) - files)
-        print(f"{engine}: {seen.kills.total()} kills, {seen.runs} runs finished, {seen.differing} differ, largest "
-              f"{seen.largest:.2g}, left: {seen.processes_left} processes, {seen.files_left} files", flush=True)  # fmt: skip
+        left = f"{seen.processes_left} processes, {seen.files_left} files"
+        differing = f"{seen.differing} differ, by at most {seen.largest:.2g}"
+        print(f"{engine}: {seen.kills.total()} kills, {seen.runs} runs finished, {differing}, left: {left}", flush=True)
     return {
         "kills": dict(seen.kills), "phases": dict(seen.phases), "runs": seen.runs, "seconds_undisturbed": duration,
         "results_that_differ": seen.differing, "largest_relative_difference": seen.largest,

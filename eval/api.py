@@ -7,9 +7,8 @@ models = [
     {"load_fn": "vllm_score", "label": "bf16", "model_dir": "/models/bf16", "reference": True},
     {"load_fn": "vllm_score", "label": "NVFP4", "model_dir": "/models/nvfp4"},
 ]
-if __name__ == "__main__":  # vLLM starts processes that import the script again
-    table = compare(data, models, rows=16).frame()
-    print(table[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
+table = compare(data, models, rows=16).frame()
+print(table[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
 
 load("a/results.json", "b/results.json").frame()  # finished runs, merged as --from does
 """
@@ -29,7 +28,7 @@ from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
 from eval.results import merge, results_json
 from eval.results.run_result import ModelResult, RunResult
-from eval.run import runner
+from eval.run import hosts, runner
 from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
@@ -116,12 +115,16 @@ def compare(
     session = Session(
         Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
         verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
+        hosts=hosts.of_this_machine()[0],
     )  # fmt: skip
     chosen, said = spec_files.one_reference(model_specs(models))
     for line in said:
         if line != spec_files.NO_REFERENCE or session.logits_file is None:
             session.progress.say(line)
-    return Comparison(runner.run(session, data_spec(data), chosen, rows).results)
+    finished = runner.run(session, data_spec(data), chosen, rows)
+    if finished.signal:
+        raise KeyboardInterrupt
+    return Comparison(finished.results)
 
 
 def load(*files: str | Path) -> Comparison:

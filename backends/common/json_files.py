@@ -56,6 +56,14 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; False for a path that no file can have, or that may not be looked at."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def open_regular(file: Path) -> BufferedReader:
     """A regular file, opened for reading bytes; a pipe or a device is refused at once and never waited for."""
     name = printable(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from backends.base import LoadRequest
 from backends.checkpoint import files
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
+from backends.common.json_files import expanded
 
 OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
@@ -18,7 +18,7 @@ def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int |
     """InputError if a local model's config names a format or a length that the engine would get wrong."""
     if max_seq_len is not None and max_seq_len < request.max_tokens:
         raise InputError(f"engine.max_seq_len: {max_seq_len} is too short for windows of {request.max_tokens} tokens")
-    folder = Path(request.model_dir).expanduser()
+    folder = expanded(request.model_dir)
     if not folder.is_dir():
         return
     config = CheckpointConfig.read(folder)

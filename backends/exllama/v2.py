@@ -24,6 +24,7 @@ from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
+from backends.common.json_files import expanded
 from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import installed_versions
@@ -74,7 +75,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
     def check(cls, request: LoadRequest) -> None:
         options = parse_options(ExLlamaV2Options, request.options)
         check_model(request, METHODS, options.max_seq_len)
-        folder = Path(request.model_dir).expanduser()
+        folder = expanded(request.model_dir)
         if not folder.is_dir():
             return
         config = CheckpointConfig.read(folder)

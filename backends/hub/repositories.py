@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backends.common.errors import InputError, NoSafetensorsError
+from backends.common.json_files import expanded, is_folder
 from backends.common.messages import bytes_in_words, nearest, one_line
 from backends.common.watch import SILENT, Watch
 from backends.hub import client
@@ -81,8 +82,8 @@ def resolve(
 
 def local_folder(name: str) -> Path:
     """Folder of a local path; InputError if there is none.  The hub is never asked."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
+    folder = expanded(name)
+    if not is_folder(folder):
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
         raise InputError(f"{name}: no such folder{hint}")
     return folder

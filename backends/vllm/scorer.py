@@ -197,7 +197,6 @@ class Scorer:
         self.logits_dtype = dtype_name(logits.dtype)
         logits = logits[:, : last - first]
         n = len(logits)
-        self.largest_chunk = max(self.largest_chunk, n)
         reference = None if self.comparison is None else self.comparison.logits(window, n_scored, at, at + n)
         out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
         statistics.partial(logits, targets, out, first=first, reference=reference)
@@ -210,6 +209,7 @@ class Scorer:
         if kept is not None and buffer.kept is not None:
             buffer.kept[at : at + n].copy_(kept, non_blocking=True)
         buffer.written[at : at + n] = True
+        self.largest_chunk = max(self.largest_chunk, n)
         if buffer.written.all() and self.device.type == "cuda":
             buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             buffer.done.record()

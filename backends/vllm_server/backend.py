@@ -25,7 +25,6 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from backends.base import Capabilities, LoadRequest, ModelFacts, ScoringBackend, Storage, Task, TokenScores, Window
 from backends.checkpoint import gguf, stored_bits
 from backends.common.errors import InputError, ModelError
+from backends.common.json_files import expanded
 from backends.common.options import parse_options
 from backends.hub import repositories
 from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url, real_logprobs
@@ -233,7 +233,7 @@ def stored_size(options: ServerOptions) -> Storage:
         return Storage(note="a server does not say what it stores; give engine.weights or override_*")
     try:
         if options.weights.endswith(".gguf"):
-            return gguf.read_model(Path(options.weights).expanduser()).storage()
+            return gguf.read_model(expanded(options.weights)).storage()
         return stored_bits.storage_of(repositories.resolve(options.weights, None, download=False))
     except InputError as error:
         raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import backends
 from backends.common import machine
 from backends.common.errors import CompareQError
@@ -20,5 +23,7 @@ def describe(job: DescribeJob) -> Described:
         backend.check(job.request)
     except CompareQError as error:
         problem = str(error)
+    if capabilities.here and not problem and importlib.util.find_spec("torch") is None:
+        problem = f"load_fn: scoring needs torch, which {sys.executable} lacks"
     cpu_only = capabilities.torch and machine.cpu_build_of_torch()
     return Described(installed, backend.versions(), cpu_only, problem)

@@ -132,7 +132,10 @@ def window_count(given: str) -> int:
 
 def device_list(given: str) -> list[str]:
     """``--gpus``: names of GPUs with commas between."""
-    return [each.strip() for each in given.split(",") if each.strip()]
+    found = [each.strip() for each in given.split(",") if each.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("names no GPU; leave the flag out to use all")
+    return found
 
 
 class Mapped(argparse.Action):

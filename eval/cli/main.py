@@ -9,6 +9,7 @@ What only a run or a listing needs is imported where it begins, so that --help a
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,13 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 import backends
-from backends.common import machine
 from backends.common.errors import CompareQError, InputError
-from backends.common.messages import one_line
+from backends.common.messages import one_line, printable
 from eval.cli import arguments, cache_listing, delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
-from eval.common.processes import in_process
 from eval.common.progress import Progress
 from eval.results import merge
 from eval.specs import reading
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that is no text must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         args = arguments.parse(words)
         if args.list_engines:
@@ -72,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def complain(problems: str) -> int:
     """Print one line for each problem on standard error; returns the exit status of bad input."""
     for line in problems.splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {printable(line)}", file=sys.stderr)
     return 2
 
 
@@ -99,7 +101,7 @@ def remark(*lines: str | None) -> None:
     """Print lines that are good to know on standard error."""
     for line in lines:
         if line is not None:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
 
 
 def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
@@ -110,7 +112,7 @@ def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[M
         data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
     )
     for line in lines:
-        print(line)
+        print(printable(line))
     return complain("\n".join(problems)) if problems else 0
 
 
@@ -163,13 +165,11 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
     """Where models run, by the flags and the settings file."""
-    from eval.run import devices
-    from eval.run.hosts import Hosts
-    from eval.specs import settings
+    from eval.run import hosts
 
-    gpus, said = devices.chosen(machine.gpus(), args.gpus)
+    found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     remark(said or None)
-    return Hosts(devices.Devices(gpus), {**settings.load().python, **args.python}, args.deadline, in_process())
+    return found
 
 
 def show_again(args: argparse.Namespace) -> int:

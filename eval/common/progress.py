@@ -18,7 +18,7 @@ from rich.progress import Progress as RichProgress
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from backends.common.messages import bytes_in_words
+from backends.common.messages import bytes_in_words, printable
 
 
 class EtaColumn(ProgressColumn):
@@ -94,7 +94,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(

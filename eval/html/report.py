@@ -42,7 +42,7 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
     """Write the report atomically.  ``inspection``: as made, or as JSON types from an earlier report, or None."""
     found = whole_page(page_payload(run, inspection, command), title)
     with replacing(file) as part:
-        part.write_text(found, encoding="utf-8")
+        part.write_text(found, encoding="utf-8", errors="backslashreplace")
 
 
 def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:

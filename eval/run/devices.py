@@ -70,8 +70,6 @@ def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gp
                 raise InputError(f"--gpus: there is no GPU {name}; there are: {', '.join(known) or 'none'}")
         found = [known[name] for name in dict.fromkeys(wanted)]
     same = tuple(gpu for gpu in found if gpu.name == found[0].name)
-    left_out = len(found) - len(same)
-    return (
-        same,
-        f"{left_out} GPUs of another kind than {same[0].name} are not used; choose with --gpus" if left_out else "",
-    )
+    left_out = [gpu.device for gpu in found if gpu.name != same[0].name]
+    said = f"not used, since they are no {same[0].name}: GPUs {', '.join(left_out)}" if left_out else ""
+    return same, said

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from filelock import Timeout
 
+from backends.common import machine
 from backends.common.errors import InputError, StoppedError
+from backends.common.json_files import expanded
 from backends.common.watch import Watch
 from eval.common.cache import Lock
+from eval.common.processes import in_process
+from eval.run import devices
 from eval.run.devices import Devices
 from eval.run.worker_process import WorkerProcess
+from eval.specs import settings
 
 LOCK_POLL_S = 0.5
 
@@ -91,11 +95,19 @@ class Hosts:
         chosen = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
         if chosen is None:
             return None
-        path = Path(chosen).expanduser()
+        path = expanded(chosen)
         path = path / "bin" / "python" if path.is_dir() else path
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise InputError(f"python: {chosen}: is no program; give a Python, or the folder of a virtual environment")
         return os.path.abspath(path)
+
+
+def of_this_machine(
+    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None
+) -> tuple[Hosts, str]:
+    """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
+    usable, said = devices.chosen(machine.gpus(), gpus)
+    return Hosts(Devices(usable), {**settings.load().python, **(pythons or {})}, deadline_s, in_process()), said
 
 
 @dataclass(frozen=True)
