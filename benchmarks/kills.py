@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,11 +176,12 @@ def campaign(folder: Path, engine: str, kills: int) -> dict[str, Any]:
     began = time.monotonic()
     if start(folder, engine, folder / f"{engine}-whole", log).wait():
         raise RuntimeError(log.read_text())
-    duration = time.monotonic() - began
+    duration = time.monotonic() - began  # with tokenizing, which later runs need not do
     whole, files = comparable(results(log)), files_of(folder / f"{engine}-whole")
     while seen.kills.total() < kills:
         seen.runs += 1
         cache, log = folder / f"{engine}-{seen.runs}", folder / f"{engine}.{seen.runs}.log"
+        shutil.copytree(folder / f"{engine}-whole" / "tokens", cache / "tokens")  # what is killed is a model's run
         while True:
             process = start(folder, engine, cache, log)
             try:

@@ -131,7 +131,7 @@ def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gp
 
 def test_of_several_kinds_the_first_is_used() -> None:
     """Else the kind that scores belong to would be chance."""
-    text = "2 GPUs of another kind than NVIDIA H200 are not used; choose with --gpus"
+    text = "not used, since they are no NVIDIA H200: GPUs 4, 4"
     assert chosen([*H200, H100, H100], None) == (tuple(H200), text)
     assert chosen([H100, *H200], None)[0] == (H100,)
     assert chosen([*H200, H100], ["4", "0"])[0] == (H100,)
