@@ -1,0 +1,61 @@
+"""Damaged messages of workers, segments of scores, records and manifests: what was written, or told to be damaged."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from backends.base import TokenScores, Window
+from backends.common.head import Head
+from backends.reference import manifest
+from backends.reference.manifest import MANIFEST, Manifest, Stored
+from backends.worker import segments
+from backends.worker.messages import MESSAGE, Done, Failed, Loaded, Ready, Said, Scored, parse_message
+from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
+
+MESSAGES = [
+    json.loads(MESSAGE.dump_json(each)) for each in (Ready(1), Loaded(1.5), Scored(2), Said("x"), Done(), Failed("y"))
+]
+WINDOW = Window(0, np.arange(9, dtype=np.int32))
+SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
+STORE = Manifest(
+    {"model": "m"}, "states", "", Head(9, "bfloat16"), {manifest.window_file(0): Stored(9, "0" * 64)}, made=True
+)
+
+
+@fuzzed
+@given(random=randoms)
+def test_messages(random: Random) -> None:
+    line = damaged(random.choice(MESSAGES), random)
+    answer_of(lambda: parse_message(line if random.random() < 0.5 else damaged_bytes(line, random)))
+
+
+@fuzzed
+@given(random=randoms)
+def test_scores_are_those_that_were_kept_or_none(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
+    folder = tmp_path_factory.mktemp("scores")
+    segments.commit(folder, segments.ALONE, [(WINDOW, SCORES)], "s", 1.0)
+    segments.write_record(folder, "s", {"known": {}})
+    for file in sorted(folder.iterdir()):
+        file.write_bytes(damaged_bytes(file.read_bytes(), random))
+    found = answer_of(lambda: (segments.load(folder, segments.ALONE, [WINDOW]), segments.records(folder)))
+    loaded, records = found
+    assert all(np.array_equal(scores.logprob, SCORES.logprob) for scores in loaded.scores.values())
+    assert all(record == {"known": {}} for record in records.values())
+
+
+@fuzzed
+@given(random=randoms)
+def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
+    folder = tmp_path_factory.getbasetemp() / "store"
+    folder.mkdir(exist_ok=True)
+    manifest.write(folder, STORE)
+    content = (folder / MANIFEST).read_bytes()
+    broken = random.random() < 0.5
+    (folder / MANIFEST).write_bytes(damaged_bytes(content, random) if broken else damaged(json.loads(content), random))
+    found = answer_of(lambda: manifest.read(folder))
+    assert found is None or found == STORE or json.loads((folder / MANIFEST).read_bytes())["version"] == 1
