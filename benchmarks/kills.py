@@ -172,25 +172,25 @@ def files_of(cache: Path) -> set[str]:
 def campaign(folder: Path, engine: str, kills: int) -> dict[str, Any]:
     """Kill runs of one engine so many times."""
     seen = Seen()
-    log = folder / f"{engine}.whole.log"
-    began = time.monotonic()
-    if start(folder, engine, folder / f"{engine}-whole", log).wait():
+    whole_cache, log = folder / f"{engine}-whole", folder / f"{engine}.whole.log"
+    if start(folder, engine, whole_cache, log).wait():
         raise RuntimeError(log.read_text())
-    duration = time.monotonic() - began  # with tokenizing, which later runs need not do
-    whole, files = comparable(results(log)), files_of(folder / f"{engine}-whole")
+    whole, files, duration = comparable(results(log)), files_of(whole_cache), 0.0
     while seen.kills.total() < kills:
         seen.runs += 1
         cache, log = folder / f"{engine}-{seen.runs}", folder / f"{engine}.{seen.runs}.log"
-        shutil.copytree(folder / f"{engine}-whole" / "tokens", cache / "tokens")  # what is killed is a model's run
+        shutil.copytree(whole_cache / "tokens", cache / "tokens")  # what is killed is a model's run
+        began = time.monotonic()
         while True:
             process = start(folder, engine, cache, log)
             try:
-                status = process.wait(timeout=random.uniform(0.3, duration))
+                status = process.wait(timeout=random.uniform(0.3, duration) if duration else None)
             except subprocess.TimeoutExpired:
                 kill_one(process, cache, seen, log)
                 continue
             if status == 0:
                 break
+        duration = duration or time.monotonic() - began  # of the first run, which nothing disturbs
         found = comparable(results(log))
         if engine == "Transformers" and found != whole:
             seen.differing += 1
