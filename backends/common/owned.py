@@ -27,13 +27,18 @@ change."""
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside the target, which replaces the target when the block ends well and else vanishes."""
-    temporary = target.with_name(f".compare_q.{owner()}.{uuid.uuid4().hex[:8]}.part")
+    temporary = target.with_name(temporary_name())
     try:
         yield temporary
         os.replace(temporary, target)
     finally:
         with suppress(OSError):  # the folder has vanished, say: what went wrong first is what counts
             temporary.unlink()
+
+
+def temporary_name() -> str:
+    """The name of a new file that says whose it is."""
+    return f".compare_q.{owner()}.{uuid.uuid4().hex[:8]}.part"
 
 
 def write_whole(target: Path, data: bytes) -> None:

@@ -145,6 +145,16 @@ class Cache:
         except OSError as error:
             raise InputError(f"{target}: cannot be written: {error.strerror or one_line(error)}") from None
 
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A path for a file of this run, which is gone afterwards; after a killed run the next one removes it."""
+        self.check_writable()
+        file = self.root / "runs" / owned.temporary_name()
+        try:
+            yield file
+        finally:
+            file.unlink(missing_ok=True)
+
     def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
         if self.unwritable:

@@ -7,6 +7,7 @@ own output is captured (``backends/common/engine_log.py``).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,10 +88,15 @@ class Phase:
 
 
 class Progress:
-    """Draws phases.  A process makes one Progress, before anything captures the output."""
+    """Draws phases, a line for each that goes on; models in work at the same time have a phase each, in threads.
+
+    A process makes one Progress, before anything captures the output.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"), quiet=quiet)
+        self.lock = threading.Lock()
+        self.bars: RichProgress | None = None
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
@@ -105,21 +111,35 @@ class Progress:
         if not self.console.is_terminal:
             yield phase
         else:
-            columns = (
-                SpinnerColumn(), TextColumn("{task.description}", markup=False),
-                Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
-            )  # fmt: skip
-            # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
-            # lines of three models (vLLM's logging, bars of Transformers and tqdm).
-            drawn = RichProgress(
-                *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False
-            )
-            with drawn as phase.rich:
+            with self.lock:  # a console shows one live display, which has a line for every phase
+                self.bars = phase.rich = self.bars or self._begun()
                 phase.task = phase.rich.add_task(title, total=total, expected=expected, unit=unit)
+            try:
                 yield phase
+            finally:
+                with self.lock:
+                    phase.rich.refresh()  # a short phase is seen too
+                    phase.rich.remove_task(phase.task)
+                    if not phase.rich.tasks:
+                        phase.rich.stop()
+                        self.bars = None
         phase.seconds = time.perf_counter() - phase.started
         amount = f"{phase.done} {unit} in " if unit else ""
         if unit == "bytes":
             amount = f"{bytes_in_words(phase.done)} in "
         if phase.done or unit != "bytes":  # nothing was left to fetch
             self.say(f"{title}: {amount}{phase.seconds:.1f} s")
+
+    def _begun(self) -> RichProgress:
+        """A live display on the terminal."""
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}", markup=False),
+            Bar(), Counter(), TimeElapsedColumn(), EtaColumn(),
+        )  # fmt: skip
+        # Redirected, sys.stdout and sys.stderr would print above the bar what an engine says, past its log file: 36
+        # lines of three models (vLLM's logging, bars of Transformers and tqdm).
+        bars = RichProgress(
+            *columns, console=self.console, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        bars.start()
+        return bars

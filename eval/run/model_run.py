@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,8 +41,7 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
         wanted = [window for window in data.windows if window.index not in there]
         if not segments.records(folder):  # a worker was killed before it could say what ran
             wanted = wanted or [data.windows[-1]]
-        with tempfile.TemporaryDirectory(prefix="compare_q.") as scratch:
-            windows = Path(scratch) / "windows.npz"
+        with session.cache.scratch() as windows:
             write_windows(windows, {window.index: window for window in wanted})
             score_job = ScoreJob(
                 job.engine, replace(job.request, log_file=log_file), task, windows, folder, tag, uuid.uuid4().hex,
@@ -62,10 +60,10 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
     with messages_of(session, job, score_job, expected) as messages:
         try:
             with session.progress.phase(f"loading {label}", expected=expected) as phase:
-                loaded = took(messages, phase, until=Loaded)
+                took(messages, phase, until=Loaded)
             with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
                 try:
-                    took(messages, phase, until=Done) if loaded else None
+                    took(messages, phase, until=Done)
                     for message in messages:  # on closing the engine
                         if isinstance(message, Said):
                             phase.say(message.line)
@@ -78,7 +76,7 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
             ) from None
 
 
-def took(messages: Iterator[Any], phase: Phase, until: type) -> bool:
+def took(messages: Iterator[Any], phase: Phase, until: type) -> None:
     """Follow messages up to one of the type ``until``; ModelError with the reason of a worker that failed."""
     for message in messages:
         if isinstance(message, Scored):
@@ -88,7 +86,7 @@ def took(messages: Iterator[Any], phase: Phase, until: type) -> bool:
         elif isinstance(message, Failed):
             raise ModelError(message.reason)
         if isinstance(message, until):
-            return True
+            return
     raise ModelError("its worker ended before its work was done")
 
 

@@ -64,6 +64,27 @@ def test_bar_on_a_terminal() -> None:
     assert "scoring x: 4 windows in" in shown
 
 
+def test_a_line_for_each_phase_that_goes_on() -> None:
+    """As two models on two GPUs have; the display ends with the last of them, and another one can begin."""
+    screen = io.StringIO()
+    progress = Progress()
+    progress.console = Console(file=screen, force_terminal=True, width=100)
+    with progress.phase("scoring x", unit="windows", total=4) as first:
+        first.advance(1)
+        with progress.phase("scoring y", unit="windows", total=5) as second:
+            second.advance(2)
+            screen.truncate(0)
+            assert progress.bars is not None
+            progress.bars.refresh()
+            shown = screen.getvalue()
+            assert "1/4 windows" in shown
+            assert "2/5 windows" in shown
+        assert progress.bars is not None
+    assert progress.bars is None
+    with progress.phase("scoring z", unit="windows", total=6):
+        assert progress.bars is not None
+
+
 NOISY = """
 import logging, sys
 from pathlib import Path
