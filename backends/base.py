@@ -259,6 +259,11 @@ class Backend(ABC):
         return cls.stamp(request)
 
     @classmethod
+    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
+        """Files of a fetched model's weights, of which ``stamp`` reads samples only; empty where they are not here."""
+        return ()
+
+    @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
         """How many GPUs the model takes where there are some: 0 means all, None as many as its weights need."""
         return 1

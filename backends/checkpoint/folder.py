@@ -59,5 +59,9 @@ class FolderModel(Backend):
         return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors)
 
     @classmethod
+    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
+        return (*files.weight_files(repositories.local_folder(request.model_dir)), *request.override_tensors)
+
+    @classmethod
     def content(cls, request: LoadRequest) -> str:
         return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors, times=False)

@@ -129,6 +129,10 @@ class LlamacppBackend(LogitsBackend):
         return gguf.read_model(Path(request.model_dir)).stamp()
 
     @classmethod
+    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
+        return tuple(gguf.read_model(Path(request.model_dir)).files)
+
+    @classmethod
     def content(cls, request: LoadRequest) -> str:
         return gguf.read_model(Path(request.model_dir)).stamp(times=False)
 

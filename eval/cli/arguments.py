@@ -86,6 +86,8 @@ def add_run(p: argparse.ArgumentParser) -> None:
                    help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
     p.add_argument("--deadline", type=seconds, metavar="SECONDS",
                    help="end a model that is silent for so long (default: generous)")  # fmt: skip
+    p.add_argument("--verify-weights", action="store_true",
+                   help="tell models apart by every byte of their files, not by samples")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import backends
@@ -25,6 +27,7 @@ from eval.text.windows import EvalData
 
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
+HASHED_BYTES = 1 << 24
 SCORES_VERSION = 4
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
@@ -184,7 +187,7 @@ def fetch(job: Job, data: EvalData, session: Session) -> FetchedJob:
     InputError or ModelError if the model cannot be had, or if its files are damaged.
     """
     if not job.is_remote:
-        return identified(job, data)
+        return identified(job, data, session)
     with (
         session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
         backends.other_engines_named(),
@@ -192,16 +195,16 @@ def fetch(job: Job, data: EvalData, session: Session) -> FetchedJob:
         local = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
     local = check(local, session.hosts)
     check_vocabulary(local, data)
-    return identified(local, data)
+    return identified(local, data, session)
 
 
-def without_download(job: Job, data: EvalData) -> FetchedJob | None:
+def without_download(job: Job, data: EvalData, session: Session) -> FetchedJob | None:
     """The job, if its model is on this machine already; None if something would have to be downloaded."""
     request = job.backend.here(job.request)
-    return None if request is None else identified(replace(job, request=request), data)
+    return None if request is None else identified(replace(job, request=request), data, session)
 
 
-def identified(job: Job, data: EvalData) -> FetchedJob:
+def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
     """A fetched job with what its scores depend on; reads the headers of the model's files (InputError if damaged)."""
     stamp = job.backend.stamp(job.request)
     identity = {
@@ -214,7 +217,27 @@ def identified(job: Job, data: EvalData) -> FetchedJob:
         "versions": job.described.versions,
         "hardware": hardware(job),
     }
+    if session.verify_weights:
+        identity["weights"] = [digest_of(file, session) for file in job.backend.weight_files(job.request)]
     return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)
+
+
+def digest_of(file: Path, session: Session) -> str:
+    """SHA-256 of all of a file, which one run computes once; InputError if the file cannot be read."""
+    try:
+        stat = file.stat()
+        key = (str(file), stat.st_size, stat.st_mtime_ns)
+        if key not in session.digests:
+            title = f"hashing {file.name}"
+            with session.progress.phase(title, unit="bytes", total=stat.st_size) as phase, file.open("rb") as stream:
+                watch, digest = Stoppable(phase, session.hosts.running), hashlib.sha256()
+                while piece := stream.read(HASHED_BYTES):
+                    digest.update(piece)
+                    watch.advance(len(piece))
+            session.digests[key] = digest.hexdigest()
+    except OSError as error:
+        raise InputError(f"model_dir: {file}: cannot be read: {error.strerror}") from None
+    return session.digests[key]
 
 
 def hardware(job: Job) -> dict[str, Any]:

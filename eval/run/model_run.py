@@ -123,7 +123,7 @@ def death_mark(session: Session, key: str) -> Path:
 def has_died(session: Session, job: Job, data: EvalData) -> bool:
     """Whether the worker of a model died in the last run."""
     with suppress(CompareQError):  # the model's own row of the table will say it
-        fetched = jobs.without_download(job, data)
+        fetched = jobs.without_download(job, data, session)
         return fetched is not None and death_mark(session, fetched.scores_key).exists()
     return False
 

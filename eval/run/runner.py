@@ -149,7 +149,7 @@ def all_stored(session: Session, some: Sequence[Job], data: EvalData, reference:
         return not some
     for job in some:
         try:
-            fetched = jobs.without_download(job, data)
+            fetched = jobs.without_download(job, data, session)
         except CompareQError:  # the model's own row of the table will say it
             return False
         if fetched is None or not is_stored(session, fetched, data, reference):

@@ -14,7 +14,9 @@ from eval.run.hosts import Hosts
 class Session:
     """``clear``: forget what the cache holds of this text and these models; ``verbose``: engines print their own logs.
 
-    ``logits_file``: the path of a reference store that the user gave, which is read, or made there.
+    ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
+    scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
+    by path, size and time.
     """
 
     cache: Cache
@@ -23,3 +25,5 @@ class Session:
     verbose: bool = False
     logits_file: Path | None = None
     hosts: Hosts = field(default_factory=Hosts)
+    verify_weights: bool = False
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)

@@ -1,8 +1,12 @@
-"""How many GPUs a model gets: what its spec says, what its engine needs, or what its weights fill."""
+"""What a model gets, and what its scores depend on: GPUs by its weights, and every byte of these if one asks for it."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +15,11 @@ import backends
 from backends.base import Backend, LoadRequest, Storage
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
+from eval.common.cache import Cache
+from eval.common.progress import Progress
 from eval.run.devices import Devices
-from eval.run.jobs import Job, wanted_gpus
+from eval.run.jobs import Job, identified, wanted_gpus
+from eval.run.session import Session
 from eval.specs.reading import parse_model_spec
 
 MIB = 1024**2
@@ -94,3 +101,27 @@ def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | No
     """0: all, since the options name GPUs by their places among all."""
     backend: type[Backend] = backends.resolve(load_fn, None)[1]
     assert backend.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
+
+
+def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path: Path) -> None:
+    """A byte that changes without the file's time, and that no sample need hold, is seen; a file is hashed once."""
+    folder = tmp_path / "model"
+    shutil.copytree(toy_model, folder)
+    file = folder / "model.safetensors"
+    spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
+    engine, backend = backends.resolve("transformers", None)
+    request = LoadRequest("m", "transformers", str(folder), 100)
+    session = Session(Cache(tmp_path / "cache"), Progress(quiet=True), verify_weights=True)
+
+    def weights() -> list[str]:
+        fetched = identified(Job(spec, engine, backend, request), SimpleNamespace(series="s"), session)
+        return list(fetched.identity["weights"])
+
+    before, stat, data = weights(), file.stat(), bytearray(file.read_bytes())
+    assert before == [hashlib.sha256(data).hexdigest()]
+    data[-1] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert weights() == before  # the same run does not hash the file again
+    session.digests.clear()
+    assert weights() == [hashlib.sha256(data).hexdigest()]
