@@ -198,7 +198,9 @@ class WorkerProcess:
         if not self.killed.is_set():
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=CLOSE_S)
-        self.kill()
+        status = self.process.poll()
+        if status is None or status < 0:  # else the supervisor has ended the group, whose number may be another's now
+            self.kill()
         os.close(self.lifeline)  # the supervisor ends what is left of the group
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=CLOSE_S)
