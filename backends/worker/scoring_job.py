@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import backends
 from backends.base import Backend, TokenScores, Window
+from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
-from backends.worker import scoring, segments
-from backends.worker.messages import Closed, Done, Loaded, Said, Scored, ScoreJob, read_windows
+from backends.worker import children, scoring, segments
+from backends.worker.messages import Closed, Done, Failed, Loaded, Said, Scored, ScoreJob, read_windows
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
@@ -55,9 +57,10 @@ def score(job: ScoreJob, send: Callable[[Any], None]) -> None:
         send(Loaded(loaded))
         committer = Committer(job, backend, windows)
         try:
-            for scores in scoring.token_scores(backend, windows, job.task):
-                committer.add(scores)
-                send(Scored(1))
+            with children.watched(lambda reason: end_at_once(reason, send)):
+                for scores in scoring.token_scores(backend, windows, job.task):
+                    committer.add(scores)
+                    send(Scored(1))
         except BaseException:
             if committer.waiting and committer.windows:  # the last windows need the record first
                 committer.commit()
@@ -73,6 +76,13 @@ def score(job: ScoreJob, send: Callable[[Any], None]) -> None:
         except Exception as error:  # an engine that is stopped in the middle raises what it likes
             send(Said(f"{job.request.label}: closing its engine failed: {one_line(error)}"))
     send(Closed())
+
+
+def end_at_once(reason: str, send: Callable[[Any], None]) -> None:
+    """Say why, and end this process, whatever its engine waits for; elsewhere than in a worker only say it."""
+    send(Failed(reason))
+    if in_worker():
+        os._exit(1)
 
 
 def what_ran(job: ScoreJob, backend: Backend) -> dict[str, Any]:
