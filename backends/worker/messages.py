@@ -102,7 +102,7 @@ class Described:
     """What a Python has of an engine.
 
     ``installed``: (distribution, version) that provides the engine, or None; ``versions``: what is part of the scores'
-    key; ``hardware``: likewise, without the names of GPUs; ``problem``: why the request cannot work, else empty.
+    key; ``cpu_only``: its torch has no code for GPUs; ``problem``: why the request cannot work, else empty.
     """
 
     installed: tuple[str, str] | None

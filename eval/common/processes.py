@@ -65,12 +65,12 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
         raise InputError(f"{what}: {death(status, log.read().decode(errors='replace'))}")
 
 
-def command(module: str, *words: object) -> list[str]:
-    """The command line that runs a module of ours with this Python; ``environment`` goes with it.
+def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
+    """The command line that runs a module of ours with this Python, or another; ``environment`` goes with this one.
 
     -P: a folder ``eval`` or ``backends`` in the working directory is not ours.
     """
-    return [sys.executable, "-P", "-m", module, *map(str, words)]
+    return [python, "-P", "-m", module, *map(str, words)]
 
 
 def environment() -> dict[str, str]:

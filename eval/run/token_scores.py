@@ -26,9 +26,7 @@ from eval.common.files import replacing
 from eval.common.progress import Progress
 
 INDEX = ("window", "position", "token_id")
-SCORES = (
-    "logprob", "entropy", "top1_logprob", "top1", "ref_logprob", "ref_top1_logprob", "kld", "same_top",
-)  # fmt: skip
+SCORES = tuple(segments.COLUMNS)
 """The fields of ``TokenScores``: float32 in nats, or bool."""
 
 

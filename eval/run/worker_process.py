@@ -25,6 +25,7 @@ from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
 from backends.worker.messages import JOB, Closed, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
 from backends.worker.supervisor import end_group
+from eval.common import processes
 
 POLL_S = 0.2
 LONGEST_LINE = 1 << 24
@@ -83,7 +84,7 @@ class WorkerProcess:
         environment = {**os.environ, "PYTHONPATH": code_path(self.python), WORKER: "1"}
         if self.devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
-        command = [self.python, "-P", "-m", "backends.worker", str(write), str(wait)]
+        command = processes.command("backends.worker", write, wait, python=self.python)
         output: Any = sys.stderr.fileno() if self.log_file is None else self.log_file.open("ab")
         try:
             self.process = subprocess.Popen(
