@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,11 +126,10 @@ def parse_message(line: bytes) -> Any:
         raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
 
 
-def write_windows(file: Path, windows: Mapping[int, Window]) -> None:
+def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Windows as arrays in one file, without pickle."""
-    every = list(windows.values())
-    ids = np.concatenate([each.token_ids for each in every]) if every else np.zeros(0, np.int32)
-    shape = np.array([[each.index, len(each.token_ids), each.score_from] for each in every], np.int64).reshape(-1, 3)
+    ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
+    shape = np.array([[each.index, len(each.token_ids), each.score_from] for each in windows], np.int64).reshape(-1, 3)
     with file.open("wb") as stream:
         np.savez(stream, ids=ids, shape=shape)
 

@@ -42,7 +42,7 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
         if not segments.records(folder):  # a worker was killed before it could say what ran
             wanted = wanted or [data.windows[-1]]
         with session.cache.scratch() as windows:
-            write_windows(windows, {window.index: window for window in wanted})
+            write_windows(windows, wanted)
             score_job = ScoreJob(
                 job.engine, replace(job.request, log_file=log_file), task, windows, folder, tag, uuid.uuid4().hex,
                 {"label": label, "known": jobs.known_before(job), "reference": comparison_record(job, task, reference)},

@@ -71,7 +71,7 @@ def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     windows = toy_windows(2, 10)
-    write_windows(tmp_path / "w.npz", {window.index: window for window in windows})
+    write_windows(tmp_path / "w.npz", windows)
     request = LoadRequest("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
     messages: list[Any] = []
     task = ScoreJob("fake", request, Task(), tmp_path / "w.npz", tmp_path / "scores", "alone", "s")

@@ -96,7 +96,7 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
     """In their order, with their own numbers and first scored positions."""
     windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
     file = tmp_path / "windows.npz"
-    write_windows(file, {window.index: window for window in windows})
+    write_windows(file, windows)
     found = read_windows(file)
     assert [(each.index, each.score_from) for each in found] == [(each.index, each.score_from) for each in windows]
     for each, window in zip(found, windows, strict=True):
