@@ -1,7 +1,7 @@
 """Tensors -> a safetensors file with its checksum, in one pass and without a copy of the whole.
 
 The library makes the file in memory first, three copies under Python's lock: engines that score meanwhile stood still.
-Files are byte for byte those of ``safetensors.torch.save``.
+Files are byte for byte those that the library makes.
 """
 
 from __future__ import annotations
