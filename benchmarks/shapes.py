@@ -65,7 +65,7 @@ class Shape:
 
 SHAPES = {
     "llama-8b": Shape(4096, 32, 32, 8, 14336, 128_256, 131_072),
-    "toy": Shape(256, 2, 4, 2, 512, 512, 4096),
+    "toy": Shape(256, 2, 4, 2, 512, 49_152, 4096),
 }
 
 
@@ -254,13 +254,13 @@ def shape_of(arguments: argparse.Namespace) -> Shape:
     return replace(SHAPES[arguments.shape], **{name: value for name, value in given.items() if value is not None})
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """``python -m benchmarks.shapes OUT``; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description="Make checkpoints of a shape.")
     parser.add_argument("out", type=Path, help="folder in which each format gets a folder")
     parser.add_argument("--formats", nargs="+", choices=list(PRESETS), default=["bf16", "fp8", "w4a16"])
     add_shape(parser, "llama-8b")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     shape, began = shape_of(arguments), time.perf_counter()
     if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.vocabulary < 257:
         parser.error("heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 entries")
@@ -273,4 +273,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

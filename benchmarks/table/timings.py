@@ -60,6 +60,8 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def text_of(found: Mapping[str, Any]) -> str:
     """A few lines for the terminal."""
+    if "rows" not in found:
+        return str(found["error"])
     lines = [f"{'row':16}" + "".join(f"{part:>12}" for part in (*PARTS, "prefill"))]
     for row in found["rows"]:
         seconds = [*row["seconds"].values(), row.get("prefill_seconds")]

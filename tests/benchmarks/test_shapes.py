@@ -77,8 +77,7 @@ def test_transformers_loads_them_and_the_weights_say_something(folders: dict[str
 def test_a_folder_that_is_there_is_kept(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks import shapes
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
-        patch.setattr("sys.argv", ["shapes", str(folders["bf16"].parent), "--shape", "toy", "--formats", "bf16"])
-        shapes.main()
+    with pytest.raises(SystemExit) as left:
+        shapes.main([str(folders["bf16"].parent), "--shape", "toy", "--formats", "bf16"])
     assert left.value.code == 2
     assert f"{folders['bf16']}: is there already; remove it or name another folder" in capsys.readouterr().err
