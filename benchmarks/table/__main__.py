@@ -33,12 +33,14 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m benchmarks.table", description="Measure the wall time of a table.")
     p.add_argument("out", type=Path, help="the results, JSON")
     p.add_argument("--models", type=Path, help="folder of benchmarks.shapes; default: made first, and removed")
-    p.add_argument("--rows", nargs="+", choices=labels, default=labels, help="only these; the first is the reference")
+    p.add_argument("--rows", nargs="+", choices=labels, default=labels[:5],
+                   help="the first is the reference (default: %(default)s)")  # fmt: skip
     for name, default in (("windows", count), ("length", length), ("stride", stride)):
         p.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     p.add_argument("--engine", type=json.loads, help="engine options of every row, JSON")
     p.add_argument("--spec", type=json.loads, default={}, help="keys of every row's spec, JSON")
     p.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="what is measured (default: %(default)s)")
+    p.add_argument("--cold", action="store_true", help="read the models from the disk, not from the page cache")
     p.add_argument("--prefill-from", type=Path, help="take prefill times from these results of the same machine")
     p.add_argument("--peers", type=int, metavar="WINDOWS", help="measure what a user would take instead, too")
     p.add_argument("--growth", nargs="+", choices=list(growth.SIZES), default=[], help="series of tables to measure")
@@ -57,9 +59,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Plan:
     """What the flags ask for, with models and text in place."""
     models = arguments.models.resolve() if arguments.models else folder / "models"
-    if not arguments.models:
-        shapes.make(models, shapes.shape_of(arguments), ("bf16", "fp8", "w4a16"))
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
+    if not arguments.models:
+        shapes.make(models, shapes.shape_of(arguments), list(dict.fromkeys(row.model for row in rows)))
     sizes = (arguments.windows, arguments.length, arguments.stride)
     return run.Plan(folder, models, rows, sizes, arguments.engine, arguments.spec, arguments.program, arguments.extra)
 
@@ -90,6 +92,8 @@ def measure(arguments: argparse.Namespace, found: dict[str, Any], folder: Path, 
     if arguments.only or arguments.peers:
         plan = made_plan(arguments, folder, gpu)
         found |= {"windows": plan.windows, "specs": plan.specs()}
+        if arguments.cold:
+            run.drop_pages(plan.models)
     if "table" in arguments.only:
         found["table"] = run.run_table(plan)
         keep()
@@ -117,6 +121,7 @@ def main(words: Sequence[str]) -> int:
     arguments = parsed(words)
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
+        "page_cache": "cold" if arguments.cold else "warm",
         "engine": arguments.engine, "spec": arguments.spec, "extra": list(arguments.extra),
     }  # fmt: skip
 

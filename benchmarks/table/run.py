@@ -32,7 +32,7 @@ class Row:
 
 
 def table_rows(gpu: bool) -> list[Row]:
-    """The five rows; the first one is the reference.  vLLM has no FP8 KV cache on a CPU."""
+    """The table's five rows, and two that are measured if they are named.  vLLM has no FP8 KV cache on a CPU."""
     other = {"kv_cache_dtype": "fp8"} if gpu else {"max_num_seqs": 2}
     return [
         Row("bf16", "bf16", {}),
@@ -40,6 +40,8 @@ def table_rows(gpu: bool) -> list[Row]:
         Row("W4A16", "w4a16", {}),
         Row("noise", "bf16", {NOISE: "bf16"}),
         Row("W4A16 other", "w4a16", other),
+        Row("NVFP4 W4A16", "nvfp4a16", {}),
+        Row("compiled", "bf16", {"enforce_eager": False}),
     ]
 
 
@@ -93,6 +95,14 @@ def cut_windows(plan: Plan) -> Path:
     return file
 
 
+def drop_pages(folder: Path) -> None:
+    """Have the page cache forget the files below a folder, so that a model is read from the disk."""
+    os.sync()  # pages that are not written yet cannot be forgotten
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def run_table(plan: Plan) -> dict[str, Any]:
     """compare_q as a whole process with an empty cache: wall time, peaks of memory, and what its results say."""
     write_text(plan)
@@ -107,21 +117,19 @@ def run_table(plan: Plan) -> dict[str, Any]:
     command = [sys.executable, plan.program, "-d", plan.folder / "data.json", "-m", plan.folder / "models.json",
                "--cache-dir", cache, "-o", out, *plan.extra]  # fmt: skip
     out.unlink(missing_ok=True)
-    log = plan.folder / "compare_q.log"
     began = time.perf_counter()
-    with log.open("wb") as stream, subprocess.Popen(
-        [str(word) for word in command], stdout=stream, stderr=subprocess.STDOUT, env=quiet_environment()
-    ) as process, watched(process.pid) as peaks:  # fmt: skip
-        status = process.wait()
-    wall = time.perf_counter() - began
-    print(log.read_text(encoding="utf-8", errors="replace"), flush=True)
+    with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
+        with watched(process.pid) as peaks:
+            status = process.wait()
+        wall = time.perf_counter() - began
     shutil.rmtree(cache, ignore_errors=True)  # 10 GB of states for 586 windows of an 8B shape
     if not out.is_file():
-        return {"error": f"compare_q ended with exit status {status} and left no results", "wall_seconds": wall}
-    rows = timings.rows_of(json.loads(out.read_text(encoding="utf-8")))
-    read = [timings.timing_of(model) for model in json.loads(out.read_text(encoding="utf-8"))["models"]]
+        why = f"compare_q ended with exit status {status} and left no results"
+        return {"error": why, "exit_status": status or 1, "wall_seconds": wall}
+    results = json.loads(out.read_text(encoding="utf-8"))
     return {
-        "wall_seconds": wall, "exit_status": status, "gaps": timings.gaps(read), "rows": rows,
+        "wall_seconds": wall, "exit_status": status, "rows": timings.rows_of(results),
+        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
         "peak_device_mib": peaks.device_mib, "peak_host_mib": peaks.host_mib,
     }  # fmt: skip
 
@@ -153,9 +161,9 @@ def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
 
 
 def add_prefill(found: dict[str, Any], plan: Plan) -> None:
-    """Put each row's prefill time beside its parts, and their sum over the wall time."""
+    """Put each row's prefill time beside its parts, and their sum over the wall time if no row failed."""
     table = found["table"]
     each = [found["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
     for row, seconds in zip(table.get("rows", []), each, strict=False):
         row["prefill_seconds"] = seconds
-    table["prefill_over_wall"] = timings.ratio(each, table["wall_seconds"])
+    table["prefill_over_wall"] = None if table["exit_status"] else timings.ratio(each, table["wall_seconds"])

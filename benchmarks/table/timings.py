@@ -8,20 +8,19 @@ from typing import Any
 
 Timing = dict[str, float | None]
 """Seconds of one row's parts, and the unix times of its first and last scored window; None: the results do not say."""
-PARTS = ("spare", "load", "first_step", "scoring", "close")
+PARTS = ("spare", "waiting", "load", "first_step", "scoring", "close")
 
 
 def timing_of(model: Mapping[str, Any]) -> Timing:
-    """The parts of one row of results.json.  This is the only reader of what the results call them."""
-    told = model.get("timing") or {}
+    """The parts of one row of results.json.  This is the only reader of what the results call them.
+
+    Results of compare_q 0.2 and before have only the seconds of loading and of scoring, first step included.
+    """
+    seconds = model.get("seconds") or {"load": model.get("load_seconds"), "scoring": model.get("score_seconds")}
+    moments = model.get("timing") or {}
     return {
-        "spare": told.get("spare"),
-        "load": told.get("load", model.get("load_seconds")),
-        "first_step": told.get("first_step"),
-        "scoring": told.get("scoring", model.get("score_seconds")),
-        "close": told.get("close"),
-        "first_window": told.get("first_window"),
-        "last_window": told.get("last_window"),
+        **{part: seconds.get(part) for part in PARTS},
+        **{moment: moments.get(moment) for moment in ("first_window", "last_window")},
     }
 
 
@@ -62,7 +61,7 @@ def text_of(found: Mapping[str, Any]) -> str:
     """A few lines for the terminal."""
     if "rows" not in found:
         return str(found["error"])
-    lines = [f"{'row':16}" + "".join(f"{part:>12}" for part in (*PARTS, "prefill"))]
+    lines = [f"{'seconds':16}" + "".join(f"{part:>12}" for part in (*PARTS, "prefill"))]
     for row in found["rows"]:
         seconds = [*row["seconds"].values(), row.get("prefill_seconds")]
         lines.append(f"{row['label'][:16]:16}" + "".join(f"{'n/a' if s is None else f'{s:.1f}':>12}" for s in seconds))

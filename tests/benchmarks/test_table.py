@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from backends.common.packages import installed_versions
 from benchmarks import shapes
 from benchmarks.table import growth, jobs, peaks, peers, run, timings
+from eval.text import cutting
 
 
 def timing(first: float | None, last: float | None) -> timings.Timing:
@@ -29,6 +30,13 @@ def test_gaps_go_from_a_last_window_to_the_next_first_one() -> None:
 def test_the_ratio_is_prefill_over_wall_time() -> None:
     assert timings.ratio([28.0, 28.0, 16.0], 160.0) == 0.45
     assert timings.ratio([28.0, None], 160.0) is None
+
+
+def test_the_parts_of_a_row() -> None:
+    seconds = {"spare": 9.0, "waiting": 20.0, "load": 5.0, "first_step": 0.5, "scoring": 28.0, "close": 1.0}
+    moments = {"started": 100.0, "first_window": 134.5, "last_window": 162.5, "closed": 163.5}
+    found = timings.timing_of({"load_seconds": 5.0, "score_seconds": 28.5, "seconds": seconds, "timing": moments})
+    assert found == {**seconds, "first_window": 134.5, "last_window": 162.5}
 
 
 def test_results_without_times_still_say_what_loading_and_scoring_took() -> None:
@@ -60,8 +68,9 @@ def test_prefill_runs_once_for_each_distinct_model_over_the_same_windows(tmp_pat
     windows = jobs.windows_of(found["bf16"])
     tokenizer = Tokenizer.from_file(str(tmp_path / "bf16" / "tokenizer.json"))
     tokens = tokenizer.encode((tmp_path / "text.txt").read_text()).ids
-    assert len(tokens) == 3 * 8 + 20
     np.testing.assert_array_equal(windows, [tokens[0:20], tokens[8:28], tokens[16:36]])
+    cuts = cutting.exllamav3(np.array(tokens, np.int32), 20, 8)
+    np.testing.assert_array_equal(windows, [cut.token_ids for cut in cuts])
     assert jobs.windows_of({**found["bf16"], "count": 2}).shape == (2, 20)
 
 
