@@ -90,7 +90,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
 def test_a_run_that_is_told_to_end_shows_what_it_has(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
 ) -> None:
-    data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never")])
+    data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     wait_until(
         lambda: (
