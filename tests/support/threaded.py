@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from eval.run.devices import Devices, Overlap
 from eval.run.hosts import Hosts
 from eval.run.workers import Deadline, Wanted
 
+LOADING = threading.Lock()
 Step = tuple[str, str]
 """(label of a model, type of a job), or (label, type + " done") once a worker has done it."""
 
@@ -81,7 +84,9 @@ class ThreadedWorker:
                 yield Failed("out of memory: says a test", memory=True)
                 return
         messages: list[Any] = []
-        self.server.perform(job, messages.append)
+        # Transformers sets torch's default dtype while it loads, for the whole process.
+        with LOADING if job.type == "load" else nullcontext():
+            self.server.perform(job, messages.append)
         yield from messages
         self.told.steps.append((self.label, f"{job.type} done"))
 
