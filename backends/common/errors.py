@@ -33,5 +33,9 @@ class ModelError(CompareQError):
     """One model could not be loaded or scored; the others can go on."""
 
 
+class NoMemoryError(ModelError):
+    """The memory did not suffice for a model."""
+
+
 class StoppedError(CompareQError):
     """The run was interrupted while a model was in work; what was committed is kept."""

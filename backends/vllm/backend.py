@@ -105,6 +105,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def versions(cls) -> dict[str, str]:
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        set_environment(request)
+        from vllm import LLM  # noqa: F401
+
     def load(self) -> None:
         folder, config = self.folder, CheckpointConfig.read(self.folder)
         cpu = install.is_cpu_build()

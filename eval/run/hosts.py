@@ -17,8 +17,9 @@ from backends.common.watch import Watch
 from eval.common.cache import Lock
 from eval.common.processes import in_process
 from eval.run import devices
-from eval.run.devices import Devices
+from eval.run.devices import Devices, Overlap
 from eval.run.worker_process import WorkerProcess
+from eval.run.workers import InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
 
 LOCK_POLL_S = 0.5
@@ -28,7 +29,7 @@ LOCK_POLL_S = 0.5
 class Running:
     """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started."""
 
-    workers: set[WorkerProcess] = field(default_factory=set)
+    workers: set[Worker] = field(default_factory=set)
     stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,7 +52,7 @@ class Running:
             lock.release()
 
     @contextmanager
-    def started(self, worker: WorkerProcess) -> Iterator[WorkerProcess]:
+    def started(self, worker: Worker) -> Iterator[Worker]:
         """The worker, started, and ended whatever happens; StoppedError if the run was stopped before."""
         try:
             with self.lock:
@@ -78,7 +79,8 @@ class Running:
 class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
-    ``in_process``: run engines in this process, one model after the other, for debugging and for tests.
+    ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
+    ``make_worker``: what makes a worker otherwise; ``spares``: whether models may have a worker before their turn.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -86,6 +88,12 @@ class Hosts:
     deadline_s: float | None = None
     in_process: bool = False
     running: Running = field(default_factory=Running)
+    make_worker: Make = WorkerProcess
+    spares: bool = True
+
+    def worker(self, wanted: Wanted) -> Worker:
+        """A worker that is not started yet."""
+        return InThisProcess(wanted) if self.in_process else self.make_worker(wanted)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.
@@ -103,11 +111,13 @@ class Hosts:
 
 
 def of_this_machine(
-    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None
-) -> tuple[Hosts, str]:
+    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None,
+    overlap: Overlap = "auto",
+) -> tuple[Hosts, str]:  # fmt: skip
     """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
     usable, said = devices.chosen(machine.gpus(), gpus)
-    return Hosts(Devices(usable), {**settings.load().python, **(pythons or {})}, deadline_s, in_process()), said
+    found = {**settings.load().python, **(pythons or {})}
+    return Hosts(Devices(usable, overlap), found, deadline_s, in_process()), said
 
 
 @dataclass(frozen=True)

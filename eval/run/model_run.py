@@ -2,122 +2,96 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from backends.base import Task, Window
-from backends.common.engine_log import captured
 from backends.common.errors import CompareQError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
-from backends.worker import segments, serving
-from backends.worker.messages import Done, Failed, Loaded, Said, Scored, ScoreJob, write_windows
+from backends.worker import segments
+from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
-from eval.run import jobs, token_scores
+from eval.run import jobs
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, Reference, tag_for
 from eval.run.session import Session
-from eval.run.worker_process import Deadline, WorkerProcess
+from eval.run.spares import Crew, death_mark, error_of
 from eval.text.windows import EvalData
 
 
-def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
-    """Have a worker score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
+def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew) -> None:
+    """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
     ModelError with the reason if the model fails; what it has scored before that is kept.
     """
-    job, label = fetched.job, fetched.job.request.label
+    job = fetched.job
     session.cache.check_writable()
     folder = session.cache.path("scores", fetched.scores_key, "")
     tag = tag_for(reference, job)
-    log_file = None if session.verbose else session.cache.log_file(label, fetched.scores_key)
     with task_of(session, job, reference, len(data.windows)) as (task, recorded):
+        crew.make_ready()
         there = segments.committed(folder, tag) & recorded
         wanted = [window for window in data.windows if window.index not in there]
         if not segments.records(folder):  # a worker was killed before it could say what ran
             wanted = wanted or [data.windows[-1]]
-        with session.cache.scratch() as windows:
-            write_windows(windows, wanted)
-            score_job = ScoreJob(
-                job.engine, replace(job.request, log_file=log_file), task, windows, folder, tag, uuid.uuid4().hex,
-                {"label": label, "known": jobs.known_before(job), "reference": comparison_record(job, task, reference)},
-            )  # fmt: skip
-            follow(session, job, score_job, wanted)
+        facts = {
+            "label": job.request.label, "known": jobs.known_before(job),
+            "reference": comparison_record(job, task, reference),
+        }  # fmt: skip
+        with ExitStack() as files:
+            score_jobs, run = [], uuid.uuid4().hex
+            for replica, share in enumerate(shares(wanted, crew.replicas)):
+                windows = files.enter_context(session.cache.scratch())
+                write_windows(windows, share)
+                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts))
+            follow(session, job.request.label, crew, score_jobs, len(wanted))
+        crew.release()
         if task.record is not None and isinstance(reference, HeldReference):
             keep_store(session, task.record, reference, len(data.windows))
 
 
-def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]) -> None:
-    """Give a worker its job and show how far it is; ModelError or StoppedError if it does not come to its end."""
-    label = job.request.label
-    expected = token_scores.expected_load(session.cache, job.engine)
+def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
+    """Windows in so many shares that differ by one window at most, none of them empty unless there is no window."""
+    count = max(min(count, len(windows)), 1)
+    ends = [len(windows) * part // count for part in range(count + 1)]
+    return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def follow(session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int) -> None:
+    """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end."""
     done = 0
-    with messages_of(session, job, score_job, expected) as messages:
-        try:
-            with session.progress.phase(f"loading {label}", expected=expected) as phase:
-                took(messages, phase, until=Loaded)
-            with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
-                try:
-                    took(messages, phase, until=Done)
-                    for message in messages:  # on closing the engine
-                        if isinstance(message, Said):
-                            phase.say(message.line)
-                finally:
-                    done = phase.done
-        except StoppedError:
-            kept = "what is older than 2 s is kept" if done else "it had scored none"
-            raise StoppedError(
-                f"interrupted after {done} of {len(wanted)} windows; {kept}, run again to go on"
-            ) from None
+    try:
+        messages = crew.score(score_jobs)
+        with session.progress.phase(f"scoring {label}", unit="windows", total=n_windows) as phase:
+            try:
+                took(messages, phase)
+                for message in messages:  # on closing the engine
+                    if isinstance(message, Said):
+                        phase.say(message.line)
+            finally:
+                done = phase.done
+    except StoppedError:
+        kept = "what is older than 2 s is kept" if done else "it had scored none"
+        raise StoppedError(f"interrupted after {done} of {n_windows} windows; {kept}, run again to go on") from None
 
 
-def took(messages: Iterator[Any], phase: Phase, until: type) -> None:
-    """Follow messages up to one of the type ``until``; ModelError with the reason of a worker that failed."""
+def took(messages: Iterator[Any], phase: Phase) -> None:
+    """Follow messages until all is scored; ModelError with the reason of a worker that failed."""
     for message in messages:
         if isinstance(message, Scored):
             phase.advance(message.windows)
         elif isinstance(message, Said):
             phase.say(message.line)
         elif isinstance(message, Failed):
-            raise ModelError(message.reason)
-        if isinstance(message, until):
+            raise error_of(message)
+        elif isinstance(message, Done):
             return
     raise ModelError("its worker ended before its work was done")
-
-
-@contextmanager
-def messages_of(session: Session, job: Job, score_job: ScoreJob, expected: float | None) -> Iterator[Iterator[Any]]:
-    """The messages of a worker that does the job, on the GPUs that it needs, or of the engine in this process."""
-    hosts = session.hosts
-    if hosts.in_process:
-        found: list[Any] = []
-        with captured(score_job.request.log_file):
-            serving.perform(score_job, found.append)
-        yield iter(found)
-        return
-    limits = Deadline() if hosts.deadline_s is None else Deadline(hosts.deadline_s, hosts.deadline_s, patience=0)
-    limits = replace(limits, load_s=max(limits.load_s, limits.patience * (expected or 0)))
-    with hosts.devices.taken(len(job.gpus)) as devices:
-        worker = WorkerProcess(job.python or sys.executable, score_job.request.log_file, devices)
-        mark = death_mark(session, score_job.scores.name)
-        with hosts.running.started(worker):
-            try:
-                yield worker.perform(score_job, limits)
-            except ModelError:
-                if worker.has_died:
-                    mark.touch()
-                raise
-            mark.unlink(missing_ok=True)
-
-
-def death_mark(session: Session, key: str) -> Path:
-    """A file that says that the worker of a model died in the last run."""
-    return session.cache.root / "runs" / f"{key}.died"
 
 
 def has_died(session: Session, job: Job, data: EvalData) -> bool:
