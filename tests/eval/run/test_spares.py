@@ -43,9 +43,9 @@ def test_a_spare_is_prepared_while_another_model_scores(measured: Compare, monke
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
     assert [told.of(label) for label in "abc"] == [["load", "score"], *[["prepare", "load", "score"]] * 2]
-    assert told.before(("a", "score"), ("b", "prepare"))
+    assert told.before(("a", "load done"), ("b", "prepare"))
     assert told.before(("a", "score done"), ("b", "load"))
-    assert told.before(("b", "score"), ("c", "prepare"))
+    assert told.before(("b", "load done"), ("c", "prepare"))
     seconds = {label: model["seconds"] for label, model in ran.models.items()}
     assert seconds["a"]["spare"] == 0 < seconds["b"]["spare"]
     for model in ran.models.values():
