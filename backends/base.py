@@ -283,6 +283,12 @@ class Backend(ABC):
     def load(self) -> None:
         """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
 
+    def get_ready(self, sample: Sequence[Window]) -> None:
+        """After ``load``, perhaps before the model's turn: do what the first windows would wait for.
+
+        ``sample``: the beginnings of some windows that will be scored.  ModelError as in scoring.
+        """
+
     @abstractmethod
     def storage(self) -> Storage:
         """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``; needs no load."""

@@ -23,8 +23,8 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,14 +153,25 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             noise.seed_of(self.request.options),
         )
 
+    def get_ready(self, sample: Sequence[Window]) -> None:
+        assert self.driver is not None
+        with self.refusals():
+            self.driver.probed = self.driver.probe(sample) if sample else None
+
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
         assert self.driver is not None
-        try:
+        with self.refusals():
             yield from self.driver.score(list(windows), task)
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """ModelError with the reason for whatever vLLM raises: a dead engine, or a prompt that it does not take."""
+        try:
+            yield
         except CompareQError:
             raise
-        except Exception as error:  # a dead engine, or a prompt that vLLM does not take
+        except Exception as error:
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
 
     def storage(self) -> Storage:

@@ -51,7 +51,8 @@ class Route:
 class VllmDriver:
     """Drives one loaded vLLM: its ``LLM`` object, what the last pass was like.
 
-    ``runner`` is the generation of vLLM's model runner.  With ``noise_seed`` the layers get noise
+    ``probed``: the route that a probe has found ahead of the next pass; ``runner`` is the generation of vLLM's model
+    runner.  With ``noise_seed`` the layers get noise
     (``backends/layers/noise.py``) while windows are scored, but none in the probe, whose check and route are the
     model's own.  ``pass_report``: what the ranks said at the end of the last pass.
     """
@@ -62,6 +63,7 @@ class VllmDriver:
     runner: str
     noise_seed: int | None = None
     route: Route | None = None
+    probed: Route | None = None
     pass_report: dict[str, Any] = field(default_factory=dict)
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -72,7 +74,8 @@ class VllmDriver:
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores of every window, as they finish; every position, or ModelError."""
         windows = list(windows)
-        self.route = route = self.probe(windows)
+        self.route = route = self.probed or self.probe(windows)
+        self.probed = None
         limit = None if task.vocab_size is None else min(task.vocab_size, self.vocab_size)
         plan = Plan(
             gathered=route.gathered or (task.record is not None and not route.states and self.tp_size > 1),

@@ -30,13 +30,14 @@ class LoadJob:
     """Load a model by ``request`` in the engine of that name.
 
     ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``cores``: the processors that it may use, None:
-    all that the driver may use.
+    all that the driver may use; ``sample``: the first tokens of some windows that it will score, to get ready with.
     """
 
     engine: str
     request: LoadRequest
     devices: tuple[str, ...] | None = None
     cores: tuple[int, ...] | None = None
+    sample: tuple[tuple[int, ...], ...] = ()
     type: Literal["load"] = "load"
 
 

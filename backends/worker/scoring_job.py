@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import backends
 from backends.base import Backend, LoadRequest, TokenScores, Window
 from backends.common.lifeline import in_worker
@@ -71,6 +73,7 @@ def load(job: LoadJob, started: float, prepared: float | None) -> Model:
     backend = engine(job.request)
     try:
         backend.load()
+        backend.get_ready([Window(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)])
     except BaseException:
         backend.close()
         raise

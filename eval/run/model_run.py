@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,13 @@ from eval.run.spares import Crew, death_mark, error_of
 from eval.text.windows import EvalData
 
 
-def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew) -> None:
+def score(
+    session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew, kept: Callable[[], None]
+) -> None:
     """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
-    ModelError with the reason if the model fails; what it has scored before that is kept.
+    ``kept`` is called when all is scored and that store is there, before the engine is closed.  ModelError with the
+    reason if the model fails; what it has scored before that is kept.
     """
     job = fetched.job
     session.cache.check_writable()
@@ -49,10 +52,14 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
                 windows = files.enter_context(session.cache.scratch())
                 write_windows(windows, share)
                 score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts))
-            follow(session, job.request.label, crew, score_jobs, len(wanted))
+
+            def scored() -> None:
+                if task.record is not None and isinstance(reference, HeldReference):
+                    keep_store(session, task.record, reference, len(data.windows))
+                kept()
+
+            follow(session, job.request.label, crew, score_jobs, len(wanted), scored)
         crew.release()
-        if task.record is not None and isinstance(reference, HeldReference):
-            keep_store(session, task.record, reference, len(data.windows))
 
 
 def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
@@ -62,14 +69,20 @@ def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
     return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def follow(session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int) -> None:
-    """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end."""
+def follow(
+    session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int, scored: Callable[[], None]
+) -> None:
+    """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end.
+
+    ``scored`` is called when they have, before their engines are closed.
+    """
     done = 0
     try:
         messages = crew.score(score_jobs)
         with session.progress.phase(f"scoring {label}", unit="windows", total=n_windows) as phase:
             try:
                 took(messages, phase)
+                scored()
                 for message in messages:  # on closing the engine
                     if isinstance(message, Said):
                         phase.say(message.line)

@@ -168,8 +168,10 @@ def reference_row(
         turn.begun()
 
     def make_row() -> ModelResult:
-        with Crew(session, fetched, replace(turn, begun=begun)) as crew:
-            return fetched_row(session, fetched, data, lambda: reference, crew, records=records)
+        with Crew(session, fetched, replace(turn, begun=begun), data.windows) as crew:
+            return fetched_row(
+                session, fetched, data, lambda: reference, crew, records=records, kept=lambda: scored.settle(reference)
+            )
 
     row = row_or_failure(session, job, make_row)
     return row, LostReference() if row.error else reference
@@ -220,7 +222,7 @@ def model_row(session: Session, job: Job, data: EvalData, scored: Scored, turn: 
     def fetch_and_score() -> ModelResult:
         expected = awaited(session, scored.expected)
         fetched = jobs.fetch(job, data, session)
-        with Crew(session, fetched, turn) as crew:
+        with Crew(session, fetched, turn, data.windows) as crew:
             return fetched_row(
                 session, fetched, data, lambda: awaited(session, scored.reference), crew, expected=expected
             )
@@ -251,12 +253,13 @@ def fetched_row(
     *,
     expected: Reference | None = None,
     records: bool = False,
+    kept: Callable[[], None] = lambda: None,
 ) -> ModelResult:
     """The row of a model on this machine: its scores come from the cache, or are made now and kept there.
 
     ``get_reference`` waits for the run's reference; ``expected``: what it will most likely be, with which the model can
     be loaded meanwhile.  ``records``: run the model even if its scores are there, for the windows that the reference
-    store lacks.
+    store lacks; ``kept`` is called when all windows are scored and stored, before the engine is closed.
     """
     cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
@@ -276,7 +279,7 @@ def fetched_row(
         stored = None if missing else load()
         cached = stored is not None
         if stored is None:
-            model_run.score(session, fetched, data, reference, crew)
+            model_run.score(session, fetched, data, reference, crew, kept)
             stored = load()
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from backends.base import LoadRequest
+from backends.base import LoadRequest, Window
 from backends.common import machine
 from backends.common.errors import CompareQError, ModelError, NoMemoryError, StoppedError
 from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, ScoreJob
@@ -30,6 +30,7 @@ from eval.run.session import Session
 from eval.run.workers import Deadline, Wanted, Worker
 
 Item = TypeVar("Item")
+SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
 SPARE_BYTES = 4 << 30
 """Memory that must be available for a spare: an imported vLLM takes 1 GB, and the model that is at work may grow."""
 
@@ -49,8 +50,9 @@ class Turn:
 class Crew:
     """The workers of one model: one, or a replica for each share of its windows.  Leaving its context ends them."""
 
-    def __init__(self, session: Session, fetched: FetchedJob, turn: Turn) -> None:
+    def __init__(self, session: Session, fetched: FetchedJob, turn: Turn, windows: Sequence[Window]) -> None:
         self.session, self.job, self.turn = session, fetched.job, turn
+        self.sample = sample_of(windows)
         log_file = None if session.verbose else session.cache.log_file(self.job.request.label, fetched.scores_key)
         self.request: LoadRequest = replace(self.job.request, log_file=log_file)
         self.mark = death_mark(session, fetched.scores_key)
@@ -165,7 +167,7 @@ class Crew:
             self._drop()
         self._start()
         jobs = [
-            LoadJob(self.job.engine, self.request, devices, cores)
+            LoadJob(self.job.engine, self.request, devices, cores, self.sample)
             for devices, cores in zip(
                 *(parts_of(each, self.replicas) for each in (hold.names, self._cores())), strict=True
             )
@@ -201,6 +203,12 @@ class Crew:
             worker.kill()
         self.at_work.close()
         self.workers = []
+
+
+def sample_of(windows: Sequence[Window]) -> tuple[tuple[int, ...], ...]:
+    """The first tokens of the longest windows: of windows of one length, of the first."""
+    longest = sorted(windows, key=lambda window: -len(window.token_ids))[:SAMPLED_WINDOWS]
+    return tuple(tuple(window.token_ids[:SAMPLED_TOKENS].tolist()) for window in longest)
 
 
 def parts_of(items: tuple[Item, ...] | None, count: int) -> list[tuple[Item, ...] | None]:

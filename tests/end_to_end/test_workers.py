@@ -113,7 +113,7 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_window(
 ) -> None:
     """Neither the two replicas of the model that was scored nor the next model's spare is left."""
     data, specs = write_specs([{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)])
-    process = start("-d", data, "-m", specs)
+    process = start("-d", data, "-m", specs, "--overlap", "always")
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
     assert len(processes_of(own_cache)) == 3 * 2  # a supervisor each
     process.kill()
@@ -186,7 +186,7 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
 def test_a_killed_worker_takes_its_group_along(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
     """The worker that scores, and before it the next model's spare, in whose place another worker comes."""
     data, specs = write_specs([fake("slow", seconds=1.0), fake("good")])
-    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
+    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--overlap", "always")
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")) and len(processes_of(own_cache)) == 4)
     _, worker, _, spare = processes_of(own_cache)
     os.kill(spare, signal.SIGKILL)

@@ -131,9 +131,9 @@ def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: 
 
 
 def test_memory_of_a_loaded_model(toy_model: Path) -> None:
-    """Weights, 256 MiB of KV cache and 4 GiB; not known where the spec leaves vLLM a share of the GPU."""
-    backend = VllmScoreBackend(request_for(toy_model))
-    bits = backend.storage().vram_bits
-    assert bits is not None
-    assert backend.device_bytes() == int(bits / 8) + (256 << 20) + (4 << 30)
+    """Its files, and for each rank 256 MiB of KV cache and 3 GiB; not known where it takes a share of the GPU."""
+    size = sum(file.stat().st_size for file in toy_model.glob("*.safetensors"))
+    assert VllmScoreBackend(request_for(toy_model)).device_bytes() == size + (256 << 20) + (3 << 30)
+    two = VllmScoreBackend(request_for(toy_model, tensor_parallel_size=2))
+    assert two.device_bytes() == size + 2 * ((256 << 20) + (3 << 30))
     assert VllmScoreBackend(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
