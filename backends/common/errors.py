@@ -33,5 +33,9 @@ class ModelError(CompareQError):
     """One model could not be loaded or scored; the others can go on."""
 
 
+class LostWorkerError(ModelError):
+    """The machine of a worker is gone: another one may go on where it was."""
+
+
 class StoppedError(CompareQError):
     """The run was interrupted while a model was in work; what was committed is kept."""
