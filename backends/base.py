@@ -273,6 +273,10 @@ class Backend(ABC):
     def versions(cls) -> dict[str, str]:
         """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        """Import what ``load`` will import, in a worker that waits for its turn; no GPU may be touched."""
+
     @abstractmethod
     def load(self) -> None:
         """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
@@ -280,6 +284,13 @@ class Backend(ABC):
     @abstractmethod
     def storage(self) -> Storage:
         """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``; needs no load."""
+
+    def device_bytes(self) -> int | None:
+        """Memory that the loaded model will take of its GPUs (on a CPU: of RAM), so that another may load beside it.
+
+        None if that is not known: then nothing is beside it while it loads.
+        """
+        return None
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""

@@ -16,15 +16,38 @@ from backends.common.messages import one_line
 
 
 @dataclass(frozen=True)
+class PrepareJob:
+    """Import the engine of that name, without touching a GPU, and begin to read ``files`` ahead, of this model."""
+
+    engine: str
+    request: LoadRequest
+    files: tuple[Path, ...] = ()
+    type: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """Load a model by ``request`` in the engine of that name.
+
+    ``devices``: what CUDA_VISIBLE_DEVICES is to be, None: as it is; ``cores``: the processors that it may use, None:
+    all that the driver may use.
+    """
+
+    engine: str
+    request: LoadRequest
+    devices: tuple[str, ...] | None = None
+    cores: tuple[int, ...] | None = None
+    type: Literal["load"] = "load"
+
+
+@dataclass(frozen=True)
 class ScoreJob:
-    """Load a model by ``request`` in the engine of that name, and score the windows in the file ``windows``.
+    """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded, and close it.
 
     Token scores are committed into the folder ``scores`` under ``tag`` (``backends/worker/segments.py``); ``session``
     names this run of the model; ``facts`` (JSON types) become part of its record.
     """
 
-    engine: str
-    request: LoadRequest
     task: Task
     windows: Path
     scores: Path
@@ -49,6 +72,13 @@ class Ready:
 
     group: int
     type: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The engine is imported, and no GPU was touched; the files are still being read."""
+
+    type: Literal["prepared"] = "prepared"
 
 
 @dataclass(frozen=True)
@@ -91,9 +121,10 @@ class Closed:
 
 @dataclass(frozen=True)
 class Failed:
-    """The job failed, for a reason that a user can understand, in one line a problem."""
+    """The job failed, for a reason that a user can understand, in one line a problem; ``memory``: too little of it."""
 
     reason: str
+    memory: bool = False
     type: Literal["failed"] = "failed"
 
 
@@ -112,8 +143,10 @@ class Described:
     type: Literal["described"] = "described"
 
 
-Job = Annotated[ScoreJob | DescribeJob, Field(discriminator="type")]
-Message = Annotated[Ready | Loaded | Scored | Said | Done | Closed | Failed | Described, Field(discriminator="type")]
+Job = Annotated[PrepareJob | LoadJob | ScoreJob | DescribeJob, Field(discriminator="type")]
+Message = Annotated[
+    Ready | Prepared | Loaded | Scored | Said | Done | Closed | Failed | Described, Field(discriminator="type")
+]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
 

@@ -1,22 +1,33 @@
-"""One model: load it, score its windows, commit their scores as they finish, and say what really ran."""
+"""One model: load it; score its windows, commit their scores as they finish, and say what really ran and when."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import backends
-from backends.base import Backend, TokenScores, Window
+from backends.base import Backend, LoadRequest, TokenScores, Window
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
 from backends.worker import children, scoring, segments
-from backends.worker.messages import Closed, Done, Failed, Loaded, Said, Scored, ScoreJob, read_windows
+from backends.worker.messages import Closed, Done, Failed, LoadJob, Said, Scored, ScoreJob, read_windows
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
+
+
+@dataclass
+class Model:
+    """A loaded model.  ``moments``: when what happened, in seconds since 1970, by the names of ``score``."""
+
+    request: LoadRequest
+    backend: Backend
+    load_seconds: float
+    moments: dict[str, float] = field(default_factory=dict)
 
 
 class Committer:
@@ -42,39 +53,61 @@ class Committer:
         self.waiting, self.last = [], now
 
 
-def score(job: ScoreJob, send: Callable[[Any], None]) -> None:
+def load(job: LoadJob, started: float, prepared: float | None) -> Model:
+    """Load a model on its GPUs, in a worker that was ``started`` and ``prepared`` then; whatever an engine raises."""
+    if job.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
+    if job.cores is not None:
+        os.sched_setaffinity(0, job.cores)
+    # A worker that was not prepared imports its engine now: all of its life so far is a part of loading.
+    moments = {"started": started}
+    moments |= {"load_began": started} if prepared is None else {"prepared": prepared, "load_began": time.time()}
+    backend = backends.engine_class(job.engine)(job.request)
+    began = time.perf_counter()
+    try:
+        backend.load()
+    except BaseException:
+        backend.close()
+        raise
+    return Model(job.request, backend, time.perf_counter() - began, {**moments, "loaded": time.time()})
+
+
+def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
     """Do a job; CompareQError, or whatever an engine raises.  What was committed before an error stays.
 
     The session's record is written before the last windows are committed, so that scores of all windows are never
-    there without a record.
+    there without a record.  When the engine was closed is added to it after that.
     """
-    windows = read_windows(job.windows)
-    backend = backends.engine_class(job.engine)(job.request)
+    backend, moments = model.backend, model.moments
+    record: dict[str, Any] = {}
     try:
-        began = time.perf_counter()
-        backend.load()
-        loaded = time.perf_counter() - began
-        send(Loaded(loaded))
+        windows = read_windows(job.windows)
         committer = Committer(job, backend, windows)
+        moments["score_began"] = time.time()
         try:
             with children.watched(lambda reason: end_at_once(reason, send)):
                 for scores in scoring.token_scores(backend, windows, job.task):
+                    moments["last_window"] = time.time()
+                    moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
                     send(Scored(1))
         except BaseException:
             if committer.waiting and committer.windows:  # the last windows need the record first
                 committer.commit()
             raise
-        segments.write_record(
-            job.scores, job.session, {"provenance": what_ran(job, backend), "load_seconds": loaded, **job.facts}
-        )
+        record = {
+            "provenance": what_ran(model), "load_seconds": model.load_seconds, "moments": moments, **job.facts
+        }  # fmt: skip
+        segments.write_record(job.scores, job.session, record)
         committer.commit()
         send(Done())
     finally:
         try:
             backend.close()
         except Exception as error:  # an engine that is stopped in the middle raises what it likes
-            send(Said(f"{job.request.label}: closing its engine failed: {one_line(error)}"))
+            send(Said(f"{model.request.label}: closing its engine failed: {one_line(error)}"))
+    moments["closed"] = time.time()
+    segments.write_record(job.scores, job.session, record)
     send(Closed())
 
 
@@ -85,9 +118,9 @@ def end_at_once(reason: str, send: Callable[[Any], None]) -> None:
         os._exit(1)
 
 
-def what_ran(job: ScoreJob, backend: Backend) -> dict[str, Any]:
+def what_ran(model: Model) -> dict[str, Any]:
     """What an engine says of a run that has finished; what it cannot tell any more is a note and loses no score."""
     try:
-        return {**backend.provenance(), "layers": groups_to_json(backend.layers())}
+        return {**model.backend.provenance(), "layers": groups_to_json(model.backend.layers())}
     except Exception as error:  # whatever an engine raises when it is asked about itself
         return {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from typing import IO, Any
@@ -10,9 +11,24 @@ from typing import IO, Any
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
 from backends.worker import describing, memory, scoring_job
-from backends.worker.messages import JOB, MESSAGE, DescribeJob, Failed, Ready, ScoreJob
+from backends.worker.messages import (
+    JOB,
+    MESSAGE,
+    Closed,
+    Described,
+    DescribeJob,
+    Failed,
+    Loaded,
+    LoadJob,
+    Prepared,
+    PrepareJob,
+    Ready,
+)
+from backends.worker.preparing import ReadAhead, import_engine
 
 Send = Callable[[Any], None]
+LAST = (Prepared, Loaded, Closed, Failed, Described)
+"""The message that ends a job is one of these."""
 
 
 def serve(jobs: IO[bytes], channel: IO[bytes]) -> None:
@@ -21,20 +37,57 @@ def serve(jobs: IO[bytes], channel: IO[bytes]) -> None:
     def send(message: Any) -> None:
         channel.write(MESSAGE.dump_json(message) + b"\n")
 
+    server = Server()
     send(Ready(os.getpid()))
     for line in jobs:
-        perform(JOB.validate_json(line), send)
+        server.perform(JOB.validate_json(line), send)
+    server.close()
 
 
-def perform(job: ScoreJob | DescribeJob, send: Send) -> None:
-    """Do one job, whose outcome is always a message."""
-    try:
+class Server:
+    """What a worker keeps from one job to the next: its model, and when it did what (``scoring_job.Model``)."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self.prepared: float | None = None
+        self.reading: ReadAhead | None = None
+        self.model: scoring_job.Model | None = None
+        self.asked: Any = None
+
+    def perform(self, job: Any, send: Send) -> None:
+        """Do one job, whose outcome is always a message, one of ``LAST``."""
+        self.asked = job if hasattr(job, "request") else self.asked
+        try:
+            self._do(job, send)
+        except Exception as error:
+            known = isinstance(error, CompareQError)
+            if not known:  # a bug, in compare_q or in an engine
+                os.write(2, traceback.format_exc().encode())
+            reason = str(error) if known else f"{type(error).__name__}: {one_line(error)}"
+            advice = memory.advice(self.asked, error)
+            send(Failed(advice or reason, memory=bool(advice)))
+
+    def _do(self, job: Any, send: Send) -> None:
         if isinstance(job, DescribeJob):
             send(describing.describe(job))
+        elif isinstance(job, PrepareJob):
+            self.reading = ReadAhead(job.files)
+            import_engine(job.engine, job.request)
+            self.prepared = time.time()
+            send(Prepared())
+        elif isinstance(job, LoadJob):
+            self.close()
+            self.model = scoring_job.load(job, self.started, self.prepared)
+            send(Loaded(self.model.load_seconds))
         else:
-            scoring_job.score(job, send)
-    except CompareQError as error:
-        send(Failed(memory.advice(job, error) or str(error)))
-    except Exception as error:  # a bug, in compare_q or in an engine
-        os.write(2, traceback.format_exc().encode())
-        send(Failed(memory.advice(job, error) or f"{type(error).__name__}: {one_line(error)}"))
+            assert self.model is not None, "no model is loaded"
+            model, self.model = self.model, None
+            scoring_job.score(model, job, send)
+
+    def close(self) -> None:
+        """Stop reading ahead, and release a model that was loaded and not scored."""
+        if self.reading is not None:
+            self.reading.stop()
+        if self.model is not None:
+            self.model.backend.close()
+            self.model = None

@@ -43,29 +43,29 @@ class Outbox:
         """The files that are new.
 
         A journal comes after the windows that it lists, and grows; every other file is whole once it has its name.
-        A session's record comes before the last of its scores, as it was written.
+        A session's record comes before the last of its scores, and a window of the reference before its scores.
         """
-        for purpose, folder in self.folders.items():
-            journals = [
-                (file, file.read_bytes()) for file in self.files(folder) if journal.JOURNAL.fullmatch(file.name)
-            ]
-            others = [file for file in self.files(folder) if not journal.JOURNAL.fullmatch(file.name)]
-            for file in sorted(others, key=lambda file: order_of(purpose, file.name)):
-                if file not in self.sent and order_of(purpose, file.name) < len(KNOWN[purpose]):
-                    yield purpose, file.name, self.noted(file, file.read_bytes())
-            for file, data in journals:
-                if self.sent.get(file) != len(data):
-                    yield purpose, file.name, self.noted(file, data)
+        scores = [file for file in self.files("scores") if order_of("scores", file.name) < len(KNOWN["scores"])]
+        journals = [(file, file.read_bytes()) for file in self.files("record") if journal.JOURNAL.fullmatch(file.name)]
+        for file in self.files("record"):
+            if file not in self.sent and order_of("record", file.name) < KNOWN["record"].index(journal.JOURNAL):
+                yield "record", file.name, self.noted(file, file.read_bytes())
+        for file, data in journals:
+            if self.sent.get(file) != len(data):
+                yield "record", file.name, self.noted(file, data)
+        for file in sorted(scores, key=lambda file: order_of("scores", file.name)):
+            if file not in self.sent:
+                yield "scores", file.name, self.noted(file, file.read_bytes())
 
     def noted(self, file: Path, data: bytes) -> bytes:
         """The content of a file that is sent now."""
         self.sent[file] = len(data)
         return data
 
-    @staticmethod
-    def files(folder: Path) -> list[Path]:
+    def files(self, purpose: str) -> list[Path]:
         """The files of a folder that are no links."""
-        return [file for file in segment_names.files_of(folder) if owned.is_regular(file)]
+        folder = self.folders.get(purpose)
+        return [] if folder is None else [each for each in segment_names.files_of(folder) if owned.is_regular(each)]
 
 
 def order_of(purpose: str, name: str) -> int:

@@ -8,6 +8,7 @@ the cluster has most.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,6 +120,7 @@ class Cluster:
     kinds: list[Kind] = field(default_factory=list)
     places: dict[str, Kind] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
+    losses: Counter[str] = field(default_factory=Counter)
 
     def tell(self, *lines: str) -> None:
         """Say lines that have not been said yet."""
@@ -169,6 +171,11 @@ class Cluster:
         self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(found.items())]
         if not self.kinds:
             raise InputError("--ray: no node of the cluster can run a model")
+
+    def lost(self, label: str) -> int:
+        """Note that a worker of this model was lost; how many were."""
+        self.losses[label] += 1
+        return self.losses[label]
 
     def address(self, node: str) -> str:
         """How a user knows a node."""

@@ -26,6 +26,8 @@ from eval.cluster.ray_cluster import Actor, Cluster, LostError
 from eval.run.workers import Deadline, Wanted
 
 POLL_S = 1.0
+MOST_LOST = 3
+"""Workers of one model that may be lost with their nodes; what ends a fourth is more likely the model."""
 CLOSE_S = 60.0
 """Seconds that a node may take to close a worker, which itself gives an engine 30."""
 
@@ -50,13 +52,13 @@ class RayWorker:
     def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
         self.cluster, self.wanted = cluster, wanted
         self.killed = threading.Event()
-        self.has_died = False
+        self.has_died = self.is_lost = False
         self.actor: Actor | None = None
         self.seat: Seat | None = None
 
     @property
     def is_alive(self) -> bool:
-        return not (self.killed.is_set() or self.has_died)
+        return not (self.killed.is_set() or self.has_died or self.is_lost)
 
     def start(self) -> None:
         """Nothing: a place is asked for when the model is to be loaded."""
@@ -70,11 +72,12 @@ class RayWorker:
                 self.seat = self.seated()
             yield from self.followed(self.seat, job, deadline)
         except LostError as error:
-            self.has_died = True
             if self.killed.is_set():
                 raise StoppedError("interrupted") from None
-            where = f"node {self.seat.name}" if self.seat else "its node"
-            raise LostWorkerError(f"{where} was lost: {error}") from None
+            where, self.is_lost = f"node {self.seat.name}" if self.seat else "its node", True
+            if self.cluster.lost(self.wanted.label) > MOST_LOST:
+                raise ModelError(f"{where} was lost, as {MOST_LOST} workers of this model before: {error}") from None
+            raise LostWorkerError(f"{where} was lost") from None
 
     def seated(self) -> Seat:
         """A place on the first node that has room, with a started worker; waits for it."""

@@ -21,6 +21,7 @@ from eval.common.processes import in_process
 from eval.run import devices
 from eval.run.devices import Devices, Kind
 from eval.run.worker_process import WorkerProcess
+from eval.run.workers import InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
 
 LOCK_POLL_S = 0.5
@@ -30,7 +31,7 @@ LOCK_POLL_S = 0.5
 class Running:
     """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started."""
 
-    workers: set[WorkerProcess] = field(default_factory=set)
+    workers: set[Worker] = field(default_factory=set)
     stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -53,7 +54,7 @@ class Running:
             lock.release()
 
     @contextmanager
-    def started(self, worker: WorkerProcess) -> Iterator[WorkerProcess]:
+    def started(self, worker: Worker) -> Iterator[Worker]:
         """The worker, started, and ended whatever happens; StoppedError if the run was stopped before."""
         try:
             with self.lock:
@@ -93,9 +94,8 @@ class Nodes(Protocol):
 class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
-    ``in_process``: run engines in this process, one model after the other, for debugging and for tests.
-
-    ``nodes``: where models run in place of this machine.
+    ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
+    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -103,7 +103,12 @@ class Hosts:
     deadline_s: float | None = None
     in_process: bool = False
     running: Running = field(default_factory=Running)
+    make_worker: Make = WorkerProcess
     nodes: Nodes | None = None
+
+    def worker(self, wanted: Wanted) -> Worker:
+        """A worker that is not started yet."""
+        return InThisProcess(wanted) if self.in_process else self.make_worker(wanted)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,23 +10,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Task, Window
-from backends.common.engine_log import captured
-from backends.common.errors import CompareQError, ModelError, StoppedError
+from backends.base import LoadRequest, Task, Window
+from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
-from backends.worker import segments, serving
-from backends.worker.messages import Done, Failed, Loaded, Said, Scored, ScoreJob, write_windows
+from backends.worker import segments
+from backends.worker.messages import Done, Failed, Loaded, LoadJob, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
 from eval.run import jobs, token_scores
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, Reference, tag_for
 from eval.run.session import Session
-from eval.run.worker_process import Deadline, WorkerProcess
+from eval.run.workers import Deadline, Wanted
 from eval.text.windows import EvalData
 
 
 def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
+    """``score_once``, and again for the windows that are missing each time that the worker's machine is lost."""
+    while True:
+        try:
+            return score_once(session, fetched, data, reference)
+        except LostWorkerError as lost:
+            session.progress.say(f"{fetched.job.request.label}: {lost}; another worker goes on")
+
+
+def score_once(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
     """Have a worker score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
     ModelError with the reason if the model fails; what it has scored before that is kept.
@@ -44,20 +52,20 @@ def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Refe
         with session.cache.scratch() as windows:
             write_windows(windows, wanted)
             score_job = ScoreJob(
-                job.engine, replace(job.request, log_file=log_file), task, windows, folder, tag, uuid.uuid4().hex,
+                task, windows, folder, tag, uuid.uuid4().hex,
                 {"label": label, "known": jobs.known_before(job), "reference": comparison_record(job, task, reference)},
             )  # fmt: skip
-            follow(session, job, score_job, wanted)
+            follow(session, job, replace(job.request, log_file=log_file), score_job, wanted)
         if task.record is not None and isinstance(reference, HeldReference):
             keep_store(session, task.record, reference, len(data.windows))
 
 
-def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]) -> None:
+def follow(session: Session, job: Job, request: LoadRequest, score_job: ScoreJob, wanted: list[Window]) -> None:
     """Give a worker its job and show how far it is; ModelError or StoppedError if it does not come to its end."""
     label = job.request.label
     expected = token_scores.expected_load(session.cache, job.engine)
     done = 0
-    with messages_of(session, job, score_job, expected) as messages:
+    with messages_of(session, job, request, score_job, expected) as messages:
         try:
             with session.progress.phase(f"loading {label}", expected=expected) as phase:
                 took(messages, phase, until=Loaded)
@@ -69,10 +77,14 @@ def follow(session: Session, job: Job, score_job: ScoreJob, wanted: list[Window]
                             phase.say(message.line)
                 finally:
                     done = phase.done
+        except LostWorkerError as lost:
+            kept = segments.committed(score_job.scores, score_job.tag) & {window.index for window in wanted}
+            text = f"of the {done} windows that it had scored {max(done - len(kept), 0)} are scored again"
+            raise LostWorkerError(f"{lost}; {text}") from None
         except StoppedError:
-            kept = "what is older than 2 s is kept" if done else "it had scored none"
+            what = "what is older than 2 s is kept" if done else "it had scored none"
             raise StoppedError(
-                f"interrupted after {done} of {len(wanted)} windows; {kept}, run again to go on"
+                f"interrupted after {done} of {len(wanted)} windows; {what}, run again to go on"
             ) from None
 
 
@@ -91,23 +103,20 @@ def took(messages: Iterator[Any], phase: Phase, until: type) -> None:
 
 
 @contextmanager
-def messages_of(session: Session, job: Job, score_job: ScoreJob, expected: float | None) -> Iterator[Iterator[Any]]:
+def messages_of(
+    session: Session, job: Job, request: LoadRequest, score_job: ScoreJob, expected: float | None
+) -> Iterator[Iterator[Any]]:
     """The messages of a worker that does the job, on the GPUs that it needs, or of the engine in this process."""
     hosts = session.hosts
-    if hosts.in_process:
-        found: list[Any] = []
-        with captured(score_job.request.log_file):
-            serving.perform(score_job, found.append)
-        yield iter(found)
-        return
     limits = Deadline() if hosts.deadline_s is None else Deadline(hosts.deadline_s, hosts.deadline_s, patience=0)
     limits = replace(limits, load_s=max(limits.load_s, limits.patience * (expected or 0)))
     with hosts.devices.taken(len(job.gpus)) as devices:
-        worker = WorkerProcess(job.python or sys.executable, score_job.request.log_file, devices)
+        worker = hosts.worker(Wanted(request.label, job.python, request.log_file, len(job.gpus), job.spec.resources))
         mark = death_mark(session, score_job.scores.name)
         with hosts.running.started(worker):
             try:
-                yield worker.perform(score_job, limits)
+                load_job = LoadJob(job.engine, request, devices)
+                yield itertools.chain(worker.perform(load_job, limits), worker.perform(score_job, limits))
             except ModelError:
                 if worker.has_died:
                     mark.touch()

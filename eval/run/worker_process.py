@@ -13,9 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,11 @@ import backends
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
-from backends.worker.messages import JOB, Closed, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
+from backends.worker.messages import JOB, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
+from backends.worker.serving import LAST
 from backends.worker.supervisor import end_group
 from eval.common import processes
+from eval.run.workers import Deadline, Wanted
 
 POLL_S = 0.2
 LONGEST_LINE = 1 << 24
@@ -33,18 +34,6 @@ LONGEST_LINE = 1 << 24
 CLOSE_S = 30.0
 """Seconds that an engine may take to close, after which it is ended; its scores are there already."""
 LOG_TAIL = 1 << 20
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Seconds that a worker may be silent: ``load_s`` until its model is loaded, ``window_s`` between two windows.
-
-    The second is at least ``patience`` times the longest wait so far.
-    """
-
-    load_s: float = 3600.0
-    window_s: float = 1800.0
-    patience: float = 20.0
 
 
 def code_path(python: str) -> str:
@@ -65,10 +54,11 @@ def code_path(python: str) -> str:
 
 
 class WorkerProcess:
-    """One worker.  ``log_file`` takes what its engine prints, None: the terminal; ``devices``: its GPUs, None: all."""
+    """One worker of this machine (``eval/run/workers.py`` says what its methods do for whom)."""
 
-    def __init__(self, python: str, log_file: Path | None = None, devices: Sequence[str] | None = None) -> None:
-        self.python, self.log_file, self.devices = python, log_file, devices
+    def __init__(self, wanted: Wanted) -> None:
+        self.python, self.log_file = wanted.python or sys.executable, wanted.log_file
+        log_file = wanted.log_file
         self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
         self.group = 0
         self.killed = threading.Event()
@@ -82,8 +72,6 @@ class WorkerProcess:
         read, write = os.pipe()
         wait, lifeline = os.pipe()
         environment = {**os.environ, "PYTHONPATH": code_path(self.python), WORKER: "1"}
-        if self.devices is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         command = processes.command("backends.worker", write, wait, python=self.python)
         output: Any = sys.stderr.fileno() if self.log_file is None else self.log_file.open("ab")
         try:
@@ -101,13 +89,21 @@ class WorkerProcess:
                 output.close()
         self.messages, self.lifeline = read, lifeline
 
-    def perform(self, job: ScoreJob | DescribeJob, deadline: Deadline) -> Iterator[Any]:
-        """The messages of one job, the last of which says how it ended; ModelError if the worker dies or is silent."""
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there."""
+        return self.process is not None and self.process.poll() is None and not self.killed.is_set()
+
+    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job, the last of which says how it ended; ModelError if the worker dies or is silent.
+
+        The job is sent when the first message is asked for.
+        """
         with suppress(BrokenPipeError):  # it has died, which reading tells
             self.process.stdin.write(JOB.dump_json(job) + b"\n")
             self.process.stdin.flush()
-        limit = deadline.load_s
-        what, longest, done = "did not load", 0.0, False
+        scores = isinstance(job, ScoreJob)
+        limit, longest, done = deadline.window_s if scores else deadline.load_s, 0.0, False
         while True:
             began = time.monotonic()
             line = self.line(began + limit)
@@ -116,6 +112,7 @@ class WorkerProcess:
             self.has_died = not line
             if line is None:
                 self.kill()
+                what = "finished no window" if scores else "did not load"
                 raise ModelError(f"{what} for {limit:.0f} s, and was ended (--deadline){self.told()}")
             if not line and self.killed.is_set():
                 raise StoppedError("interrupted")
@@ -126,13 +123,10 @@ class WorkerProcess:
                 self.group = message.group
                 continue
             yield message
-            if isinstance(message, Closed | Failed | Described):
+            if isinstance(message, LAST):
                 return
             done = done or isinstance(message, Done)
-            if what == "did not load":
-                what = "finished no window"
-            else:
-                longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.monotonic() - began)
             limit = CLOSE_S if done else max(deadline.window_s, deadline.patience * longest)
 
     def line(self, until: float) -> bytes | None:
@@ -210,7 +204,7 @@ class WorkerProcess:
 
 def describe(python: str, job: DescribeJob) -> Described:
     """What another Python has of an engine; InputError if that Python cannot run workers."""
-    worker = WorkerProcess(python, Path(os.devnull))
+    worker = WorkerProcess(Wanted(job.request.label, python, Path(os.devnull)))
     worker.start()
     try:
         for message in worker.perform(job, Deadline(load_s=120.0)):

@@ -13,7 +13,7 @@ import torch
 from backends.base import LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.worker import memory, serving
-from backends.worker.messages import DescribeJob, Failed, ScoreJob, write_windows
+from backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
 from tests.support.toy import toy_windows
 
 CURE = "close what else uses it, give the model more GPUs, or shorten eval_len"
@@ -74,8 +74,10 @@ def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     write_windows(tmp_path / "w.npz", windows)
     request = LoadRequest("m", "fake", "none", 100, {"vocab_size": 500, "fail": 1, "failure": "memory"})
     messages: list[Any] = []
-    task = ScoreJob("fake", request, Task(), tmp_path / "w.npz", tmp_path / "scores", "alone", "s")
-    serving.perform(task, messages.append)
+    server = serving.Server()
+    server.perform(LoadJob("fake", request), messages.append)
+    server.perform(ScoreJob(Task(), tmp_path / "w.npz", tmp_path / "scores", "alone", "s"), messages.append)
     assert isinstance(messages[-1], Failed)
+    assert messages[-1].memory
     assert messages[-1].reason.startswith("out of memory")
     assert messages[-1].reason.endswith("the engine says: CUDA out of memory. Tried to allocate 2.00 GiB.")

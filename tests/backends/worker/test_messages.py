@@ -19,6 +19,9 @@ from backends.worker.messages import (
     Done,
     Failed,
     Loaded,
+    LoadJob,
+    Prepared,
+    PrepareJob,
     Ready,
     Said,
     Scored,
@@ -34,7 +37,7 @@ REQUEST = LoadRequest(
     (Path("a.safetensors"), Path("b.safetensors")), "main", '["stamp", 0.1]', Path("/log"),
 )  # fmt: skip
 SCORE = ScoreJob(
-    "vllm_score", REQUEST, Task(Path("/store"), 320, None), Path("/windows.npz"), Path("/scores"), "0123456789abcdef",
+    Task(Path("/store"), 320, None), Path("/windows.npz"), Path("/scores"), "0123456789abcdef",
     "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
 )  # fmt: skip
 
@@ -44,6 +47,9 @@ SCORE = ScoreJob(
     [
         SCORE,
         replace(SCORE, task=Task(record=Path("/record")), facts={}),
+        PrepareJob("vllm_score", REQUEST, (Path("/a.safetensors"),)),
+        LoadJob("vllm_score", REQUEST, ("0", "MIG-1"), (0, 1)),
+        LoadJob("vllm_score", REQUEST),
         DescribeJob("fake", LoadRequest("fake", "fake", "none", 100)),
     ],
     ids=lambda job: job.type,
@@ -59,11 +65,12 @@ def test_jobs_come_back(job: Any) -> None:
     "message",
     [
         Ready(4711),
+        Prepared(),
         Loaded(1.5),
         Scored(3),
         Said("a\nb"),
         Done(),
-        Failed("out of memory\nof two lines"),
+        Failed("out of memory\nof two lines", memory=True),
         Described(None),
         Described(("vllm", "0.32.0"), {"torch": "2.13.0+cpu"}, cpu_only=True, problem="engine.x: unknown key"),
     ],

@@ -1,0 +1,115 @@
+"""The seam between the driver and whatever runs a model: a worker that is started, told jobs, followed, and ended.
+
+``WorkerProcess`` (``eval/run/worker_process.py``) is a process of this machine, ``InThisProcess`` no process at all.
+Whoever runs workers elsewhere writes a third class, and gives ``Hosts.make_worker`` a function that makes it; nothing
+else of the driver asks where a worker is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from backends.common.engine_log import captured
+from backends.worker import serving
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a worker is wanted for: the model's ``label``, the ``python`` of its engine, None for compare_q's own.
+
+    ``log_file``: takes what the engine prints, None: the terminal; ``gpus``: how many it will get, 0 without GPUs;
+    ``resources``: what else its place must have, by the model's spec.
+    """
+
+    label: str
+    python: str | None = None
+    log_file: Path | None = None
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Seconds that a worker may be silent: ``load_s`` until its model is loaded, ``window_s`` between two windows.
+
+    The second is at least ``patience`` times the longest wait so far.
+    """
+
+    load_s: float = 3600.0
+    window_s: float = 1800.0
+    patience: float = 20.0
+
+
+class Worker(Protocol):
+    """One worker, for one model.
+
+    Its life: ``start``; then the jobs of ``backends/worker/messages.py``, one after the other: ``PrepareJob`` (or not),
+    ``LoadJob``, ``ScoreJob``; last ``close``, whatever happened, also after ``kill``.  Before ``LoadJob``, which says
+    which GPUs it gets, it must not touch one.  Files that jobs name lie where the driver sees them: the worker reads
+    the model, the windows and the reference store there, and leaves its segments in the job's folder ``scores``, and a
+    reference in the folder ``record`` of its task.  Whoever has no common disk brings and fetches these.
+    """
+
+    has_died: bool
+    """Whether the last job ended because the worker ended, or was silent for too long."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take a job, as far as is known."""
+
+    def start(self) -> None:
+        """Start it; InputError in one line if that cannot be."""
+
+    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job in their order; the last one says how it ended: ``serving.LAST``.
+
+        ``Done`` comes before the engine is closed, ``Closed`` after it.  ModelError if the worker dies (with the reason
+        and where its log is) or is silent for too long, StoppedError if it was killed by ``kill``.
+        """
+
+    def kill(self) -> None:
+        """End it at once, with all that its engine has started; from any thread, also before ``start`` and twice."""
+
+    def close(self) -> None:
+        """Let it end, and wait until nothing of it is left."""
+
+
+Make = Callable[[Wanted], Worker]
+"""Makes a worker, which is not started yet."""
+
+
+class InThisProcess:
+    """No worker: jobs are done in the driver's own process, one model after the other, for debugging and for tests."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.log_file = wanted.log_file
+        self.server: serving.Server | None = None
+        self.has_died = False
+
+    @property
+    def is_alive(self) -> bool:
+        """It always is."""
+        return True
+
+    def start(self) -> None:
+        """Nothing to start."""
+        self.server = serving.Server()
+
+    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job, all of them once it has ended."""
+        assert self.server is not None
+        found: list[Any] = []
+        with captured(self.log_file):
+            self.server.perform(job, found.append)
+        return iter(found)
+
+    def kill(self) -> None:
+        """There is nothing to end."""
+
+    def close(self) -> None:
+        """Release a model that was loaded and not scored."""
+        if self.server is not None:
+            self.server.close()
