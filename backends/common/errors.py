@@ -34,7 +34,13 @@ class ModelError(CompareQError):
 
 
 class LostWorkerError(ModelError):
-    """The machine of a worker is gone: another one may go on where it was."""
+    """The machine of a worker is gone, after ``scored`` windows: another one may go on."""
+
+    scored = 0
+
+
+class NoMemoryError(ModelError):
+    """The memory did not suffice for a model."""
 
 
 class StoppedError(CompareQError):

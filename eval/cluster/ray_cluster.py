@@ -8,6 +8,7 @@ the cluster has most.
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,7 @@ class Cluster:
     places: dict[str, Kind] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     losses: Counter[str] = field(default_factory=Counter)
+    avoided: set[str] = field(default_factory=set)
 
     def tell(self, *lines: str) -> None:
         """Say lines that have not been said yet."""
@@ -172,8 +174,9 @@ class Cluster:
         if not self.kinds:
             raise InputError("--ray: no node of the cluster can run a model")
 
-    def lost(self, label: str) -> int:
-        """Note that a worker of this model was lost; how many were."""
+    def lost(self, label: str, node: str | None) -> int:
+        """Note that a worker of this model was lost on a node, which is avoided from now on; how many were lost."""
+        self.avoided |= {node} if node else set()  # Ray takes a while to see that a node is dead
         self.losses[label] += 1
         return self.losses[label]
 
@@ -255,6 +258,7 @@ def restricted(kind: Kind, there: Mapping[str, Mapping[str, float]], wanted: Map
 
 def connect(address: str, shared: tuple[Path, str], say: Callable[[str], None]) -> Cluster:
     """The cluster at an address (``auto``: the one of this machine); InputError without Ray, or without a cluster."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
     try:
         import ray
     except ImportError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -17,23 +16,22 @@ from eval.run.hosts import Hosts
 
 
 class ClusterDevices(Devices):
-    """The GPUs of a cluster, which the cluster itself hands out: a model waits there for what it needs."""
+    """The GPUs of a cluster, counted: Ray says which of them a model gets, and where."""
 
     def __init__(self, slots: int) -> None:
-        super().__init__()
+        super().__init__(overlap="never")
         self.n_slots = slots
 
     @property
     def slots(self) -> int:
         return self.n_slots
 
-    @contextmanager
-    def taken(self, wanted: int) -> Iterator[None]:
-        yield None
-
 
 def on_cluster(here: Hosts, address: str, cache: Cache, say: Callable[[str], None]) -> Hosts:
-    """Hosts whose workers run on the cluster at an address; InputError if there is none."""
+    """Hosts whose workers run on the cluster at an address; InputError if there is none.
+
+    No model takes a place before the reference is there: a reference whose node was lost needs one of them.
+    """
     cache.check_writable()
     token = cache.root / "runs" / owned.temporary_name()
     token.write_text(token.name, encoding="utf-8")
@@ -41,5 +39,5 @@ def on_cluster(here: Hosts, address: str, cache: Cache, say: Callable[[str], Non
     cluster = ray_cluster.connect(address, (token, token.name), say)
     return replace(
         here, devices=ClusterDevices(cluster.slots), make_worker=partial(RayWorker, cluster), nodes=cluster,
-        in_process=False,
+        spares=False, in_process=False,
     )  # fmt: skip

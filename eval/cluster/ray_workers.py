@@ -74,8 +74,9 @@ class RayWorker:
         except LostError as error:
             if self.killed.is_set():
                 raise StoppedError("interrupted") from None
-            where, self.is_lost = f"node {self.seat.name}" if self.seat else "its node", True
-            if self.cluster.lost(self.wanted.label) > MOST_LOST:
+            self.is_lost = True
+            where, node = (f"node {self.seat.name}", self.seat.node) if self.seat else ("its node", None)
+            if self.cluster.lost(self.wanted.label, node) > MOST_LOST:
                 raise ModelError(f"{where} was lost, as {MOST_LOST} workers of this model before: {error}") from None
             raise LostWorkerError(f"{where} was lost") from None
 
@@ -84,6 +85,7 @@ class RayWorker:
         kind, wanted = self.cluster.places[self.wanted.label], self.wanted
         there = self.cluster.resources()
         nodes = [node for node in kind.nodes if node in there]
+        nodes = [node for node in nodes if node not in self.cluster.avoided] or nodes
         if not nodes:
             raise ModelError(f"no node with {kind.name} is left in the cluster")
         gpus = kind.devices.needed(wanted.gpus)

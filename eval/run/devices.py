@@ -1,31 +1,63 @@
-"""The GPUs of a run, handed out to its workers."""
+"""The GPUs of a run, handed out to its models, and when one model may load beside another."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
 
+Overlap = Literal["auto", "always", "never"]
+"""Whether a model may load while its predecessor is still on the same GPUs: auto, where there is memory for both."""
+POLL_S = 0.5
+"""Seconds between two looks at the memory that a predecessor leaves."""
+
+
+@dataclass(eq=False)
+class Hold:
+    """What one model has of the GPUs: their ``names`` in CUDA_VISIBLE_DEVICES, None without GPUs.
+
+    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known.
+    """
+
+    count: int
+    place: int
+    needs: int | None = None
+    indices: tuple[int, ...] = ()
+    names: tuple[str, ...] | None = None
+    stage: Literal["loading", "scoring", "closing"] = "loading"
+
 
 class Devices:
-    """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time."""
+    """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time.
 
-    def __init__(self, gpus: Sequence[Gpu] = ()) -> None:
+    A model that takes all of them may get them while its predecessor still has them, to load: ``overlap``.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu] = (), overlap: Overlap = "auto") -> None:
         self.gpus = tuple(gpus)
-        self.free = list(range(max(len(gpus), 1)))
-        self.waiting: list[object] = []
+        self.overlap = overlap
+        self.holds: list[Hold] = []
+        self.waiting: list[Hold] = []
         self.changed = threading.Condition()
+        self.arrivals = itertools.count()
 
     @property
     def slots(self) -> int:
         """How many models can be in work at the same time."""
         return max(len(self.gpus), 1)
+
+    @property
+    def free(self) -> list[int]:
+        """The GPUs that nobody has, by their place in the run's list."""
+        held = {index for hold in self.holds for index in hold.indices}
+        return [index for index in range(self.slots) if index not in held]
 
     def needed(self, wanted: int) -> int:
         """GPUs that a model gets which asks for ``wanted``, 0 for all; InputError if the run has fewer."""
@@ -37,27 +69,76 @@ class Devices:
         """GPUs like those that a model gets: which of a kind it will be is not known before."""
         return self.gpus[: self.needed(wanted)]
 
-    @contextmanager
-    def taken(self, wanted: int) -> Iterator[tuple[str, ...] | None]:
-        """Wait for that many GPUs and hold them: their names in CUDA_VISIBLE_DEVICES, None without GPUs.
-
-        Who came first is served first, so that a model on many GPUs is not overtaken for ever.
-        """
-        count, ticket = max(wanted, 1), object()
+    def must_wait(self, wanted: int) -> bool:
+        """Whether a model that came now would have to wait for its GPUs."""
         with self.changed:
-            self.waiting.append(ticket)
+            return bool(self.waiting) or len(self.free) < max(wanted, 1)
+
+    @contextmanager
+    def taken(self, wanted: int, place: int | None = None, needs: int | None = None) -> Iterator[Hold]:
+        """Wait for that many GPUs and hold them.
+
+        Who comes first in the run is served first, so that a model on many GPUs is not overtaken for ever.
+        """
+        hold = Hold(max(wanted, 1), next(self.arrivals) if place is None else place, needs)
+        with self.changed:
+            self.waiting.append(hold)
             try:
-                self.changed.wait_for(lambda: self.waiting[0] is ticket and len(self.free) >= count)
-                held, self.free = self.free[:count], self.free[count:]
+                while not self._may_begin(hold):
+                    self.changed.wait(POLL_S if self.holds and needs is not None else None)
+                hold.indices = tuple(self.free[: hold.count]) or self.holds[0].indices
+                hold.names = tuple(self.gpus[index].device for index in hold.indices) if self.gpus else None
+                self.holds.append(hold)
             finally:
-                self.waiting.remove(ticket)
+                self.waiting.remove(hold)
                 self.changed.notify_all()
         try:
-            yield tuple(self.gpus[index].device for index in held) if self.gpus else None
+            yield hold
         finally:
             with self.changed:
-                self.free = sorted(self.free + held)
+                self.holds.remove(hold)
                 self.changed.notify_all()
+
+    def await_turn(self, hold: Hold) -> None:
+        """Wait until those that had the same GPUs before have scored; from then on this one scores."""
+        with self.changed:
+            self.changed.wait_for(lambda: all(other.stage == "closing" for other in self.beside(hold)))
+            hold.stage = "scoring"
+            self.changed.notify_all()
+
+    def await_room(self, hold: Hold) -> None:
+        """Wait until nobody else has the same GPUs."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.beside(hold))
+
+    def scored(self, hold: Hold) -> None:
+        """Say that this one only has to close its engine yet."""
+        with self.changed:
+            hold.stage = "closing"
+            self.changed.notify_all()
+
+    def beside(self, hold: Hold) -> list[Hold]:
+        """Who else has GPUs of this one, or had them before."""
+        return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
+
+    def _may_begin(self, hold: Hold) -> bool:
+        if min(self.waiting, key=lambda other: other.place) is not hold:
+            return False
+        if len(self.free) >= hold.count:
+            return True
+        if hold.count < self.slots or len(self.holds) != 1 or self.holds[0].count < self.slots:
+            return False  # it would not get the very GPUs that its predecessor has
+        if self.holds[0].stage == "loading" or self.overlap == "never":
+            return False
+        return self.overlap == "always" or fits(hold.needs, self.gpus)
+
+
+def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
+    """Whether so many bytes are free on each of these GPUs, or without GPUs in main memory; False if not known."""
+    if needs is None:
+        return False
+    free = machine.free_gpu_memory([gpu.device for gpu in gpus]) if gpus else machine.available_memory()
+    return free is not None and free >= needs
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Lock
 from eval.common.processes import in_process
 from eval.run import devices
-from eval.run.devices import Devices, Kind
+from eval.run.devices import Devices, Kind, Overlap
 from eval.run.worker_process import WorkerProcess
 from eval.run.workers import InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
@@ -95,7 +95,8 @@ class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
     ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
-    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models.
+    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models; ``spares``: whether
+    models may have a worker before their turn.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -105,6 +106,7 @@ class Hosts:
     running: Running = field(default_factory=Running)
     make_worker: Make = WorkerProcess
     nodes: Nodes | None = None
+    spares: bool = True
 
     def worker(self, wanted: Wanted) -> Worker:
         """A worker that is not started yet."""
@@ -126,11 +128,13 @@ class Hosts:
 
 
 def of_this_machine(
-    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None
-) -> tuple[Hosts, str]:
+    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None,
+    overlap: Overlap = "auto",
+) -> tuple[Hosts, str]:  # fmt: skip
     """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
     usable, said = devices.chosen(machine.gpus(), gpus)
-    return Hosts(Devices(usable), {**settings.load().python, **(pythons or {})}, deadline_s, in_process()), said
+    found = {**settings.load().python, **(pythons or {})}
+    return Hosts(Devices(usable, overlap), found, deadline_s, in_process()), said
 
 
 @dataclass(frozen=True)

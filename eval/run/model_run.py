@@ -2,131 +2,102 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import LoadRequest, Task, Window
+from backends.base import Task
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
 from backends.worker import segments
-from backends.worker.messages import Done, Failed, Loaded, LoadJob, Said, Scored, ScoreJob, write_windows
+from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
-from eval.run import jobs, token_scores
+from eval.run import jobs
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, Reference, tag_for
 from eval.run.session import Session
-from eval.run.workers import Deadline, Wanted
+from eval.run.spares import Crew, death_mark, error_of
 from eval.text.windows import EvalData
 
 
-def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
-    """``score_once``, and again for the windows that are missing each time that the worker's machine is lost."""
+def score(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew) -> None:
+    """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
+    folder, tag = session.cache.path("scores", fetched.scores_key, ""), tag_for(reference, fetched.job)
     while True:
+        before = segments.committed(folder, tag)
         try:
-            return score_once(session, fetched, data, reference)
+            return score_once(session, fetched, data, reference, crew)
         except LostWorkerError as lost:
-            session.progress.say(f"{fetched.job.request.label}: {lost}; another worker goes on")
+            crew.release()
+            kept = len(segments.committed(folder, tag) - before)
+            again = f"{max(lost.scored - kept, 0)} of the {lost.scored} windows that it had scored are scored again"
+            session.progress.say(f"{fetched.job.request.label}: {lost}; {again}")
 
 
-def score_once(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> None:
-    """Have a worker score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
+def score_once(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew) -> None:
+    """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
     ModelError with the reason if the model fails; what it has scored before that is kept.
     """
-    job, label = fetched.job, fetched.job.request.label
+    job = fetched.job
     session.cache.check_writable()
     folder = session.cache.path("scores", fetched.scores_key, "")
     tag = tag_for(reference, job)
-    log_file = None if session.verbose else session.cache.log_file(label, fetched.scores_key)
     with task_of(session, job, reference, len(data.windows)) as (task, recorded):
+        crew.make_ready()
         there = segments.committed(folder, tag) & recorded
         wanted = [window for window in data.windows if window.index not in there]
         if not segments.records(folder):  # a worker was killed before it could say what ran
             wanted = wanted or [data.windows[-1]]
         with session.cache.scratch() as windows:
             write_windows(windows, wanted)
-            score_job = ScoreJob(
-                task, windows, folder, tag, uuid.uuid4().hex,
-                {"label": label, "known": jobs.known_before(job), "reference": comparison_record(job, task, reference)},
-            )  # fmt: skip
-            follow(session, job, replace(job.request, log_file=log_file), score_job, wanted)
+            facts = {
+                "label": job.request.label, "known": jobs.known_before(job),
+                "reference": comparison_record(job, task, reference),
+            }  # fmt: skip
+            score_job = ScoreJob(task, windows, folder, tag, uuid.uuid4().hex, facts)
+            follow(session, job.request.label, crew, [score_job], len(wanted))
+        crew.release()
         if task.record is not None and isinstance(reference, HeldReference):
             keep_store(session, task.record, reference, len(data.windows))
 
 
-def follow(session: Session, job: Job, request: LoadRequest, score_job: ScoreJob, wanted: list[Window]) -> None:
-    """Give a worker its job and show how far it is; ModelError or StoppedError if it does not come to its end."""
-    label = job.request.label
-    expected = token_scores.expected_load(session.cache, job.engine)
+def follow(session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int) -> None:
+    """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end."""
     done = 0
-    with messages_of(session, job, request, score_job, expected) as messages:
-        try:
-            with session.progress.phase(f"loading {label}", expected=expected) as phase:
-                took(messages, phase, until=Loaded)
-            with session.progress.phase(f"scoring {label}", unit="windows", total=len(wanted)) as phase:
-                try:
-                    took(messages, phase, until=Done)
-                    for message in messages:  # on closing the engine
-                        if isinstance(message, Said):
-                            phase.say(message.line)
-                finally:
-                    done = phase.done
-        except LostWorkerError as lost:
-            kept = segments.committed(score_job.scores, score_job.tag) & {window.index for window in wanted}
-            text = f"of the {done} windows that it had scored {max(done - len(kept), 0)} are scored again"
-            raise LostWorkerError(f"{lost}; {text}") from None
-        except StoppedError:
-            what = "what is older than 2 s is kept" if done else "it had scored none"
-            raise StoppedError(
-                f"interrupted after {done} of {len(wanted)} windows; {what}, run again to go on"
-            ) from None
+    try:
+        messages = crew.score(score_jobs)
+        with session.progress.phase(f"scoring {label}", unit="windows", total=n_windows) as phase:
+            try:
+                took(messages, phase)
+                for message in messages:  # on closing the engine
+                    if isinstance(message, Said):
+                        phase.say(message.line)
+            finally:
+                done = phase.done
+    except LostWorkerError as lost:
+        lost.scored = done
+        raise
+    except StoppedError:
+        kept = "what is older than 2 s is kept" if done else "it had scored none"
+        raise StoppedError(f"interrupted after {done} of {n_windows} windows; {kept}, run again to go on") from None
 
 
-def took(messages: Iterator[Any], phase: Phase, until: type) -> None:
-    """Follow messages up to one of the type ``until``; ModelError with the reason of a worker that failed."""
+def took(messages: Iterator[Any], phase: Phase) -> None:
+    """Follow messages until all is scored; ModelError with the reason of a worker that failed."""
     for message in messages:
         if isinstance(message, Scored):
             phase.advance(message.windows)
         elif isinstance(message, Said):
             phase.say(message.line)
         elif isinstance(message, Failed):
-            raise ModelError(message.reason)
-        if isinstance(message, until):
+            raise error_of(message)
+        elif isinstance(message, Done):
             return
     raise ModelError("its worker ended before its work was done")
-
-
-@contextmanager
-def messages_of(
-    session: Session, job: Job, request: LoadRequest, score_job: ScoreJob, expected: float | None
-) -> Iterator[Iterator[Any]]:
-    """The messages of a worker that does the job, on the GPUs that it needs, or of the engine in this process."""
-    hosts = session.hosts
-    limits = Deadline() if hosts.deadline_s is None else Deadline(hosts.deadline_s, hosts.deadline_s, patience=0)
-    limits = replace(limits, load_s=max(limits.load_s, limits.patience * (expected or 0)))
-    with hosts.devices.taken(len(job.gpus)) as devices:
-        worker = hosts.worker(Wanted(request.label, job.python, request.log_file, len(job.gpus), job.spec.resources))
-        mark = death_mark(session, score_job.scores.name)
-        with hosts.running.started(worker):
-            try:
-                load_job = LoadJob(job.engine, request, devices)
-                yield itertools.chain(worker.perform(load_job, limits), worker.perform(score_job, limits))
-            except ModelError:
-                if worker.has_died:
-                    mark.touch()
-                raise
-            mark.unlink(missing_ok=True)
-
-
-def death_mark(session: Session, key: str) -> Path:
-    """A file that says that the worker of a model died in the last run."""
-    return session.cache.root / "runs" / f"{key}.died"
 
 
 def has_died(session: Session, job: Job, data: EvalData) -> bool:

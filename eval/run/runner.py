@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,11 +23,15 @@ from eval.run.hosts import Stoppable
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, LostReference, NoReference, Reference
 from eval.run.session import Session
+from eval.run.spares import Crew, Turn
 from eval.run.stopping import concurrently, interrupts_end
 from eval.run.token_scores import StoredScores
 from eval.specs.types import DataSpec, ModelSpec
 from eval.text import windows
 from eval.text.windows import EvalData
+
+POLL_S = 0.5
+"""Seconds between two looks whether a run was stopped."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_win
     fitted, problems = jobs.fit(planned, data, session.hosts)
     raise_all(problems)
     scored = score_all(session, fitted, data)
-    reference = scored.reference
+    reference = scored.reference.result()
     known = references.as_json(reference, data.n_scored) if isinstance(reference, HeldReference) else None
     data_json, subtitle = windows.data_json(data_spec, data), windows.subtitle(data_spec, data)
     rows = tuple(scored.rows[job.request.label] for job in fitted)
@@ -67,11 +73,22 @@ def raise_all(problems: Sequence[str]) -> None:
 
 @dataclass
 class Scored:
-    """The rows so far, by label; the reference as it is; the signal that has ended the run early, 0 if none has."""
+    """The rows so far, by label; the signal that has ended the run early, 0 if none has.
+
+    ``expected``: the reference, once its model begins to score, or was not to be scored, for those who want to be ready
+    when it is there; ``reference``: as it is in the end.
+    """
 
     rows: dict[str, ModelResult] = field(default_factory=dict)
-    reference: Reference = field(default_factory=NoReference)
+    expected: Future[Reference] = field(default_factory=Future)
+    reference: Future[Reference] = field(default_factory=Future)
     signal: int = 0
+
+    def settle(self, reference: Reference) -> None:
+        """Say which reference the run has in the end."""
+        for future in (self.expected, self.reference):
+            if not future.done():
+                future.set_result(reference)
 
 
 def score_all(session: Session, planned: Sequence[Job], data: EvalData) -> Scored:
@@ -83,21 +100,35 @@ def score_all(session: Session, planned: Sequence[Job], data: EvalData) -> Score
     others = [job for job in planned if not job.spec.is_reference]
     scored = Scored()
 
-    def score_reference(job: Job) -> None:
-        scored.rows[job.request.label], scored.reference = reference_row(session, job, others, data)
-
-    def score_other(job: Job) -> None:
-        scored.rows[job.request.label] = model_row(session, job, data, scored.reference)
+    def score(job: Job, turn: Turn) -> None:
+        if not job.spec.is_reference:
+            scored.rows[job.request.label] = model_row(session, job, data, scored, turn)
+            return
+        try:
+            scored.rows[job.request.label], reference = reference_row(session, job, others, data, scored, turn)
+            scored.settle(reference)
+        finally:
+            scored.settle(LostReference())  # unless it is settled
 
     with interrupts_end(scored):
-        concurrently(session.hosts, marked, score_reference)  # at most one: ``eval/specs/reading.py``
-        if not marked and session.logits_file is not None:
-            scored.reference = given_store(session, session.logits_file, others, data)
-        concurrently(session.hosts, sorted(others, key=lambda job: model_run.has_died(session, job, data)), score_other)
+        if not marked:
+            given = session.logits_file
+            scored.settle(NoReference() if given is None else given_store(session, given, others, data))
+        others.sort(key=lambda job: model_run.has_died(session, job, data))
+        concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
+    scored.settle(NoReference())
     for job in planned:
         unfinished = replace(table_rows.row_of(job), error="interrupted before it was scored; run again to go on")
         scored.rows.setdefault(job.request.label, unfinished)
     return scored
+
+
+def awaited(session: Session, reference: Future[Reference]) -> Reference:
+    """A reference that another thread makes; StoppedError if the run is stopped meanwhile."""
+    while True:
+        session.hosts.running.check()
+        with suppress(TimeoutError):
+            return reference.result(timeout=POLL_S)
 
 
 def given_store(session: Session, path: Path, others: Sequence[Job], data: EvalData) -> HeldReference:
@@ -110,7 +141,7 @@ def given_store(session: Session, path: Path, others: Sequence[Job], data: EvalD
 
 
 def reference_row(
-    session: Session, job: Job, others: Sequence[Job], data: EvalData
+    session: Session, job: Job, others: Sequence[Job], data: EvalData, scored: Scored, turn: Turn
 ) -> tuple[ModelResult, HeldReference | LostReference]:
     """(the reference's own row, the reference); its store is there, and whole, if any of the others needs it.
 
@@ -130,7 +161,17 @@ def reference_row(
     if reference.exists and (needed or not is_stored(session, fetched, data, reference)):
         verify(session, reference)
     records = needed and not reference.has(len(data.windows))
-    row = row_or_failure(session, job, lambda: fetched_row(session, fetched, data, reference, records=records))
+
+    def begun() -> None:
+        if not scored.expected.done():
+            scored.expected.set_result(reference)
+        turn.begun()
+
+    def make_row() -> ModelResult:
+        with Crew(session, fetched, replace(turn, begun=begun)) as crew:
+            return fetched_row(session, fetched, data, lambda: reference, crew, records=records)
+
+    row = row_or_failure(session, job, make_row)
     return row, LostReference() if row.error else reference
 
 
@@ -173,11 +214,16 @@ def verify(session: Session, reference: HeldReference) -> None:
         store.verify(Stoppable(phase, session.hosts.running).advance)
 
 
-def model_row(session: Session, job: Job, data: EvalData, reference: Reference) -> ModelResult:
+def model_row(session: Session, job: Job, data: EvalData, scored: Scored, turn: Turn) -> ModelResult:
     """The row of a model that is not the reference; a failure is a row with its reason."""
 
     def fetch_and_score() -> ModelResult:
-        return fetched_row(session, jobs.fetch(job, data, session), data, reference)
+        expected = awaited(session, scored.expected)
+        fetched = jobs.fetch(job, data, session)
+        with Crew(session, fetched, turn) as crew:
+            return fetched_row(
+                session, fetched, data, lambda: awaited(session, scored.reference), crew, expected=expected
+            )
 
     return row_or_failure(session, job, fetch_and_score)
 
@@ -197,27 +243,40 @@ def row_or_failure(session: Session, job: Job, make_row: Callable[[], ModelResul
 
 
 def fetched_row(
-    session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, *, records: bool = False
+    session: Session,
+    fetched: FetchedJob,
+    data: EvalData,
+    get_reference: Callable[[], Reference],
+    crew: Crew,
+    *,
+    expected: Reference | None = None,
+    records: bool = False,
 ) -> ModelResult:
     """The row of a model on this machine: its scores come from the cache, or are made now and kept there.
 
-    ``records``: run the model even if its scores are there, for the windows that the reference store lacks.
+    ``get_reference`` waits for the run's reference; ``expected``: what it will most likely be, with which the model can
+    be loaded meanwhile.  ``records``: run the model even if its scores are there, for the windows that the reference
+    store lacks.
     """
-    cache, key, tag = session.cache, fetched.scores_key, references.tag_for(reference, fetched.job)
-
-    def load() -> StoredScores | None:
-        return token_scores.load(cache, key, tag, data.windows, session.progress)
-
+    cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
     with session.hosts.running.held(cache.lock("scores", key)):
         if session.clear:
             cache.clear("scores", key)
+        if expected is not None and session.hosts.spares and not is_stored(session, fetched, data, expected):
+            crew.make_ready()
+        reference = get_reference()
+        tag = references.tag_for(reference, fetched.job)
+
+        def load() -> StoredScores | None:
+            return token_scores.load(cache, key, tag, data.windows, session.progress)
+
         # Another run may have made the missing store while this one waited for the lock.
         missing = records and isinstance(reference, HeldReference) and not reference.has(len(data.windows))
         stored = None if missing else load()
         cached = stored is not None
         if stored is None:
-            model_run.score(session, fetched, data, reference)
+            model_run.score(session, fetched, data, reference, crew)
             stored = load()
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")

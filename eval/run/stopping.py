@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from eval.run.hosts import Hosts
+from eval.run.spares import Turn
 
 Item = TypeVar("Item")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,21 +55,39 @@ def interrupts_end(ending: Ending) -> Iterator[None]:
         ending.signal = getattr(interrupt, "signal", signal.SIGINT)
 
 
-def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item], None]) -> None:
-    """Do ``work`` on every item, on as many at a time as the run has GPUs.
+def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, Turn], None]) -> None:
+    """Do ``work`` on every item, in their order, on as many at a time as the run has GPUs.
 
-    The work is done in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what
-    they were doing yields rows that say so.
+    As many again may have begun, and wait for GPUs with what they could do before.  The work is done in threads, so
+    that an interrupt, which comes to the main thread, ends all workers first, and what they were doing yields rows that
+    say so.
     """
     if hosts.in_process:
-        for item in items:
-            work(item)
+        for place, item in enumerate(items):
+            work(item, Turn(place, lambda: None))
         return
-    with ThreadPoolExecutor(hosts.devices.slots) as pool:
+    slots = hosts.devices.slots
+    waiting = threading.Semaphore(slots)
+    with ThreadPoolExecutor(3 * slots) as pool:  # those that wait, that score, and that close their engine
+        futures: list[Future[None]] = []
         try:
-            for future in [pool.submit(work, item) for item in items]:
+            for place, item in enumerate(items):
+                waiting.acquire()
+                for future in futures:
+                    if future.done():
+                        future.result()
+                turn = Turn(place, once(waiting.release))
+                futures.append(pool.submit(work, item, turn))
+                futures[-1].add_done_callback(turn.over)
+            for future in futures:
                 future.result()
         except BaseException:
             hosts.running.stop()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def once(function: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls another one the first time that it is called, and never again."""
+    calls = itertools.count()
+    return lambda: function() if next(calls) == 0 else None

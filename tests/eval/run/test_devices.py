@@ -33,7 +33,7 @@ def test_who_came_first_is_served_first() -> None:
 
     def work(name: str, wanted: int) -> None:
         with devices.taken(wanted) as held:
-            served.append((name, held))
+            served.append((name, held.names))
             assert release[name].wait(PATIENCE_S)
 
     threads = []
@@ -61,7 +61,8 @@ def test_no_gpu_is_in_two_hands() -> None:
 
     def work(wanted: int) -> None:
         for _ in range(50):
-            with devices.taken(wanted) as names:
+            with devices.taken(wanted) as hold:
+                names = hold.names
                 assert names is not None
                 assert len(names) == wanted
                 with lock:
@@ -86,8 +87,8 @@ def test_gpus_come_back_after_an_error() -> None:
     devices, held = Devices(H200), []
 
     def fail() -> None:
-        with devices.taken(3) as names:
-            held.append(names)
+        with devices.taken(3) as hold:
+            held.append(hold.names)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -100,7 +101,7 @@ def test_without_gpus_models_run_one_after_the_other() -> None:
     devices = Devices()
     assert (devices.slots, devices.needed(0), devices.needed(8), devices.of(2)) == (1, 0, 0, ())
     with devices.taken(0) as held:
-        assert held is None
+        assert held.names is None
         assert devices.free == []
 
 

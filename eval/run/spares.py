@@ -1,0 +1,228 @@
+"""The workers of one model, which may be there before its turn: as a spare.
+
+A spare is the worker of a model that waits until the models before it are scored.  It has imported its engine, has
+touched no GPU, and reads its model's files into the page cache; with memory for both it has even loaded the model
+(``eval/run/devices.py`` says when).  There is one for each GPU at most (``eval.run.stopping.concurrently`` lets no more
+models begin), and none where memory is short.  A spare that dies is just no spare: a fresh worker takes its place.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from backends.base import LoadRequest
+from backends.common import machine
+from backends.common.errors import CompareQError, ModelError, NoMemoryError, StoppedError
+from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, ScoreJob
+from eval.run import token_scores
+from eval.run.devices import Hold
+from eval.run.jobs import FetchedJob, Job
+from eval.run.session import Session
+from eval.run.workers import Deadline, Wanted, Worker
+
+SPARE_BYTES = 4 << 30
+"""Memory that must be available for a spare: an imported vLLM takes 1 GB, and the model that is at work may grow."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A model's place in its run: ``place`` counts from 0; ``begun`` is called when it begins to score."""
+
+    place: int
+    begun: Callable[[], None]
+
+    def over(self, _: object) -> None:
+        """What comes after it may begin, whatever became of it."""
+        self.begun()
+
+
+class Crew:
+    """The workers of one model: one, or a replica for each share of its windows.  Leaving its context ends them."""
+
+    def __init__(self, session: Session, fetched: FetchedJob, turn: Turn) -> None:
+        self.session, self.job, self.turn = session, fetched.job, turn
+        log_file = None if session.verbose else session.cache.log_file(self.job.request.label, fetched.scores_key)
+        self.request: LoadRequest = replace(self.job.request, log_file=log_file)
+        self.mark = death_mark(session, fetched.scores_key)
+        self.workers: list[Worker] = []
+        self.hold: Hold | None = None
+        self.is_loaded = False
+        self.at_work, self.held = ExitStack(), ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the workers, then give the GPUs back; a worker that has died leaves a mark for the next run."""
+        if isinstance(error, ModelError) and any(worker.has_died for worker in self.workers):
+            self.mark.touch()
+        with self.held:
+            self.at_work.__exit__(kind, error, at)
+
+    def release(self) -> None:
+        """End the workers, and give the GPUs back."""
+        with self.held:
+            self.at_work.close()
+        self.workers, self.hold = [], None
+
+    @cached_property
+    def expected(self) -> float | None:
+        """Seconds that its load will likely take."""
+        return token_scores.expected_load(self.session.cache, self.job.engine)
+
+    @cached_property
+    def limits(self) -> Deadline:
+        """How long its workers may be silent."""
+        given = self.session.hosts.deadline_s
+        limits = Deadline() if given is None else Deadline(given, given, patience=0)
+        return replace(limits, load_s=max(limits.load_s, limits.patience * (self.expected or 0.0)))
+
+    def make_ready(self) -> None:
+        """From nothing to a loaded model whose turn it is; what can be done before the turn, is done before.
+
+        ModelError or StoppedError.
+        """
+        if self.is_loaded and all(worker.is_alive for worker in self.workers):
+            return
+        devices, n_gpus = self.session.hosts.devices, len(self.job.gpus)
+        try:
+            if self.hold is None:
+                if devices.must_wait(n_gpus):
+                    self._prepare()
+                self.hold = self.held.enter_context(devices.taken(n_gpus, self.turn.place, share_of_a_gpu(self.job)))
+            self._load_or_reload(self.hold)
+            devices.await_turn(self.hold)
+            if not all(worker.is_alive for worker in self.workers):  # it has died while it waited
+                self._load(self.hold)
+        except StoppedError:
+            raise StoppedError("interrupted before it was scored; run again to go on") from None
+        self.turn.begun()
+
+    def score(self, jobs: Sequence[ScoreJob]) -> Iterator[Any]:
+        """The messages of all workers while they score, a job each; ModelError if one of them dies."""
+        limits, working = self.limits, len(jobs)
+        self.is_loaded = False
+        for message in merged([worker.perform(job, limits) for worker, job in zip(self.workers, jobs, strict=True)]):
+            if isinstance(message, Done):
+                working -= 1
+                if working or self.hold is None:
+                    continue
+                self.mark.unlink(missing_ok=True)
+                self.session.hosts.devices.scored(self.hold)
+            yield message
+
+    def _prepare(self) -> None:
+        """Start a spare, if there is memory for it; one that fails is none."""
+        hosts, available = self.session.hosts, machine.available_memory()
+        if not hosts.spares or hosts.in_process or available is None or available < SPARE_BYTES:
+            return
+        files: tuple[Path, ...] = ()
+        with suppress(CompareQError):  # loading will say it
+            files = self.job.backend.weight_files(self.request)
+        try:
+            self._start(1)
+            job = PrepareJob(self.job.engine, self.request, files)
+            if not isinstance(list(self.workers[0].perform(job, self.limits))[-1], Prepared):
+                self._drop()
+        except StoppedError:
+            raise
+        except CompareQError:
+            self._drop()
+
+    def _load_or_reload(self, hold: Hold) -> None:
+        """Load; once more in fresh workers where a spare died, or memory was short beside the model before."""
+        was_spare = bool(self.workers)
+        was_beside = bool(self.session.hosts.devices.beside(hold))
+        try:
+            self._load(hold)
+        except ModelError as error:
+            died = was_spare and any(worker.has_died for worker in self.workers)
+            if not died and not (was_beside and isinstance(error, NoMemoryError)):
+                raise
+            self._drop()
+            self.session.hosts.devices.await_room(hold)
+            self._load(hold)
+
+    def _load(self, hold: Hold) -> None:
+        if self.workers and not all(worker.is_alive for worker in self.workers):
+            self._drop()
+        self._start(1)
+        job = LoadJob(self.job.engine, self.request, hold.names)
+        with self.session.progress.phase(f"loading {self.request.label}", expected=self.expected) as phase:
+            for message in merged([worker.perform(job, self.limits) for worker in self.workers]):
+                if isinstance(message, Failed):
+                    raise error_of(message)
+                if not isinstance(message, Loaded):
+                    phase.say(message.line)
+        self.is_loaded = True
+
+    def _start(self, count: int) -> None:
+        """Start workers up to so many."""
+        hosts = self.session.hosts
+        for _ in range(count - len(self.workers)):
+            job = self.job
+            wanted = Wanted(
+                self.request.label, job.python, self.request.log_file, len(job.gpus), job.spec.resources
+            )  # fmt: skip
+            self.workers.append(self.at_work.enter_context(hosts.running.started(hosts.worker(wanted))))
+
+    def _drop(self) -> None:
+        """End the workers that there are, at once."""
+        for worker in self.workers:
+            worker.kill()
+        self.at_work.close()
+        self.workers = []
+
+
+def error_of(message: Failed) -> ModelError:
+    """What a worker that failed has said, as an error."""
+    return NoMemoryError(message.reason) if message.memory else ModelError(message.reason)
+
+
+def merged(sources: Sequence[Iterator[Any]]) -> Iterator[Any]:
+    """What several iterators yield, each read in a thread of its own; an error of one is raised at once."""
+    if len(sources) == 1:
+        yield from sources[0]
+        return
+    found: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def read(source: Iterator[Any]) -> None:
+        try:
+            for item in source:
+                found.put((item, None))
+            found.put((None, StopIteration()))
+        except BaseException as error:  # told to whoever follows
+            found.put((None, error))
+
+    for source in sources:
+        threading.Thread(target=read, args=(source,), daemon=True).start()
+    reading = len(sources)
+    while reading:
+        item, error = found.get()
+        if isinstance(error, StopIteration):
+            reading -= 1
+        elif error is not None:
+            raise error
+        else:
+            yield item
+
+
+def share_of_a_gpu(job: Job) -> int | None:
+    """Bytes that a model will take of each of its GPUs (on a CPU: of RAM); None if that is not known."""
+    with suppress(CompareQError):  # loading will say it
+        needs = job.backend(job.request).device_bytes()
+        return None if needs is None else needs // max(len(job.gpus), 1)
+    return None
+
+
+def death_mark(session: Session, key: str) -> Path:
+    """A file that says that the worker of a model died in the last run."""
+    return session.cache.root / "runs" / f"{key}.died"
