@@ -203,8 +203,9 @@ class Node:
 
     def close(self) -> None:
         """Let the worker end, and delete its folder."""
-        if self.worker is not None:
-            self.worker.close()
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close()
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
