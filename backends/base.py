@@ -275,7 +275,9 @@ class Backend(ABC):
 
     @classmethod
     def import_engine(cls, request: LoadRequest) -> None:
-        """Import what ``load`` will import, in a worker that waits for its turn; no GPU may be touched."""
+        """Import what loading and scoring will import, perhaps before the model's turn: no GPU may be touched."""
+        if cls.capabilities.here:
+            import torch  # noqa: F401 - the statistics of the scores, in whichever engine
 
     @abstractmethod
     def load(self) -> None:

@@ -1,10 +1,10 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
 ``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
-scored position is NaN), ``seconds`` (that each window takes), and ``fail`` (after this many windows) by ``failure``: an
-error, too little memory, an abort of the process, or silence.  The logits are ``boost`` for the target and 0
-elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and
-PPL = V exactly.
+scored position is NaN), ``seconds`` (that each window takes), ``bytes`` (of memory that it claims to need), and
+``fail`` (after this many windows) by ``failure``: an error, too little memory, an abort of the process, or silence.
+The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every
+position: with boost 0 the model is uniform, and PPL = V exactly.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class FakeOptions(BaseModel):
     fail: int | None = None
     failure: Literal["error", "memory", "abort", "silence"] = "error"
     seconds: float = Field(0.0, ge=0)
+    bytes: int | None = None
     nan_windows: list[int] = Field(default_factory=list)
 
 
@@ -65,6 +66,9 @@ class FakeBackend(LogitsBackend):
 
     def storage(self) -> Storage:
         return Storage(note="a fake model stores nothing")
+
+    def device_bytes(self) -> int | None:
+        return self.options.bytes
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch

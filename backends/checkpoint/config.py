@@ -18,6 +18,15 @@ from backends.common.messages import printable
 QUANTIZATION = "quantization_config"
 LEGACY_FILE = "hf_quant_config.json"
 """Where NVIDIA ModelOpt up to 0.29 wrote the quantization, beside a config.json that says nothing of it."""
+OTHER_CACHES = (
+    "kv_lora_rank",
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+    "linear_num_value_heads",
+    "attn_layer_period",
+)
+"""Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -113,7 +122,13 @@ class CheckpointConfig:
 
     @property
     def kv_shape(self) -> KVShape | None:
-        """The shape of the KV cache, by the usual keys of attention; None if the config lacks one of them."""
+        """The shape of the KV cache, by the usual keys of attention.
+
+        None if the config lacks one of them, or names a cache of another kind: latent attention, or layers with a
+        state in its place.
+        """
+        if any(self.text.get(key) for key in OTHER_CACHES):
+            return None
         hidden, attention_heads = self._integer("hidden_size"), self._integer("num_attention_heads")
         if not (self.hidden_layers and hidden and attention_heads):
             return None

@@ -98,6 +98,11 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXLLAMA_NO_")}
         return installed_versions(("exllamav2", "torch", "flash-attn", "xformers")) | settings
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        super().import_engine(request)
+        import exllamav2  # noqa: F401
+
     def load(self) -> None:
         import torch
 

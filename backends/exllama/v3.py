@@ -98,6 +98,11 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXL3_")}
         return installed_versions(("exllamav3", "torch", "triton", "xformers")) | settings
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        super().import_engine(request)
+        import exllamav3  # noqa: F401
+
     def load(self) -> None:
         import torch
 

@@ -116,6 +116,12 @@ class TransformersBackend(FolderModel, LogitsBackend):
         """The checkpoint's quantization config; empty if it is not quantized."""
         return CheckpointConfig.read(self.folder).quantization
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        import torch  # noqa: F401
+        from transformers import AutoModelForCausalLM  # noqa: F401
+        from transformers.quantizers import auto  # noqa: F401
+
     def load(self) -> None:
         import torch
         import transformers

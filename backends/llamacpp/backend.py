@@ -148,6 +148,11 @@ class LlamacppBackend(LogitsBackend):
     def storage(self) -> Storage:
         return gguf.read_model(Path(self.request.model_dir)).storage()
 
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        super().import_engine(request)
+        import llama_cpp  # noqa: F401
+
     def load(self) -> None:
         file = gguf.read_model(Path(self.request.model_dir)).files[0]
         import llama_cpp

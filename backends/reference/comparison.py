@@ -6,6 +6,7 @@ tensor-parallel ranks with the share of the vocabulary that each holds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ CHUNK_ELEMENTS = 1 << 26
 COMPARED_ENTRIES = 1 << 13
 """Entries of a head that are compared at a time."""
 
+FEW_ROWS = 64
+"""Stored rows of several windows go to a GPU in one copy where a window has fewer on average, and else by themselves:
+the copy of 256 windows' one row each is one of 2 MB, and a window of 2,048 is not copied on the host first."""
+
 HeadKey = tuple[Path, tuple[str, ...], int, int]
 """Which head of which store: its path, the checksums of the head's files, and the vocabulary entries."""
 
@@ -36,13 +41,24 @@ HeadKey = tuple[Path, tuple[str, ...], int, int]
 class LoadedHead:
     """The reference's head on a device: ``weight`` [n, H], ``bias`` [n] or None, of the entries that ``key`` names.
 
-    ``origin`` says for the results whether it is the model's own memory or a copy.
+    ``origin`` says for the results whether it is the model's own memory (``is_own``) or a copy.
     """
 
     key: HeadKey
     weight: torch.Tensor
     bias: torch.Tensor | None
     origin: str
+    is_own: bool = False
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Scored positions ``begin`` to ``end`` of a window that has ``n_scored``."""
+
+    window: int
+    n_scored: int
+    begin: int
+    end: int
 
 
 def head_key(store: ReferenceStore, shard: tuple[int, int]) -> HeadKey:
@@ -59,7 +75,7 @@ def load_head(
     used where it holds the same numbers.  Comparing a head of 1 GB takes 0.12 s.
     """
     if own is not None and is_same_weight(store, own, *shard):
-        return LoadedHead(head_key(store, shard), own, None, "the model's own, bit for bit")
+        return LoadedHead(head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True)
     weight, bias = store.weight(*shard, device)
     return LoadedHead(head_key(store, shard), weight, bias, f"a copy, {weight.nbytes >> 20} MiB")
 
@@ -92,19 +108,49 @@ class Comparison:
         self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
         self.windows = ReferenceWindows(store, pin=device.type == "cuda")
 
-    def logits(self, window: int, n_scored: int, begin: int, end: int) -> torch.Tensor:
-        """The reference's logits [end - begin, last - first] at scored positions ``begin`` to ``end`` of a window.
+    def on_host(self, rows: StoredRows) -> torch.Tensor:
+        """What is stored of some rows of a window: states [n, H], or logits [n, last - first] of the shard.
 
-        ModelError unless the store has all ``n_scored`` positions of the window: a warm-up would shift every position.
+        ModelError unless the store has all positions of the window: a warm-up would shift every position.
         """
-        stored = self.windows.get(window)
-        if len(stored) != n_scored:
-            raise ModelError(f"window {window}: the reference has {len(stored)} positions, the window {n_scored}")
-        part = stored[begin:end]
+        stored = self.windows.get(rows.window)
+        if len(stored) != rows.n_scored:
+            raise ModelError(
+                f"window {rows.window}: the reference has {len(stored)} positions, the window {rows.n_scored}"
+            )
+        part = stored[rows.begin : rows.end]
+        return part if self.head is not None else part[:, slice(*self.shard)]
+
+    def on_device(self, parts: Sequence[StoredRows], out: torch.Tensor | None = None) -> torch.Tensor:
+        """What is stored of several windows' rows, one after the other, on the device; into ``out`` where it is given.
+
+        Nothing waits for the copy.
+        """
+        import torch
+
+        stored = [self.on_host(part) for part in parts]
+        if len(stored) == 1 and out is None:
+            return stored[0].to(self.device, non_blocking=True)
+        n = sum(map(len, stored))
+        if out is None:
+            out = torch.empty(n, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
+        if self.device.type == "cuda" and n < FEW_ROWS * len(stored):
+            stored = [torch.cat(stored, out=torch.empty_like(out[:n], device="cpu", pin_memory=True))]
+        begin = 0
+        for part in stored:
+            out[begin : begin + len(part)].copy_(part, non_blocking=True)
+            begin += len(part)
+        return out[:n]
+
+    def logits(self, parts: Sequence[StoredRows], stored: torch.Tensor | None = None) -> torch.Tensor:
+        """The reference's logits [n, last - first] at the rows of ``parts``, one after the other.
+
+        ``stored``: what ``on_device`` gives of them, if it is there already.
+        """
+        stored = self.on_device(parts) if stored is None else stored
         if self.head is None:
-            return part[:, slice(*self.shard)].to(self.device, non_blocking=True)
-        states = part.to(self.device, non_blocking=True)
-        return head_logits(self.store.head, states, self.head.weight, self.head.bias)
+            return stored
+        return head_logits(self.store.head, stored, self.head.weight, self.head.bias)
 
     def window_scores(self, window: int, logits: torch.Tensor, targets: NDArray[np.integer[Any]]) -> TokenScores:
         """Scores of one window from its logits [T, V] on this device, cut to the shard (0, V') of the vocabulary.
@@ -120,7 +166,7 @@ class Comparison:
         step = max(CHUNK_ELEMENTS // entries, 1)
         for begin in range(0, n_scored, step):
             end = min(begin + step, n_scored)
-            reference = self.logits(window, n_scored, begin, end)
+            reference = self.logits([StoredRows(window, n_scored, begin, end)])
             statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
         found = statistics.scores(window, targets, [out.cpu().numpy()])  # waits for a GPU's copies of the window
         self.drop(window)

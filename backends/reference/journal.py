@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.common import checked, owned
 from backends.common.head import Contents, Head
-from backends.reference import manifest
+from backends.reference import manifest, writing
 from backends.reference.manifest import Stored
 
 if TYPE_CHECKING:
@@ -58,11 +58,7 @@ class Writer:
         self._write(manifest.head_file(first), {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def _write(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        from safetensors.torch import save
-
-        data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
-        owned.write_whole(self.folder / name, data)
-        self._note({"file": name, "stored": asdict(Stored(len(data), hashlib.sha256(data).hexdigest()))})
+        self._note({"file": name, "stored": asdict(writing.write(self.folder / name, tensors))})
 
     def close(self, head: Head) -> None:
         """Say that this process has written all that it had to."""

@@ -28,6 +28,7 @@ class Recorder:
     def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
         self.writer = Writer(folder, contents, reason)
         self.logits_head: Head | None = None
+        self.states_head: Head | None = None
 
     @classmethod
     def of_engine(
@@ -53,17 +54,18 @@ class Recorder:
         """Write what was ``chosen`` of one whole window; thread-safe for distinct windows."""
         self.writer.window(window, kept)
 
-    def close(self, head: RecomputableHead | str, first: int = 0) -> None:
-        """Write the head, whose entries begin at ``first``, if states were kept, and say what this process has written.
+    def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
+        """Write the head, whose entries begin at ``first``; RuntimeError if there is none."""
+        if isinstance(head, str):
+            raise RuntimeError(head)
+        weight, bias, self.states_head = head
+        self.writer.head(first, weight, bias)
+
+    def close(self) -> None:
+        """Say that this process has written all that it had to: the windows, and for states the head.
 
         A rank that has kept no logits says nothing: it would describe a store of 0 entries.
         """
-        if self.writer.contents == "logits":
-            if self.logits_head is not None:
-                self.writer.close(self.logits_head)
-            return
-        if isinstance(head, str):
-            raise RuntimeError(head)
-        weight, bias, rest = head
-        self.writer.head(first, weight, bias)
-        self.writer.close(rest)
+        head = self.logits_head if self.writer.contents == "logits" else self.states_head
+        if head is not None:
+            self.writer.close(head)

@@ -8,12 +8,14 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 - ``max_model_len`` follows the windows (one token more, since vLLM insists on generating one);
 - ``load_format`` is ``safetensors``: no pickle;
 - ``skip_tokenizer_init``: windows arrive as token ids;
-- on a CPU, ``kv_cache_memory_bytes`` has room for a few windows, where vLLM would claim 92 % of the RAM.
+- ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory, and
+  measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
+- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start.
 
 Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 activations by vLLM's emulation where the GPU has no
 kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere, and on a
 CPU vLLM has nothing but the emulation.  ``"noise": "bf16"`` makes the model the noise floor
-(``backends/layers/noise.py``), and runs it eagerly, since compiled graphs run no hooks.
+(``backends/layers/noise.py``), which only an eager model can be, since compiled graphs run no hooks.
 """
 
 from __future__ import annotations
@@ -102,6 +104,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     @classmethod
     def versions(cls) -> dict[str, str]:
         return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
+
+    @classmethod
+    def import_engine(cls, request: LoadRequest) -> None:
+        set_environment(request)
+        from vllm import LLM  # noqa: F401
 
     def load(self) -> None:
         folder, config = self.folder, CheckpointConfig.read(self.folder)

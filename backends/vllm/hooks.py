@@ -16,9 +16,12 @@ does not tell, because vLLM gives the request another one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from backends.vllm.install import NEWEST, OLDEST
 
@@ -35,8 +38,8 @@ V2_ADD = ("req_id", "req_idx", "sampling_params")
 class Segment:
     """The rows of one request in one step: ``hidden_states[begin : begin + count]`` are positions ``start``, ...
 
-    ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and
-    ``tokens(a, b)`` gives the prompt's token ids a to b, int64, on the device of the hidden states.
+    ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and ``prompt``
+    what the runner knows the prompt by.
     """
 
     tag: Any
@@ -44,10 +47,12 @@ class Segment:
     begin: int
     count: int
     length: int
-    tokens: Callable[[int, int], torch.Tensor]
+    prompt: Any
 
 
-Step = Callable[["torch.Tensor", list[Segment]], None]
+Tokens = Callable[[Sequence[tuple[Any, int, int]]], "torch.Tensor"]
+"""Of several (prompt, a, b): the tokens a to b of each prompt, one after the other, int64, on the states' device."""
+Step = Callable[["torch.Tensor", list[Segment], Tokens], None]
 
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
@@ -61,7 +66,7 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
 
 
 def attach(runner: Any, on_step: Step) -> str:
-    """Call ``on_step(hidden_states, segments)`` in every step with tagged requests; returns the runner's generation.
+    """Call ``on_step(hidden_states, segments, tokens)`` in every step with tagged requests; returns the generation.
 
     RuntimeError if this vLLM's model runner has an unknown shape.
     """
@@ -82,14 +87,14 @@ def attach_v1(runner: Any, on_step: Step) -> None:
     check_signature(original, V1_STEP)
 
     def step(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-        if segments := segments_v1(runner, hidden_states, num_scheduled_tokens):
-            on_step(hidden_states, segments)
+        if segments := segments_v1(runner, num_scheduled_tokens):
+            on_step(hidden_states, segments, listed_tokens(hidden_states.device))
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
     runner._get_prompt_logprobs_dict = step
 
 
-def segments_v1(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
+def segments_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
     """The segments of tagged requests in a step of a V1 runner."""
     segments = []
     for request_id, scheduled in num_scheduled_tokens.items():
@@ -98,21 +103,26 @@ def segments_v1(runner: Any, hidden_states: Any, num_scheduled_tokens: dict[str,
         if tag is None or request.prompt_token_ids is None:
             continue
         begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-        tokens = tokens_on_device(request.prompt_token_ids, hidden_states.device)
-        segments += segment(tag, request.num_computed_tokens, begin, scheduled, len(request.prompt_token_ids), tokens)
+        prompt = request.prompt_token_ids
+        segments += segment(tag, request.num_computed_tokens, begin, scheduled, len(prompt), prompt)
     return segments
 
 
-def tokens_on_device(token_ids: list[int], device: Any) -> Callable[[int, int], torch.Tensor]:
-    """Slices of a token list as tensors on a device; pinned, because a pageable copy would wait for the GPU."""
+def listed_tokens(device: Any) -> Tokens:
+    """Tokens of prompts that are lists on the host, in one copy."""
 
-    def tokens(a: int, b: int) -> torch.Tensor:
-        import torch
-
-        cut = torch.tensor(token_ids[a:b], dtype=torch.int64)
-        return cut.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else cut
+    def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
+        return on_device(np.concatenate([np.asarray(prompt[a:b], np.int64) for prompt, a, b in parts]), device)
 
     return tokens
+
+
+def on_device(array: NDArray[np.int64], device: Any) -> torch.Tensor:
+    """An array on a device; pinned on its way, because a pageable copy would wait for the GPU."""
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def attach_v2(worker: Any, on_step: Step) -> None:
@@ -136,8 +146,8 @@ def attach_v2(worker: Any, on_step: Step) -> None:
         logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
         prompt_lens: Any, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        if segments := segments_v2(tags, input_batch, all_token_ids, prompt_lens):
-            on_step(hidden_states, segments)
+        if segments := segments_v2(tags, input_batch, prompt_lens):
+            on_step(hidden_states, segments, tokens_of(all_token_ids))
         return compute(
             logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens, *args, **kwargs
         )
@@ -145,7 +155,7 @@ def attach_v2(worker: Any, on_step: Step) -> None:
     worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = add_request, remove_request, step
 
 
-def segments_v2(tags: dict[str, Any], batch: Any, all_token_ids: Any, prompt_lens: Any) -> list[Segment]:
+def segments_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Segment]:
     """The segments of tagged requests in a step of a V2 runner."""
     segments = []
     for i, request_id in enumerate(batch.req_ids):
@@ -154,18 +164,19 @@ def segments_v2(tags: dict[str, Any], batch: Any, all_token_ids: Any, prompt_len
         state = int(batch.idx_mapping_np[i])
         start, begin = int(batch.num_computed_prefill_tokens_np[i]), int(batch.query_start_loc_np[i])
         scheduled = int(batch.query_start_loc_np[i + 1]) - begin
-        segments += segment(
-            tags[request_id], start, begin, scheduled, int(prompt_lens[state]), tokens_of(all_token_ids, state)
-        )
+        segments += segment(tags[request_id], start, begin, scheduled, int(prompt_lens[state]), state)
     return segments
 
 
-def tokens_of(all_token_ids: Any, state: int) -> Callable[[int, int], torch.Tensor]:
-    """Slices of one request's tokens on the GPU."""
+def tokens_of(all_token_ids: Any) -> Tokens:
+    """Tokens of prompts that are rows of a table on the GPU, in one gather."""
 
-    def tokens(a: int, b: int) -> torch.Tensor:
-        cut: torch.Tensor = all_token_ids[state, a:b].long()
-        return cut
+    def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
+        states = np.repeat([state for state, _, _ in parts], [b - a for _, a, b in parts])
+        positions = np.concatenate([np.arange(a, b) for _, a, b in parts])
+        index = on_device(np.stack([states, positions]), all_token_ids.device)
+        found: torch.Tensor = all_token_ids[index[0], index[1]].long()
+        return found
 
     return tokens
 
@@ -175,9 +186,7 @@ def tag_of(sampling_params: Any) -> Any:
     return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
 
 
-def segment(
-    tag: Any, start: int, begin: int, scheduled: int, length: int, tokens: Callable[[int, int], torch.Tensor]
-) -> list[Segment]:
+def segment(tag: Any, start: int, begin: int, scheduled: int, length: int, prompt: Any) -> list[Segment]:
     """One segment of the scheduled rows that belong to the prompt, or none after it."""
     count = min(scheduled, length - start)
-    return [Segment(tag, start, begin, count, length, tokens)] if count > 0 else []
+    return [Segment(tag, start, begin, count, length, prompt)] if count > 0 else []

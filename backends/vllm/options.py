@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.base import LoadRequest
 from backends.checkpoint import files, nvfp4_scales
-from backends.checkpoint.config import CheckpointConfig
+from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.common.options import check_names
 from backends.layers import noise
@@ -23,8 +23,14 @@ EMULATE = "emulate"
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
-BATCHED_TOKENS = 8192
-"""At least what vLLM takes for max_num_batched_tokens on a CPU, to size its KV cache."""
+BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
+"""At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
+CHOOSES_CACHE = (
+    "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
+)  # fmt: skip
+"""Options with which the KV cache is not sized from the windows: the spec says its size, or a step holds all windows.
+"""
+LEAST_FREE = 0.01
 
 
 def check_options(request: LoadRequest) -> None:
@@ -86,15 +92,25 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "max_model_len": request.max_tokens + 1,
         "load_format": "safetensors",
         "trust_remote_code": False,
+        "enforce_eager": True,
     }
     arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
-    if noise.seed_of(request.options) is not None:
-        arguments["enforce_eager"] = True
-    if cpu:
-        batched = arguments.get("max_num_batched_tokens", BATCHED_TOKENS)
-        tokens = max(2 * batched, 4 * (request.max_tokens + 1))
-        arguments.setdefault("kv_cache_memory_bytes", kv_cache_bytes(config, tokens))
-    return arguments
+    return arguments | {
+        name: value for name, value in cache_arguments(request, config, cpu=cpu).items() if name not in arguments
+    }
+
+
+def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """The KV cache's size, from the windows that two steps hold; nothing where the spec or vLLM has to choose it.
+
+    ``gpu_memory_utilization`` then only says how much memory must be free when vLLM starts.
+    """
+    options, shape = request.options, CheckpointConfig(config).kv_shape
+    if not cpu and (shape is None or any(name in options for name in CHOOSES_CACHE)):
+        return {}
+    batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
+    size = kv_cache_bytes(shape, max(2 * batched, 4 * (request.max_tokens + 1)))
+    return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 
 
 def ranks(options: Mapping[str, Any]) -> int:
@@ -103,9 +119,8 @@ def ranks(options: Mapping[str, Any]) -> int:
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
-def kv_cache_bytes(config: dict[str, Any], tokens: int) -> int:
-    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if the config hides its shape."""
-    shape = CheckpointConfig(config).kv_shape
+def kv_cache_bytes(shape: KVShape | None, tokens: int) -> int:
+    """KV cache of ``tokens`` tokens at 16 bits a value, at least 256 MiB; 4 GiB if its shape is not known."""
     if shape is None:
         return 4 << 30
     return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)

@@ -1,21 +1,19 @@
 """Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-A window arrives in segments, in any step and again after a preemption.  The statistics are written by absolute position
-into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the GPU:
-results are copied behind the computation, and an event says when the results of a window are there.
+All scored rows of a step are packed (``backends/vllm/packing.py``), whatever windows they belong to, and scored in
+chunks.  A window arrives in segments, in any step and again after a preemption.  The statistics are written by absolute
+position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
+GPU: results are copied behind the computation, and an event says when the results of a step are there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from backends.common.dtypes import dtype_name
 from backends.common.head import Contents, largest_difference
@@ -24,15 +22,18 @@ from backends.reference.comparison import Comparison, head_key, load_head
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import statistics
-from backends.vllm.hooks import Segment
+from backends.vllm.buffers import Buffers
+from backends.vllm.hooks import Segment, Tokens
 from backends.vllm.logits import LogitsSource
+from backends.vllm.packing import Pack, Part, parts_of
 
 if TYPE_CHECKING:
     import torch
 
+    from backends.reference.ahead import StatesAhead
+
 DEVICE_BYTES = 255 << 20
-"""What the logits of a chunk, the reference's logits and states and the results may take together: measured on an H200,
-512 rows of 128,256 entries against a reference took 254.4 MiB beyond what the step had."""
+"""What the logits of a chunk, the reference's logits, states and the results may take together."""
 RESULT_BYTES = 10 * 4 + 8
 """Bytes a row: ten float32 columns of partial statistics, and the target's id."""
 CPU_ROWS = 256
@@ -61,19 +62,6 @@ class Plan:
 
 
 @dataclass
-class Buffer:
-    """One window that is being scored: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
-
-    ``written`` marks the scored positions [T] that are there; ``done`` is the GPU's event after the last copy.
-    """
-
-    statistics: torch.Tensor
-    kept: torch.Tensor | None
-    written: NDArray[np.bool_]
-    done: Any = None
-
-
-@dataclass
 class ProbeDifferences:
     """What a probe has found: how far local logits are from gathered ones, and head(states) from the engine's logits.
 
@@ -83,6 +71,16 @@ class ProbeDifferences:
     local: float = 0.0
     head: float = 0.0
     head_reason: str = ""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of a pack: their ``targets`` [n], where their statistics go (``out`` [n, F]), and what comes next."""
+
+    parts: Sequence[Part]
+    targets: torch.Tensor
+    out: torch.Tensor
+    following: Sequence[Part] = ()
 
 
 @dataclass
@@ -95,10 +93,8 @@ class Scorer:
     vocab_size: int
     tp_size: int
     keeps: bool = True
-    buffers: dict[int, Buffer] = field(default_factory=dict)
     differences: ProbeDifferences = field(default_factory=ProbeDifferences)
     logits_dtype: str = ""
-    recomputed: int = 0
     extra_bytes: int = 0
     largest_chunk: int = 0
     error: str = ""
@@ -106,6 +102,8 @@ class Scorer:
     recorder: Recorder | None = None
     reports: bool = True
     most_rows: int = 1 << 30
+    buffers: Buffers = field(default_factory=Buffers)
+    ahead: StatesAhead | None = None
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
@@ -139,35 +137,54 @@ class Scorer:
         return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number; a multiple of 128 where one fits."""
-        columns = self.vocab_size if self.plan.gathered or self.plan.probe else -(-self.vocab_size // self.tp_size)
-        compares = self.comparison is not None
-        copies = 1 + compares
+        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number; products have a multiple of 128 rows.
+
+        Beside its logits a chunk has its states, gathered.  Against a reference: its logits and states, or, where one
+        product gives both logits, two buffers of its states and the states of both side by side.
+        """
+        columns = self.vocab_size if self.together else -(-self.vocab_size // self.tp_size)
+        compares, unit = self.comparison is not None, 128
+        copies, states = 1 + compares, 1 + compares
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        states = hidden_size * itemsize if compares else 0
-        rows = DEVICE_BYTES // (columns * itemsize * copies + states + RESULT_BYTES)
+        if self.has_head_beside:
+            states, unit = 5, 64
+        rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + RESULT_BYTES)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
-        return max(min(rows // 128 * 128 or rows, self.most_rows), 1)
+        return max(min(rows // unit * unit or rows, self.most_rows), 1)
 
-    def step(self, hidden_states: torch.Tensor, segments: list[Segment]) -> None:
+    def step(self, hidden_states: torch.Tensor, segments: list[Segment], tokens: Tokens) -> None:
         """Score the rows of hidden states [N, H] that belong to our segments; the first error is kept in ``error``."""
-        together = self.plan.gathered or self.plan.probe
+        pack = Pack(parts_of(segments))
         with memory_of(self):
-            for segment in segments:
-                window, score_from, n_scored = segment.tag
-                # The row at position p predicts token p + 1: scored rows are score_from - 1 to L - 2.
-                begin = max(segment.start, score_from - 1)
-                end = min(segment.start + segment.count, score_from - 1 + n_scored)
-                a = begin
-                while a < end and (together or not self.error):
-                    b = min(a + self.chunk_rows(hidden_states.shape[1], hidden_states.element_size()), end)
-                    hidden = hidden_states[segment.begin + a - segment.start : segment.begin + b - segment.start]
-                    if self.try_score(window, n_scored, a - score_from + 1, hidden, segment.tokens(a + 1, b + 1)):
-                        a = b
+            self.buffers.land(wait=False)
+            if len(pack) and (self.together or not self.error):
+                self.scored(hidden_states, pack, tokens)
 
-    def try_score(self, window: int, n_scored: int, at: int, hidden: torch.Tensor, targets: torch.Tensor) -> bool:
+    def scored(self, hidden_states: torch.Tensor, pack: Pack, tokens: Tokens) -> None:
+        """Score a pack by chunks, and send its results to the host."""
+        import torch
+
+        targets = pack.targets(tokens)
+        out = torch.empty(len(pack), statistics.width(self.comparison is not None), device=targets.device)
+        a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
+        while a < len(pack) and (self.together or not self.error):
+            b = min(a + size, len(pack))
+            chunk = Chunk(pack.between(a, b), targets[a:b], out[a:b], pack.between(b, min(b + size, len(pack))))
+            if self.try_score(pack.states(hidden_states, a, b), chunk):
+                a = b
+            else:
+                size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
+        if self.reports and not self.error:
+            self.buffers.send(out, pack.parts)
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks gather together: each chunk is then computed on all of them, also after an error on one."""
+        return self.plan.gathered or self.plan.probe
+
+    def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
         """Score a chunk of states [n, H], and keep an error: raised here it would kill the engine.
 
         False: there was too little memory for so many rows, and from now on chunks have half as many.
@@ -175,13 +192,13 @@ class Scorer:
         import torch
 
         try:
-            logits = self.logits(hidden)  # ranks gather together: also after an error on one of them
+            logits, reference = self.both_logits(hidden, chunk)
             if logits is None:  # vLLM gathers on another rank
                 self.reports = False
             elif not self.error:
-                self.score(window, n_scored, at, logits, targets)
+                self.score(logits, reference, chunk)
         except torch.OutOfMemoryError as error:
-            if len(hidden) > 1 and not (self.plan.gathered or self.plan.probe or self.error):
+            if len(hidden) > 1 and not (self.together or self.error):
                 self.most_rows = len(hidden) // 2
                 return False
             self.error = self.error or f"out of memory: {one_line(error)}"
@@ -189,41 +206,51 @@ class Scorer:
             self.error = self.error or f"{type(error).__name__}: {one_line(error)}"
         return True
 
-    def score(self, window: int, n_scored: int, at: int, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        """Statistics of logits [n, V'], scored positions ``at`` to ``at + n`` of a window, into its buffer."""
-        import torch
+    def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
+        """(the model's logits [n, V'], the reference's [n, V'] or None) of a chunk's states."""
+        if self.comparison is None or self.error or not self.has_head_beside:
+            return self.logits(hidden), None
+        if self.ahead is None:
+            from backends.reference.ahead import StatesAhead
 
+            rows = self.chunk_rows(hidden.shape[1], hidden.element_size())
+            self.ahead = StatesAhead(self.comparison, rows, hidden.shape[1], hidden.dtype)
+        taken = self.ahead.take([part.rows for part in chunk.parts])
+        if chunk.following:
+            self.ahead.fetch([part.rows for part in chunk.following])
+        logits, reference = self.source.local_beside(hidden, taken.states)
+        self.ahead.give_back(taken)
+        return logits, reference
+
+    @property
+    def has_head_beside(self) -> bool:
+        """Whether one product can give both logits: the reference's head is the model's own, and nothing else differs.
+
+        On a GPU only, where a row's logits do not depend on its place among the rows of one product: of the reference
+        against itself they must be equal.  With a soft cap, more copies of the logits would be alive.
+        """
+        comparison, processor = self.comparison, self.source.processor
+        if comparison is None or comparison.head is None or not comparison.head.is_own or self.together:
+            return False
+        head = comparison.store.head
+        plain = head.soft_cap is None and processor.soft_cap is None and float(processor.scale) == head.scale
+        return plain and self.device.type == "cuda"
+
+    def score(self, logits: torch.Tensor, reference: torch.Tensor | None, chunk: Chunk) -> None:
+        """Statistics of logits [n, V'] of a chunk into its ``out``; in a recording, its states or logits are kept.
+
+        ``reference``: the reference's logits [n, V'], if they are there already.
+        """
         first, last = self.shard
         self.logits_dtype = dtype_name(logits.dtype)
         logits = logits[:, : last - first]
-        n = len(logits)
-        reference = None if self.comparison is None else self.comparison.logits(window, n_scored, at, at + n)
-        out = torch.empty(n, statistics.width(reference is not None), dtype=torch.float32, device=logits.device)
-        statistics.partial(logits, targets, out, first=first, reference=reference)
-        kept = None
+        if self.comparison is not None and reference is None:
+            reference = self.comparison.logits([part.rows for part in chunk.parts])
+        reference = None if reference is None else reference[:, : last - first]
+        statistics.partial(logits, chunk.targets, chunk.out, first=first, reference=reference)
         if self.recorder is not None and self.keeps:
-            kept = self.recorder.chosen(logits, lambda: self.source.states)
-        buffer = self.buffers.get(window) or self._new_buffer(window, n_scored, out, kept)
-        self.recomputed += int(buffer.written[at : at + n].sum())
-        buffer.statistics[at : at + n].copy_(out, non_blocking=True)
-        if kept is not None and buffer.kept is not None:
-            buffer.kept[at : at + n].copy_(kept, non_blocking=True)
-        buffer.written[at : at + n] = True
-        self.largest_chunk = max(self.largest_chunk, n)
-        if buffer.written.all() and self.device.type == "cuda":
-            buffer.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            buffer.done.record()
-
-    def _new_buffer(self, window: int, n_scored: int, out: torch.Tensor, kept: torch.Tensor | None) -> Buffer:
-        import torch
-
-        pin = self.device.type == "cuda"
-        self.buffers[window] = Buffer(
-            torch.empty(n_scored, out.shape[1], dtype=torch.float32, pin_memory=pin),
-            None if kept is None else torch.empty(n_scored, kept.shape[1], dtype=kept.dtype, pin_memory=pin),
-            np.zeros(n_scored, dtype=np.bool_),
-        )
-        return self.buffers[window]
+            self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk.parts)
+        self.largest_chunk = max(self.largest_chunk, len(logits))
 
     def logits(self, hidden: torch.Tensor) -> Any:
         """The logits that are scored; in a probe all ways to them are compared first."""
@@ -249,10 +276,10 @@ class Scorer:
             self.differences.local = max(largest_difference(whole[:, first:last], local), self.differences.local)
         return local
 
-    def close_record(self) -> None:
-        """Write this rank's share of the head, if states were kept, and close the record."""
-        assert self.recorder is not None
-        self.recorder.close(self.source.head(self.logits_dtype), self.shard[0])
+    def write_head(self) -> None:
+        """Write this rank's share of the head into the record, if states are kept."""
+        if self.recorder is not None and self.recorder.writer.contents == "states":
+            self.recorder.write_head(self.source.head(self.logits_dtype), self.shard[0])
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
-from backends.vllm.hooks import Segment, attach
+from backends.vllm.hooks import Segment, Tokens, attach
 from backends.vllm.logits import LogitsSource
 from backends.vllm.scorer import Plan, Scorer
 
@@ -34,8 +34,9 @@ class ScoringPass:
     scorer: Scorer
     last_stage: bool
     error: str = ""
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
     writes: deque[Future[None]] = field(default_factory=deque)
+    head: Future[None] | None = None
 
     @property
     def reports(self) -> bool:
@@ -49,22 +50,23 @@ class ScoringPass:
         if not self.reports:
             return {"error": self.error}, b""
         parts = []
+        self.scorer.buffers.land()
         for index in indices:
-            buffer = self.scorer.buffers.pop(index, None)
+            buffer = self.scorer.buffers.windows.pop(index, None)
             if buffer is None or not buffer.written.all():
                 header["incomplete"][str(index)] = "all" if buffer is None else int((~buffer.written).sum())
                 continue
-            if buffer.done is not None:
-                buffer.done.synchronize()
             if self.scorer.comparison is not None:
                 self.scorer.comparison.drop(index)
+            if self.scorer.recorder is not None:
+                self.head = self.head or self.pool.submit(self.scorer.write_head)  # 1 GB, written behind the scoring
             if self.scorer.recorder is not None and buffer.kept is not None:
                 while len(self.writes) >= WAITING:
                     self.writes.popleft().result()
                 self.writes.append(self.pool.submit(self.scorer.recorder.write, index, buffer.kept))
             header["windows"].append(index)
             header["counts"].append(len(buffer.written))
-            parts.append(buffer.statistics.numpy().tobytes())
+            parts.append(buffer.statistics.tobytes())
         scored = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
         return {**header, **scored}, b"".join(parts)
 
@@ -73,10 +75,10 @@ class ScoringPass:
         scorer = self.scorer
         self.error = self.error or scorer.error
         try:
-            for write in self.writes:
+            for write in (*self.writes, *filter(None, [self.head])):
                 write.result()
             if scorer.recorder is not None and self.reports and not self.error:
-                scorer.close_record()
+                scorer.recorder.close()
         except Exception as failure:  # a full disk, say
             self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
         self.pool.shutdown()
@@ -85,7 +87,7 @@ class ScoringPass:
             comparison.close()
         return {
             "error": self.error,
-            "recomputed": scorer.recomputed,
+            "recomputed": scorer.buffers.recomputed,
             "chunk_rows": scorer.largest_chunk,
             "extra_device_bytes": scorer.extra_bytes,
             "reference_head": comparison.head.origin if comparison and comparison.head else "",
@@ -160,7 +162,7 @@ class ScoringExtension:
         noise, self._compare_q_noise = self._compare_q_noise, None
         return "" if noise is None else noise.remove()
 
-    def _compare_q_step(self, hidden_states: Any, segments: list[Segment]) -> None:
+    def _compare_q_step(self, hidden_states: Any, segments: list[Segment], tokens: Tokens) -> None:
         import torch
 
         scoring_pass = self._compare_q_pass
@@ -169,7 +171,7 @@ class ScoringExtension:
                 self._compare_q_keep(hidden_states, segments)
             elif scoring_pass is not None and not scoring_pass.error:
                 try:
-                    scoring_pass.scorer.step(hidden_states, segments)
+                    scoring_pass.scorer.step(hidden_states, segments, tokens)
                 except Exception as error:  # whatever it is, the engine must live to report it
                     scoring_pass.error = f"{type(error).__name__}: {one_line(error)}"
 

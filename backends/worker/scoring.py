@@ -54,7 +54,9 @@ def scores_of_logits(backend: LogitsBackend, windows: Sequence[Window], task: Ta
             else:
                 yield statistics.window_scores(window.index, logits, targets)
         if recorder is not None:
-            recorder.close(head)
+            if recorder.writer.contents == "states":
+                recorder.write_head(head)
+            recorder.close()
     finally:
         if comparison is not None:
             comparison.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,18 +60,29 @@ def load(job: LoadJob, started: float, prepared: float | None) -> Model:
     if job.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
     if job.cores is not None:
-        os.sched_setaffinity(0, job.cores)
+        stay_on(job.cores)
     # A worker that was not prepared imports its engine now: all of its life so far is a part of loading.
     moments = {"started": started}
     moments |= {"load_began": started} if prepared is None else {"prepared": prepared, "load_began": time.time()}
-    backend = backends.engine_class(job.engine)(job.request)
     began = time.perf_counter()
+    engine = backends.engine_class(job.engine)
+    with suppress(Exception):  # what is wrong with it, loading says better
+        engine.import_engine(job.request)
+    backend = engine(job.request)
     try:
         backend.load()
     except BaseException:
         backend.close()
         raise
     return Model(job.request, backend, time.perf_counter() - began, {**moments, "loaded": time.time()})
+
+
+def stay_on(cores: tuple[int, ...]) -> None:
+    """Compute on these processors only, with a thread on each."""
+    os.sched_setaffinity(0, cores)
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(len(cores))
 
 
 def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from backends.common.errors import InputError
 from eval import __version__
 from eval.common.cache import default_root
+from eval.run.devices import Overlap
 from eval.table.columns import ORDERS
 
 
@@ -92,6 +93,8 @@ def add_run(p: argparse.ArgumentParser) -> None:
                    help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
     p.add_argument("--deadline", type=seconds, metavar="SECONDS",
                    help="end a model that is silent for so long (default: generous)")  # fmt: skip
+    p.add_argument("--overlap", choices=get_args(Overlap), default="auto",
+                   help="load a model while the one before is on its GPUs: auto, where both fit")  # fmt: skip
     p.add_argument("--verify-weights", action="store_true",
                    help="tell models apart by every byte of their files, not by samples")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
@@ -110,6 +113,7 @@ def add_output(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: the order of the specs)")
     p.add_argument("--statistics", action="store_true", help="print llama.cpp's block of statistics for every model")
+    p.add_argument("--timing", action="store_true", help="print where the seconds of every row went")
     p.add_argument("--pairs", action="store_true", help="print how every row differs from the next one, with errors")
     p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"),
                    help="print how the models with these two labels differ, with errors")  # fmt: skip

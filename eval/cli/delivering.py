@@ -28,6 +28,8 @@ def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     table = columns.ordered(run, args.sort)
     with outputs.printing():
         terminal.show(table, Console())
+        if args.timing:
+            terminal.show_timing(table, Console())
         if args.statistics:
             print("", *llama_statistics.statistics_lines(table), sep="\n")
         chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
@@ -49,7 +51,7 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
             print(f"CSV: {args.csv}")
     if args.markdown:
         with outputs.writing(args.markdown):
-            markdown.write(table, args.markdown)
+            markdown.write(table, args.markdown, timing=args.timing)
             print(f"Markdown: {args.markdown}")
     if args.html:
         from eval.html import report

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,15 +28,17 @@ from eval.run.devices import Devices, Kind
 INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
 ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 5.0
+"""Seconds that a cluster may take to take a connection."""
 READY_S = 120.0
-"""Seconds that a node may take to start a process of ours: 2 on a fast disk, a minute on a slow network disk."""
+"""Seconds that a node may take to start a process of ours; two local nodes took 2."""
 
 
 class LostError(ModelError):
     """A node, or our actor on it, is gone."""
 
 
-def on_node(root: str) -> type:
+def on_node(root: str, folder: str) -> type:
     """The class of the actor, which Ray sends by its code, so that a node without compare_q can say so."""
 
     class OnNode:
@@ -45,6 +48,8 @@ def on_node(root: str) -> type:
 
             self.node: Any = None
             self.problem = ""
+            if os.path.isdir(folder):  # relative paths of the specs start where the driver's do
+                os.chdir(folder)
             if os.path.isfile(os.path.join(root, "eval", "cluster", "node.py")):
                 sys.path.insert(0, root)
             try:
@@ -146,7 +151,7 @@ class Cluster:
             "num_cpus": cpus, "num_gpus": gpus, "resources": resources, "max_restarts": 0, "max_concurrency": 4,
             "label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"},
         }  # fmt: skip
-        return Actor(self.ray, self.ray.remote(on_node(str(ROOT))).options(**options).remote(gpus > 0))
+        return Actor(self.ray, self.ray.remote(on_node(str(ROOT), os.getcwd())).options(**options).remote(gpus > 0))
 
     def look(self) -> None:
         """Find out what the nodes are; InputError if none can run a worker."""
@@ -256,6 +261,16 @@ def restricted(kind: Kind, there: Mapping[str, Mapping[str, float]], wanted: Map
     return replace(kind, nodes=nodes)
 
 
+def check_answer(address: str) -> None:
+    """InputError if nobody listens at ``host:port``, for which Ray waits two minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in address:
+        try:
+            socket.create_connection((host, int(port)), ANSWER_S).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"--ray: {address}: no cluster answers: {one_line(error)}") from None
+
+
 def connect(address: str, shared: tuple[Path, str], say: Callable[[str], None]) -> Cluster:
     """The cluster at an address (``auto``: the one of this machine); InputError without Ray, or without a cluster."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
@@ -263,6 +278,7 @@ def connect(address: str, shared: tuple[Path, str], say: Callable[[str], None]) 
         import ray
     except ImportError:
         raise InputError(f"--ray: ray is not installed: {INSTALL}") from None
+    check_answer(address)
     try:
         ray.init(address=address, namespace="compare_q", log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # ConnectionError, ValueError, RuntimeError, by what is wrong

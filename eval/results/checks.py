@@ -98,6 +98,8 @@ def check_model(model: ModelResult) -> None:
             raise ValueError(f"{place}: {value} is no count")
         if value < 0 and place.endswith(("stderr", "stderr_independent", "seconds", "bpw_layer", "bpw_head", "bits")):
             raise ValueError(f"{place}: {value} is below 0")
+    if model.timing is not None and model.timing.moments != sorted(model.timing.moments):
+        raise ValueError(f"{model.label}: timing: is not in order")
     if model.estimates is not None:
         check_estimates(model.estimates, model.label)
 

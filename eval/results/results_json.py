@@ -59,6 +59,8 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "windows": model.windows,
         "load_seconds": model.load_seconds,
         "score_seconds": model.score_seconds,
+        "seconds": model.timing.seconds if model.timing else None,
+        "timing": dataclasses.asdict(model.timing) if model.timing else None,
         "from_cache": model.cached,
         "notes": list(model.notes),
         "error": model.error or None,
@@ -171,6 +173,7 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
         "reference_key": raw.get("reference_key") or "",
+        "timing": raw.get("timing"),  # older results have none
         "error": raw["error"] or "",
     }
 
@@ -219,7 +222,7 @@ def csv_cell(value: Any) -> Any:
 
 def write_csv(run: RunResult, file: Path) -> None:
     """Write the flat fields of every model as CSV, and its notes as one text, atomically."""
-    nested = ("spec", "provenance", "estimates")
+    nested = ("spec", "provenance", "estimates", "seconds", "timing")
     rows = [
         {key: csv_cell(value) for key, value in model_json(model).items() if key not in nested}
         | {"notes": printable("; ".join(model.notes))}

@@ -8,6 +8,7 @@ from typing import Any
 from backends.base import LayerGroup, Storage
 from backends.common import machine
 from backends.layers import groups
+from eval.results.timing import Timing
 from eval.stats.estimates import Estimates
 from eval.stats.uncertainty import Mean, Perplexity
 
@@ -24,7 +25,7 @@ class ModelResult:
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
     them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
     scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
-    model's KLD is against.
+    model's KLD is against.  ``timing`` is None in results of compare_q 0.2.
     """
 
     label: str
@@ -35,6 +36,7 @@ class ModelResult:
     windows: int = 0
     load_seconds: float | None = None
     score_seconds: float | None = None
+    timing: Timing | None = None
     cached: bool = False
     spec: dict[str, Any] = field(default_factory=dict)
     spec_sha256: str = ""

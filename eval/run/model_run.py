@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from backends.base import Task
+from backends.base import Task, Window
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
@@ -52,17 +53,27 @@ def score_once(session: Session, fetched: FetchedJob, data: EvalData, reference:
         wanted = [window for window in data.windows if window.index not in there]
         if not segments.records(folder):  # a worker was killed before it could say what ran
             wanted = wanted or [data.windows[-1]]
-        with session.cache.scratch() as windows:
-            write_windows(windows, wanted)
-            facts = {
-                "label": job.request.label, "known": jobs.known_before(job),
-                "reference": comparison_record(job, task, reference),
-            }  # fmt: skip
-            score_job = ScoreJob(task, windows, folder, tag, uuid.uuid4().hex, facts)
-            follow(session, job.request.label, crew, [score_job], len(wanted))
+        facts = {
+            "label": job.request.label, "known": jobs.known_before(job),
+            "reference": comparison_record(job, task, reference),
+        }  # fmt: skip
+        with ExitStack() as files:
+            score_jobs, run = [], uuid.uuid4().hex
+            for replica, share in enumerate(shares(wanted, crew.replicas)):
+                windows = files.enter_context(session.cache.scratch())
+                write_windows(windows, share)
+                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts))
+            follow(session, job.request.label, crew, score_jobs, len(wanted))
         crew.release()
         if task.record is not None and isinstance(reference, HeldReference):
             keep_store(session, task.record, reference, len(data.windows))
+
+
+def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
+    """Windows in so many shares that differ by one window at most, none of them empty unless there is no window."""
+    count = max(min(count, len(windows)), 1)
+    ends = [len(windows) * part // count for part in range(count + 1)]
+    return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def follow(session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int) -> None:

@@ -8,6 +8,7 @@ models begin), and none where memory is short.  A spare that dies is just no spa
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from backends.base import LoadRequest
 from backends.common import machine
@@ -28,6 +29,7 @@ from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.run.workers import Deadline, Wanted, Worker
 
+Item = TypeVar("Item")
 SPARE_BYTES = 4 << 30
 """Memory that must be available for a spare: an imported vLLM takes 1 GB, and the model that is at work may grow."""
 
@@ -73,6 +75,18 @@ class Crew:
             self.at_work.close()
         self.workers, self.hold = [], None
 
+    @property
+    def slots(self) -> int:
+        """GPUs that one of its workers takes; on a cluster at least one, for a node without GPUs."""
+        return max(len(self.job.gpus), 0 if self.job.kind is None else 1)
+
+    @cached_property
+    def replicas(self) -> int:
+        """Workers among which its windows are split: those that were asked for, as far as there are GPUs."""
+        of_run = (self.job.kind or self.session.hosts.devices).slots
+        wanted = 1 if self.session.hosts.in_process else self.job.spec.replicas
+        return max(min(wanted, of_run // self.slots), 1) if self.slots else wanted
+
     @cached_property
     def expected(self) -> float | None:
         """Seconds that its load will likely take."""
@@ -92,7 +106,7 @@ class Crew:
         """
         if self.is_loaded and all(worker.is_alive for worker in self.workers):
             return
-        devices, n_gpus = self.session.hosts.devices, len(self.job.gpus)
+        devices, n_gpus = self.session.hosts.devices, self.slots * self.replicas
         try:
             if self.hold is None:
                 if devices.must_wait(n_gpus):
@@ -108,9 +122,8 @@ class Crew:
 
     def score(self, jobs: Sequence[ScoreJob]) -> Iterator[Any]:
         """The messages of all workers while they score, a job each; ModelError if one of them dies."""
-        limits, working = self.limits, len(jobs)
-        self.is_loaded = False
-        for message in merged([worker.perform(job, limits) for worker, job in zip(self.workers, jobs, strict=True)]):
+        working, self.is_loaded = len(jobs), False
+        for message in self._told(jobs):
             if isinstance(message, Done):
                 working -= 1
                 if working or self.hold is None:
@@ -122,15 +135,16 @@ class Crew:
     def _prepare(self) -> None:
         """Start a spare, if there is memory for it; one that fails is none."""
         hosts, available = self.session.hosts, machine.available_memory()
-        if not hosts.spares or hosts.in_process or available is None or available < SPARE_BYTES:
+        if not hosts.spares or hosts.in_process or available is None or available < self.replicas * SPARE_BYTES:
             return
         files: tuple[Path, ...] = ()
         with suppress(CompareQError):  # loading will say it
             files = self.job.backend.weight_files(self.request)
         try:
-            self._start(1)
+            self._start()
             job = PrepareJob(self.job.engine, self.request, files)
-            if not isinstance(list(self.workers[0].perform(job, self.limits))[-1], Prepared):
+            jobs = [job, *[replace(job, files=())] * (self.replicas - 1)]
+            if not all(isinstance(message, Prepared) for message in self._told(jobs)):
                 self._drop()
         except StoppedError:
             raise
@@ -154,24 +168,37 @@ class Crew:
     def _load(self, hold: Hold) -> None:
         if self.workers and not all(worker.is_alive for worker in self.workers):
             self._drop()
-        self._start(1)
-        job = LoadJob(self.job.engine, self.request, hold.names)
+        self._start()
+        jobs = [
+            LoadJob(self.job.engine, self.request, devices, cores)
+            for devices, cores in zip(
+                *(parts_of(each, self.replicas) for each in (hold.names, self._cores())), strict=True
+            )
+        ]
         with self.session.progress.phase(f"loading {self.request.label}", expected=self.expected) as phase:
-            for message in merged([worker.perform(job, self.limits) for worker in self.workers]):
+            for message in self._told(jobs):
                 if isinstance(message, Failed):
                     raise error_of(message)
                 if not isinstance(message, Loaded):
                     phase.say(message.line)
         self.is_loaded = True
 
-    def _start(self, count: int) -> None:
-        """Start workers up to so many."""
+    def _cores(self) -> tuple[int, ...] | None:
+        """The processors to be split among replicas; None where they need not be."""
+        if self.replicas == 1 or self.job.gpus or not hasattr(os, "sched_getaffinity"):
+            return None
+        return tuple(sorted(os.sched_getaffinity(0)))
+
+    def _told(self, jobs: Sequence[Any]) -> Iterator[Any]:
+        """The messages of the workers, to each of which a job is given."""
+        return merged([worker.perform(job, self.limits) for worker, job in zip(self.workers, jobs, strict=False)])
+
+    def _start(self) -> None:
+        """Start the workers that are not there."""
         hosts = self.session.hosts
-        for _ in range(count - len(self.workers)):
-            job = self.job
-            wanted = Wanted(
-                self.request.label, job.python, self.request.log_file, len(job.gpus), job.spec.resources
-            )  # fmt: skip
+        job = self.job
+        wanted = Wanted(self.request.label, job.python, self.request.log_file, len(job.gpus), job.spec.resources)
+        for _ in range(self.replicas - len(self.workers)):
             self.workers.append(self.at_work.enter_context(hosts.running.started(hosts.worker(wanted))))
 
     def _drop(self) -> None:
@@ -180,6 +207,14 @@ class Crew:
             worker.kill()
         self.at_work.close()
         self.workers = []
+
+
+def parts_of(items: tuple[Item, ...] | None, count: int) -> list[tuple[Item, ...] | None]:
+    """Items in as many equal parts, those that are left over in none; with too few items some have a part in common."""
+    if items is None:
+        return [None] * count
+    each = max(len(items) // count, 1)
+    return [items[part * each : (part + 1) * each] or items[-1:] for part in range(count)]
 
 
 def error_of(message: Failed) -> ModelError:

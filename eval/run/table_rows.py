@@ -42,10 +42,16 @@ def scored_row(
         windows=stored.windows,
         load_seconds=record["load_seconds"],
         score_seconds=record["score_seconds"],
+        timing=stored.timing,
         provenance=record["provenance"],
         scores_key=key,
         cached=cached,
-        notes=(*resumed_notes(job, stored), *kld_notes(job, stored, reference), *record["provenance"].get("notes", ())),
+        notes=(
+            *replica_notes(job, stored),
+            *resumed_notes(job, stored),
+            *kld_notes(job, stored, reference),
+            *record["provenance"].get("notes", ()),
+        ),
     )
 
 
@@ -73,6 +79,14 @@ def resumed_notes(job: Job, stored: StoredScores) -> tuple[str, ...]:
     if stored.sessions < 2 or not job.backend.capabilities.batches:
         return ()
     return (f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run",)
+
+
+def replica_notes(job: Job, stored: StoredScores) -> tuple[str, ...]:
+    """How many replicas shared the windows, where these were several, or several were asked for."""
+    if stored.replicas == job.spec.replicas == 1:
+        return ()
+    fewer = f", not by {job.spec.replicas}: there were no more GPUs, or no more windows"
+    return (f"scored by {stored.replicas} replicas{fewer if stored.replicas < job.spec.replicas else ''}",)
 
 
 def kld_notes(job: Job, stored: StoredScores, reference: Reference) -> tuple[str, ...]:

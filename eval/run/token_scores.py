@@ -24,6 +24,8 @@ from backends.worker import segments
 from eval.common.cache import Cache
 from eval.common.files import replacing
 from eval.common.progress import Progress
+from eval.results import timing
+from eval.results.timing import Timing
 
 INDEX = ("window", "position", "token_id")
 SCORES = tuple(segments.COLUMNS)
@@ -37,7 +39,8 @@ class StoredScores:
     ``columns``: name -> [N], float32 (nats) or bool: ``logprob``, and every other score of ``SCORES`` that was stored.
     ``window``, ``position`` and ``token_id``, int32 [N]: the window of a scored token, and its place in the window.
     ``run_record`` (JSON types): provenance, load_seconds, score_seconds, and reference (None without one).
-    ``sessions``: how many runs of the model the windows came from.
+    ``sessions``: how many runs of the model the windows came from; ``replicas``: how many workers shared the windows of
+    the last of them; ``timing``: of that one.
     """
 
     columns: dict[str, NDArray[Any]]
@@ -46,6 +49,8 @@ class StoredScores:
     token_id: NDArray[np.int32]
     run_record: dict[str, Any]
     sessions: int = 1
+    replicas: int = 1
+    timing: Timing | None = None
 
     @property
     def windows(self) -> int:
@@ -84,10 +89,14 @@ def load(
     positions = [np.arange(each.score_from, len(each.token_ids), dtype=np.int32) for each in windows]
     known = [session for session in reversed(found.sessions) if session in records] or sorted(records)
     record = records[known[0]]
+    runs: dict[str, list[str]] = {}  # the replicas of a run have a session each
+    for session in found.sessions:
+        runs.setdefault(run_of(session), []).append(session)
+    last = [records[session] for session in known if run_of(session) == run_of(known[0])]
     run_record = {
         "provenance": {**record["known"], **record["provenance"]},
         "load_seconds": record["load_seconds"],
-        "score_seconds": sum(found.sessions.values()),
+        "score_seconds": sum(max(found.sessions[session] for session in together) for together in runs.values()),
         "reference": None if tag == segments.ALONE else record["reference"],
     }
     return StoredScores(
@@ -96,8 +105,15 @@ def load(
         np.concatenate(positions),
         np.concatenate([window.token_ids[window.score_from :] for window in windows]),
         run_record,
-        len(found.sessions),
+        len(runs),
+        len(last),
+        timing.of_records([each.get("moments", {}) for each in last]),
     )
+
+
+def run_of(session: str) -> str:
+    """The run of a session: replicas have a session each, whose names differ in what follows the last dash."""
+    return session.rpartition("-")[0] or session
 
 
 def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredScores | None:

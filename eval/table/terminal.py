@@ -11,6 +11,8 @@ from backends.common.messages import printable
 from eval.results.run_result import RunResult
 from eval.table.columns import Column, kernel_of, label_of, number_columns, possible_extras
 from eval.table.footnotes import footnotes
+from eval.table.timing import HEADERS as HEADERS_OF_TIMING
+from eval.table.timing import timing_rows
 
 HEADERS = ("label", "kernel")
 TEXT = 26
@@ -24,6 +26,16 @@ def show(run: RunResult, console: Console) -> None:
     console.print(rich_table(run, console.width))
     for note in footnotes(run):
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_timing(run: RunResult, console: Console) -> None:
+    """Print where the seconds of every row went."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in HEADERS_OF_TIMING:
+        drawn.add_column(header, justify="left" if header == "label" else "right", overflow="fold")
+    for label, *cells in timing_rows(run):
+        drawn.add_row(Text(printable(label)), *cells)
+    console.print(drawn)
 
 
 def rich_table(run: RunResult, width: int) -> Table:

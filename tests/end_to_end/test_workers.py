@@ -59,7 +59,7 @@ def results(file: Path) -> dict[str, Any]:
     for key in ("created", "command"):
         del found[key]
     for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "from_cache"):
+        for key in ("load_seconds", "score_seconds", "seconds", "timing", "from_cache"):
             del model[key]
     return found
 
@@ -90,7 +90,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
 def test_a_run_that_is_told_to_end_shows_what_it_has(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
 ) -> None:
-    data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never")])
+    data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     wait_until(
         lambda: (
@@ -111,10 +111,11 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
 def test_a_killed_driver_leaves_no_process_and_loses_no_window(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    data, specs = write_specs([fake("slow", seconds=0.4), fake("other", boost=1.0)])
+    """Neither the two replicas of the model that was scored nor the next model's spare is left."""
+    data, specs = write_specs([{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)])
     process = start("-d", data, "-m", specs)
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
-    assert processes_of(own_cache)
+    assert len(processes_of(own_cache)) == 3 * 2  # a supervisor each
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(own_cache))
@@ -183,11 +184,16 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
 
 
 def test_a_killed_worker_takes_its_group_along(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
+    """The worker that scores, and before it the next model's spare, in whose place another worker comes."""
     data, specs = write_specs([fake("slow", seconds=1.0), fake("good")])
-    process = start("-d", data, "-m", specs)
-    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
-    os.kill(max(processes_of(own_cache)), signal.SIGKILL)
+    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
+    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")) and len(processes_of(own_cache)) == 4)
+    _, worker, _, spare = processes_of(own_cache)
+    os.kill(spare, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
     status, out, err = finished(process, tmp_path)
     assert status == 1, err
     assert "slow: failed: its worker was ended by SIGKILL" in out
+    assert [model["error"] is None for model in results(tmp_path / "r.json")["models"]] == [False, True]
+    assert len(list(own_cache.glob("runs/*.died"))) == 1
     assert group_of(process.pid) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from backends.vllm.scorer import Scorer
+from backends.vllm.scorer import Chunk, Scorer
 from backends.vllm.worker import ScoringExtension
 
 
@@ -29,9 +29,9 @@ class SpyExtension(ScoringExtension):
         LogitsProcessor._gather_logits = counted
         return super().compare_q_install()
 
-    def _compare_q_step(self, hidden_states: Any, segments: Any) -> None:
+    def _compare_q_step(self, hidden_states: Any, segments: Any, tokens: Any) -> None:
         self._spy["inside_now"] = True
-        super()._compare_q_step(hidden_states, segments)
+        super()._compare_q_step(hidden_states, segments, tokens)
         self._spy["inside_now"] = False
 
     def compare_q_spied(self) -> str:
@@ -69,11 +69,14 @@ class KeepingExtension(ScoringExtension):
     def compare_q_install(self) -> str:
         score = Scorer.score
 
-        def kept(scorer: Scorer, window: int, n_scored: int, at: int, logits: Any, targets: Any) -> None:
-            if self._compare_q_kept is not None and not scorer.plan.probe:
-                assert at == sum(map(len, self._compare_q_kept.setdefault(window, [])))
-                self._compare_q_kept[window].append(logits.clone())
-            score(scorer, window, n_scored, at, logits, targets)
+        def kept(scorer: Scorer, logits: Any, reference: Any, chunk: Chunk) -> None:
+            begin = 0
+            for part in chunk.parts if self._compare_q_kept is not None and not scorer.plan.probe else ():
+                kept = self._compare_q_kept.setdefault(part.rows.window, [])
+                assert part.rows.begin == sum(map(len, kept))
+                kept.append(logits[begin : begin + len(part)].clone())
+                begin += len(part)
+            score(scorer, logits, reference, chunk)
 
         Scorer.score = kept  # type: ignore[method-assign]
         return super().compare_q_install()

@@ -10,7 +10,7 @@ import torch
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.reference import comparison
-from backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
+from backends.reference.comparison import Comparison, StoredRows, head_key, is_same_weight, load_head
 from backends.reference.reading import open_reference
 from tests.support.stores import UPSTREAM, numbers, store_of, upstream_store
 
@@ -24,10 +24,10 @@ def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: b
     store = store_of(tmp_path / "store", weight, bias, head=head)
     exact = head_logits(head, store.window(1), weight, bias)
     whole = Comparison(store, (0, 50), CPU)
-    torch.testing.assert_close(whole.logits(1, 3, 0, 3), exact)
+    torch.testing.assert_close(whole.logits([StoredRows(1, 3, 0, 3)]), exact)
     for first, last in ((0, 20), (20, 50), (50, 50)):
         part = Comparison(store, (first, last), CPU)
-        torch.testing.assert_close(part.logits(1, 3, 1, 3), exact[1:, first:last])
+        torch.testing.assert_close(part.logits([StoredRows(1, 3, 1, 3)]), exact[1:, first:last])
         part.close()
     whole.close()
 
@@ -36,16 +36,16 @@ def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
     """It is cut out of what is stored; there is no head to load."""
     compared = Comparison(open_reference(upstream_store(tmp_path, "folder")), (2, 5), CPU)
     assert compared.head is None
-    assert torch.equal(compared.logits(1, 4, 1, 3), UPSTREAM[1][0, 1:3, 2:5])
+    assert torch.equal(compared.logits([StoredRows(1, 4, 1, 3)]), UPSTREAM[1][0, 1:3, 2:5])
     compared.close()
 
 
 def test_a_reference_of_other_windows_is_refused(tmp_path: Path) -> None:
     """Upstream's stores say nothing of their windows: a warm-up would shift every position."""
     compared = Comparison(store_of(tmp_path / "store", numbers(50, 4)), (0, 50), CPU)
-    assert compared.logits(0, 3, 0, 1).shape == (1, 50)
+    assert compared.logits([StoredRows(0, 3, 0, 1)]).shape == (1, 50)
     with pytest.raises(ModelError, match="window 0: the reference has 3 positions, the window 5"):
-        compared.logits(0, 5, 0, 1)
+        compared.logits([StoredRows(0, 5, 0, 1)])
     compared.close()
 
 
@@ -77,3 +77,19 @@ def test_a_shared_head_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(copied.weight, weight[20:])
     assert shared.key == copied.key == head_key(store, (20, 50))
     assert head_key(store, (20, 50)) != head_key(store, (0, 50))
+
+
+def test_rows_of_several_windows_lie_one_after_the_other(tmp_path: Path) -> None:
+    """Also in a buffer that is longer than they are."""
+    weight = numbers(50, 4)
+    compared = Comparison(store_of(tmp_path / "store", weight, windows=3), (0, 50), CPU)
+    parts = [StoredRows(2, 3, 1, 3), StoredRows(0, 3, 2, 3), StoredRows(1, 3, 0, 2)]
+    states = torch.cat([compared.windows.get(part.window)[part.begin : part.end] for part in parts])
+    assert torch.equal(compared.on_device(parts), states)
+    buffer = torch.zeros(7, 4)
+    found = compared.on_device(parts, buffer)
+    assert torch.equal(found, states)
+    assert found.data_ptr() == buffer.data_ptr()
+    torch.testing.assert_close(compared.logits(parts), states @ weight.T)
+    torch.testing.assert_close(compared.logits(parts, states), states @ weight.T)
+    compared.close()

@@ -40,4 +40,4 @@ def test_states_without_a_head_are_an_error(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "states")
     recorder.write(0, recorder.chosen(numbers(3, 50), lambda: torch.zeros(3, 4)))
     with pytest.raises(RuntimeError, match="its head is quantized"):
-        recorder.close("its head is quantized")
+        recorder.write_head("its head is quantized")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from backends.vllm import hooks
+from backends.vllm.buffers import Buffer, Buffers
 from backends.vllm.hooks import TAG, Segment, attach
-from backends.vllm.scorer import Buffer, Plan
+from backends.vllm.scorer import Plan
 from backends.vllm.worker import ScoringExtension, ScoringPass
 
 OURS = SimpleNamespace(extra_args={TAG: [7, 1, 9]})
@@ -41,11 +42,13 @@ class RunnerV1:
 def test_v1_rows() -> None:
     """Request a lies behind b in the batch and is in its middle; b is not ours; c has only a generated token left."""
     runner, seen = RunnerV1(), []
-    assert attach(runner, lambda states, segments: seen.extend(segments)) == "V1"
+    assert attach(runner, lambda states, segments, tokens: seen.extend([segments, tokens])) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    assert taken(seen) == [([7, 1, 9], 4, 3, 6, 10)]
-    assert seen[0].tokens(5, 8).tolist() == [5, 6, 7]
+    segments, tokens = seen
+    assert taken(segments) == [([7, 1, 9], 4, 3, 6, 10)]
+    found = tokens([(segments[0].prompt, 5, 8), (segments[0].prompt, 0, 2)])
+    assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
 
 
 def test_nobody_is_called_without_rows_of_ours() -> None:
@@ -73,7 +76,9 @@ class WorkerV2:
 def test_v2_rows() -> None:
     """Batch: b (not ours), a (state 2, from token 4), c (prompt done); a removed request is forgotten."""
     worker, seen = WorkerV2(), []
-    attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda states, segments: seen.append(segments))
+    attach(
+        SimpleNamespace(prompt_logprobs_worker=worker), lambda states, segments, tokens: seen.append((segments, tokens))
+    )
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
     worker.add_request("c", 1, OURS)
@@ -84,10 +89,10 @@ def test_v2_rows() -> None:
     tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
-    (segments,) = seen
+    ((segments, given),) = seen
     assert taken(segments) == [([7, 1, 9], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
-    assert segments[0].tokens(5, 8).tolist() == [25, 26, 27]
-    assert segments[0].tokens(5, 8).dtype == torch.int64
+    found = given([(segments[0].prompt, 5, 8), (0, 3, 4)])
+    assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"
     worker.compute_prompt_logprobs(*arguments)
     assert len(seen) == 1
@@ -128,14 +133,21 @@ def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None
 def pass_with(buffers: dict[int, Buffer]) -> ScoringPass:
     """A worker's pass with these windows in it."""
     scorer: Any = SimpleNamespace(
-        buffers=buffers, reports=True, comparison=None, recorder=None, shard=(0, 5), entries=5, plan=Plan(), error=""
+        buffers=Buffers(buffers),
+        reports=True,
+        comparison=None,
+        recorder=None,
+        shard=(0, 5),
+        entries=5,
+        plan=Plan(),
+        error="",
     )
     return ScoringPass(scorer, last_stage=True)
 
 
 def test_gaps_are_named_and_left_out() -> None:
-    whole = Buffer(torch.arange(10.0).reshape(2, 5), None, np.array([True, True]))
-    gap = Buffer(torch.zeros(3, 5), None, np.array([True, False, False]))
+    whole = Buffer(np.arange(10, dtype=np.float32).reshape(2, 5), np.array([True, True]))
+    gap = Buffer(np.zeros((3, 5), np.float32), np.array([True, False, False]))
     header, data = pass_with({4: whole, 9: gap}).collect([4, 9, 11])
     assert (header["windows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
     assert header["incomplete"] == {"9": 2, "11": "all"}

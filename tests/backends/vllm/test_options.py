@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.base import LoadRequest
-from backends.checkpoint.config import CheckpointConfig
+from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load
@@ -21,24 +20,50 @@ from tests.support.vllm_engine import request_for
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
 
+OURS = {"max_model_len": 101, "load_format": "safetensors", "trust_remote_code": False, "enforce_eager": True}
+
+
+def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, Any]:
+    request = LoadRequest("x", "vllm_score", str(folder), 100, options)
+    return engine_arguments(request, CheckpointConfig.read(folder).raw, cpu=cpu)
+
+
 def test_defaults_and_options(toy_model: Path) -> None:
-    config = CheckpointConfig.read(toy_model).raw
-    request = LoadRequest("x", "vllm_score", str(toy_model), 100, {"kv_cache_dtype": "fp8", "load_format": "dummy"})
-    gpu = engine_arguments(request, config, cpu=False)
-    assert gpu == {
-        "max_model_len": 101, "load_format": "dummy", "trust_remote_code": False,
-        "kv_cache_dtype": "fp8",
-    }  # fmt: skip
-    assert engine_arguments(request, config, cpu=True)["kv_cache_memory_bytes"] == 256 << 20
-    noisy = replace(request, options={**request.options, "noise": "bf16", "noise_seed": 1})
-    assert engine_arguments(noisy, config, cpu=False) == {**gpu, "enforce_eager": True}
+    """The toy's KV cache: 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes a token, so 256 MiB, the least, suffice."""
+    sized = {"kv_cache_memory_bytes": 256 << 20}
+    assert arguments(toy_model, cpu=True) == OURS | sized
+    assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
+    given = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
+    assert arguments(toy_model, cpu=True, **given) == OURS | given | sized
+    assert arguments(toy_model, noise="bf16", noise_seed=1, cpu=True) == OURS | sized
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpu_memory_utilization": 0.5},
+        {"kv_cache_memory_bytes": 1 << 30},
+        {"num_gpu_blocks_override": 100},
+        {"long_prefill_token_threshold": 1},
+    ],
+)
+def test_a_cache_that_the_spec_sizes(toy_model: Path, given: dict[str, Any]) -> None:
+    """Or that has to hold more windows than two steps of prefill do: vLLM measures what is free."""
+    assert arguments(toy_model, **given) == OURS | given
+
+
+@pytest.mark.parametrize("other", ["kv_lora_rank", "mamba_d_state", "state_size"])
+def test_a_cache_of_another_kind_is_left_to_vllm(toy_model: Path, tmp_path: Path, other: str) -> None:
+    config = json.loads((toy_model / "config.json").read_text()) | {other: 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert arguments(tmp_path) == OURS
+    assert arguments(tmp_path, cpu=True)["kv_cache_memory_bytes"] == 4 << 30
 
 
 def test_kv_cache_bytes_by_hand() -> None:
     """Llama 3.1 8B: 32 layers x 8 heads x 128 x 2 (k, v) x 2 bytes = 131,072 bytes a token."""
-    config = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-    assert kv_cache_bytes(config, 10_000) == 1_310_720_000
-    assert kv_cache_bytes({}, 10_000) == 4 << 30
+    assert kv_cache_bytes(KVShape(32, 8, 128), 10_000) == 1_310_720_000
+    assert kv_cache_bytes(None, 10_000) == 4 << 30
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ Its scores are tested in tests/backends/vllm/test_backend.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,41 +20,68 @@ from backends.vllm.hooks import Segment
 from backends.vllm.scorer import CPU_ROWS, Plan, Scorer
 
 LIMIT = 256 << 20
-COMPARISON: Any = SimpleNamespace()
+OTHER_HEAD: Any = SimpleNamespace(head=None)
+OWN_HEAD: Any = SimpleNamespace(
+    head=SimpleNamespace(is_own=True), store=SimpleNamespace(head=SimpleNamespace(soft_cap=None, scale=1.0))
+)
+"""Comparisons with a reference whose head is a copy, or the model's own."""
 
 
 def scorer(
     entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
 ) -> Scorer:
     """A scorer that has not been given anything to do."""
-    source: Any = SimpleNamespace(processors=[SimpleNamespace(soft_cap=soft_cap)], processor=None, shard=None)
+    processor = SimpleNamespace(soft_cap=soft_cap, scale=1.0, org_vocab_size=entries)
+    source: Any = SimpleNamespace(processors=[processor], processor=processor, shard=None)
     return Scorer(source, Plan(**plan), torch.device(device), entries, tp_size)
 
 
 @pytest.mark.parametrize("vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000])
-@pytest.mark.parametrize("has_reference", [False, True])
+@pytest.mark.parametrize(("comparison", "states"), [(None, 1), (OTHER_HEAD, 2), (OWN_HEAD, 5)])
 @pytest.mark.parametrize("hidden_size", [576, 4096, 16384])
-def test_a_chunk_stays_under_256_mib(vocab_size: int, has_reference: bool, hidden_size: int) -> None:
-    """Logits, the reference's logits and states, and results, in bfloat16; one row is the least."""
+def test_a_chunk_stays_under_256_mib(vocab_size: int, comparison: Any, states: int, hidden_size: int) -> None:
+    """Logits of both, states (gathered; a copy of the reference's; two buffers and both side by side), results."""
     under_test = scorer(vocab_size)
-    under_test.comparison = COMPARISON if has_reference else None
+    under_test.comparison = comparison
     rows = under_test.chunk_rows(hidden_size, 2)
-    needed = rows * (2 * vocab_size * (1 + has_reference) + 2 * hidden_size * has_reference + 48)
+    needed = rows * (2 * vocab_size * (1 + (comparison is not None)) + 2 * hidden_size * states + 48)
     assert rows == 1 or needed <= LIMIT
-    assert rows < 128 or rows % 128 == 0
+    assert rows < 128 or rows % (64 if comparison is OWN_HEAD else 128) == 0
     assert rows == 1 or needed > LIMIT / 4 or rows >= 128
 
 
 def test_chunks_by_hand() -> None:
-    """255 MiB / 256,560 bytes a row = 1,042; against a reference 255 MiB / 521,264 = 512."""
-    assert scorer(128_256).chunk_rows(4096, 2) == 1024
+    """255 MiB / 264,752 bytes a row = 1,009; against a reference / 529,456 = 505, with one head / 554,032 = 482."""
+    assert scorer(128_256).chunk_rows(4096, 2) == 896
     against = scorer(128_256)
-    against.comparison = COMPARISON
-    assert against.chunk_rows(4096, 2) == 512
-    assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 2048
-    assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 1024
-    assert scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256  # two more copies: 347, rounded down
+    against.comparison = OTHER_HEAD
+    assert against.chunk_rows(4096, 2) == 384
+    against.comparison = OWN_HEAD
+    assert against.chunk_rows(4096, 2) == 448
+    assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1920
+    assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 896
+    assert scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256  # two more copies: 343, rounded down
     assert scorer(49_152, device="cpu").chunk_rows(576, 2) == CPU_ROWS
+
+
+@pytest.mark.parametrize(
+    ("device", "plan", "soft_cap", "one"),
+    [
+        ("cuda", {}, None, True),
+        ("cpu", {}, None, False),
+        ("cuda", {"gathered": True}, None, False),
+        ("cuda", {}, 30.0, False),
+    ],
+)
+def test_when_one_product_gives_both_logits(
+    device: str, plan: dict[str, Any], soft_cap: float | None, one: bool
+) -> None:
+    under_test = scorer(320, device=device, soft_cap=soft_cap, **plan)
+    assert not under_test.has_head_beside
+    under_test.comparison = OWN_HEAD
+    assert under_test.has_head_beside is one
+    under_test.comparison = OTHER_HEAD
+    assert not under_test.has_head_beside
 
 
 def test_shards_are_cut_to_what_the_reference_has() -> None:
@@ -71,15 +100,23 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
     plan = Plan(gathered=True, record=str(tmp_path), record_contents="logits")
     one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
     source.gathered = lambda hidden: hidden
-    assert one.try_score(0, 3, 0, torch.randn(3, 50), torch.tensor([1, 2, 3]))
-    one.close_record()
+    segment = Segment((0, 1, 3), 0, 0, 3, 4, None)
+    one.step(torch.randn(3, 50), [segment], lambda parts: torch.tensor([1, 2, 3]))
+    one.buffers.land()
+    one.write_head()
+    assert one.recorder is not None
+    one.recorder.close()
     assert one.error == ""
     assert [share.head and share.head.vocab_size for share in journal.shares(tmp_path)] == [50] * parts
 
 
 STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40
-SEGMENT = Segment((7, 2, 998), 0, 0, 1000, 1000, lambda a, b: TOKENS[a:b])
+SEGMENT = Segment((7, 2, 998), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
+
+
+def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
+    return torch.cat([prompt[a:b] for prompt, a, b in parts])
 
 
 class Small:
@@ -104,7 +141,8 @@ class Small:
 def stepped(source: Any, **plan: Any) -> Scorer:
     """A scorer after one step with the whole window."""
     one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2)
-    one.step(STATES, [SEGMENT])
+    one.step(STATES, [SEGMENT], tokens)
+    one.buffers.land()
     return one
 
 
@@ -123,14 +161,14 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
     one, whole = stepped(source), stepped(Small(1000))
     assert (one.error, source.asked) == ("", asked)
     assert one.largest_chunk == max(each for each in asked if each <= fits)
-    assert one.recomputed == 0
-    assert one.buffers[7].written.all()
-    torch.testing.assert_close(one.buffers[7].statistics, whole.buffers[7].statistics, rtol=0, atol=0)
+    assert one.buffers.recomputed == 0
+    assert one.buffers.windows[7].written.all()
+    np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics)
 
 
 def test_memory_that_ends_after_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the statistics, say: the chunk is scored again in halves."""
-    whole = stepped(Small(1000)).buffers[7].statistics
+    whole = stepped(Small(1000)).buffers.windows[7].statistics
     partial = statistics.partial
 
     def hungry(logits: torch.Tensor, *rest: Any, **keys: Any) -> None:
@@ -140,8 +178,8 @@ def test_memory_that_ends_after_the_logits(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(statistics, "partial", hungry)
     one = stepped(Small(1000))
-    assert (one.error, one.recomputed) == ("", 0)
-    torch.testing.assert_close(one.buffers[7].statistics, whole, rtol=0, atol=0)
+    assert (one.error, one.buffers.recomputed) == ("", 0)
+    np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole)
 
 
 def test_one_row_that_does_not_fit_is_an_error() -> None:
@@ -158,7 +196,7 @@ def test_ranks_that_gather_together_do_not_try_again(plan: dict[str, Any]) -> No
     one = stepped(source, **plan)
     assert one.error == "out of memory: CUDA out of memory. Tried to allocate 1 GiB."
     assert source.asked == [256, 256, 256, 230]
-    assert not one.buffers
+    assert not one.buffers.windows
 
 
 class Both:

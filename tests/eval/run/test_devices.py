@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
-from eval.run.devices import Devices, chosen
+from eval.run.devices import Devices, Hold, Overlap, chosen
 from tests.support.toy import refusal
 
 PATIENCE_S = 30
+GIB = 1 << 30
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
 
@@ -142,3 +145,79 @@ def test_of_several_kinds_the_first_is_used() -> None:
 def test_a_name_that_is_no_gpu(found: list[Gpu], there: str) -> None:
     with pytest.raises(InputError, match=f"^--gpus: there is no GPU 7; there are: {there}$"):
         chosen(found, ["7"])
+
+
+@pytest.mark.parametrize(
+    ("overlap", "stage", "needs", "gold"),
+    [
+        ("auto", "scoring", 20 * GIB, True),
+        ("auto", "closing", 20 * GIB, True),
+        ("auto", "loading", 20 * GIB, False),  # one at a time
+        ("auto", "scoring", 21 * GIB, False),
+        ("auto", "closing", 21 * GIB, False),  # as soon as it fits, and not before
+        ("auto", "closing", None, False),
+        ("always", "scoring", None, True),
+        ("always", "loading", 1, False),
+        ("never", "closing", 1, False),
+    ],
+)
+def test_who_may_load_beside_the_model_before(
+    overlap: Overlap, stage: Any, needs: int | None, gold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the GPU that both get, with 20 GiB free beside the first one."""
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: {("0",): 20 * GIB}[tuple(names)])
+    devices = Devices(H200[:1], overlap)
+    with devices.taken(1) as first:
+        first.stage = stage
+        assert begins(devices, 1, needs) == gold
+        assert devices.free == []
+    assert begins(devices, 1, needs)
+
+
+def begins(devices: Devices, wanted: int, needs: int | None) -> bool:
+    """Whether a model would get its GPUs now."""
+    hold = Hold(max(wanted, 1), 99, needs)
+    devices.waiting.append(hold)
+    try:
+        return devices._may_begin(hold)
+    finally:
+        devices.waiting.remove(hold)
+
+
+def test_with_several_gpus_only_those_that_take_all_load_beside_each_other() -> None:
+    devices = Devices(H200[:2], "always")
+    with devices.taken(2) as first:
+        first.stage = "scoring"
+        assert (begins(devices, 2, 1), begins(devices, 1, 1)) == (True, False)
+        with devices.taken(2) as second:  # and no third one beside these two
+            assert second.names == first.names == ("0", "1")
+            second.stage = "scoring"
+            assert not begins(devices, 2, 1)
+    with devices.taken(1) as first:
+        first.stage = "scoring"
+        assert (begins(devices, 2, 1), begins(devices, 1, 1)) == (False, True)
+
+
+def test_who_loads_beside_scores_after_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 2 * GIB)
+    devices, said = Devices(), []
+
+    def work() -> None:
+        with devices.taken(0, place=1, needs=GIB) as hold:
+            said.append("loads")
+            devices.await_turn(hold)
+            said.append("scores")
+            devices.await_room(hold)
+            said.append("alone")
+
+    with devices.taken(0, place=0) as first:
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.01)
+        assert said == []
+        devices.await_turn(first)
+        until(lambda: said == ["loads"])
+        devices.scored(first)
+        until(lambda: said == ["loads", "scores"])
+    thread.join(PATIENCE_S)
+    assert said == ["loads", "scores", "alone"]

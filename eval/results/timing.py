@@ -1,0 +1,71 @@
+"""Where the seconds of a row went: when its worker did what, and how long each part took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+PARTS = ("spare", "waiting", "load", "first_step", "scoring", "close")
+"""The parts of a worker's life in their order.  Together they are all of it, from its start to its closed engine.
+
+``spare``: its engine was imported before it was the model's turn; ``waiting``: until it could load, and until it could
+score; ``load``: with the import, if there was no spare; ``first_step``: from the start of scoring to the first scored
+window; ``scoring``: from then on to the last window.
+"""
+
+FIRST = ("started", "load_began", "first_window")
+LAST = ("loaded", "score_began", "last_window")
+"""Moments that every run has: of its replicas the first one's, and the last one's."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a row's worker did what, in seconds since 1970, by its machine's clock.
+
+    ``prepared``: its engine was imported, None if that was a part of loading; ``closed``: None if that is not known.
+    From one row's ``last_window`` to the ``first_window`` of the next one goes what is no scoring.
+    """
+
+    started: float
+    prepared: float | None
+    load_began: float
+    loaded: float
+    score_began: float
+    first_window: float
+    last_window: float
+    closed: float | None = None
+
+    @property
+    def moments(self) -> list[float]:
+        """What is known of them, in their order."""
+        return [each for field in fields(self) if (each := getattr(self, field.name)) is not None]
+
+    @property
+    def seconds(self) -> dict[str, float | None]:
+        """The seconds of each of the ``PARTS``."""
+        prepared = self.started if self.prepared is None else self.prepared
+        return {
+            "spare": prepared - self.started,
+            "waiting": self.load_began - prepared + self.score_began - self.loaded,
+            "load": self.loaded - self.load_began,
+            "first_step": self.first_window - self.score_began,
+            "scoring": self.last_window - self.first_window,
+            "close": None if self.closed is None else self.closed - self.last_window,
+        }
+
+
+def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:
+    """The timing of a run from the moments in its sessions' records, one a replica; None if a record lacks some.
+
+    A run begins with the first of its replicas, and ends with the last one.
+    """
+    if not found or any(name not in moments for moments in found for name in (*FIRST, *LAST)):
+        return None
+    first = {name: min(float(moments[name]) for moments in found) for name in FIRST}
+    last = {name: max(float(moments[name]) for moments in found) for name in LAST}
+    prepared, closed = (
+        None if any(moments.get(name) is None for moments in found) else max(float(moments[name]) for moments in found)
+        for name in ("prepared", "closed")
+    )
+    return Timing(**first, **last, prepared=prepared, closed=closed)

@@ -1,0 +1,78 @@
+"""Which rows of a step are packed in which order, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from backends.reference.comparison import StoredRows
+from backends.vllm.buffers import Buffers
+from backends.vllm.hooks import Segment
+from backends.vllm.packing import Pack, Part, parts_of
+
+STATES = torch.arange(20.0)[:, None].expand(20, 3)
+SEGMENTS = [
+    Segment([5, 1, 9], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9, of which 9 predicts nothing
+    Segment([2, 4, 6], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
+    Segment([7, 1, 4], 4, 8, 1, 5, "g"),  # window 7: its last position alone
+    Segment([8, 9, 3], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
+]
+PARTS = [Part(StoredRows(2, 6, 0, 5), 3, "b", 4), Part(StoredRows(5, 9, 4, 9), 12, "e", 5)]
+
+
+def test_scored_rows_by_hand() -> None:
+    """The row at position p predicts token p + 1; parts lie as in the hidden states."""
+    assert parts_of(SEGMENTS) == PARTS
+
+
+def test_chunks_cut_parts() -> None:
+    pack = Pack(PARTS)
+    assert len(pack) == 10
+    assert pack.between(0, 10) == PARTS
+    assert pack.between(1, 4) == [Part(StoredRows(2, 6, 1, 4), 4, "b", 5)]
+    assert pack.between(4, 7) == [Part(StoredRows(2, 6, 4, 5), 7, "b", 8), Part(StoredRows(5, 9, 4, 6), 12, "e", 5)]
+    assert pack.between(5, 6) == [Part(StoredRows(5, 9, 4, 5), 12, "e", 5)]
+
+
+def test_states_are_gathered_only_where_they_lie_apart() -> None:
+    pack = Pack(PARTS)
+    assert pack.states(STATES, 0, 5).data_ptr() == STATES[3:].data_ptr()
+    assert pack.states(STATES, 3, 8)[:, 0].tolist() == [6, 7, 12, 13, 14]
+    assert pack.states(STATES, 5, 10)[:, 0].tolist() == [12, 13, 14, 15, 16]
+
+
+def test_targets_are_asked_for_at_once() -> None:
+    asked = []
+    Pack(PARTS).targets(lambda parts: asked.append(parts))  # type: ignore[arg-type, return-value]
+    assert asked == [[("b", 4, 9), ("e", 5, 10)]]
+
+
+def test_an_empty_step() -> None:
+    assert len(Pack(parts_of(SEGMENTS[2:]))) == 0
+
+
+def test_results_land_by_window_and_position() -> None:
+    """Also out of order, and again: a repetition overwrites itself and is counted."""
+    buffers = Buffers()
+    rows = torch.arange(50, dtype=torch.float32).reshape(10, 5)
+    buffers.send(rows, PARTS)
+    assert not buffers.windows
+    buffers.land()
+    assert buffers.windows[2].written.tolist() == [True] * 5 + [False]
+    assert buffers.windows[5].written.tolist() == [False] * 4 + [True] * 5
+    np.testing.assert_array_equal(buffers.windows[5].statistics[4:], rows[5:].numpy())
+    buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), Part(StoredRows(2, 6, 5, 6), 0, "b", 9)])
+    buffers.land(wait=False)
+    assert buffers.recomputed == 2
+    assert buffers.windows[2].written.all()
+    np.testing.assert_array_equal(buffers.windows[2].statistics[:, 0], [0, 5, 10, 100, 105, 110])
+
+
+def test_what_is_kept_goes_to_its_windows() -> None:
+    buffers, kept = Buffers(), torch.arange(20.0).reshape(10, 2)
+    buffers.keep(kept[:7], Pack(PARTS).between(0, 7))
+    buffers.keep(kept[7:], Pack(PARTS).between(7, 10))
+    assert buffers.windows[2].kept is not None
+    assert buffers.windows[5].kept is not None
+    assert torch.equal(buffers.windows[2].kept[:5], kept[:5])
+    assert torch.equal(buffers.windows[5].kept[4:], kept[5:])

@@ -1,0 +1,113 @@
+"""Workers in threads of this process, which do what a worker does, note it, and die where a test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from backends.common.errors import ModelError
+from backends.common.machine import Gpu
+from backends.worker import scoring_job, serving
+from backends.worker.messages import Failed
+from eval.run import hosts
+from eval.run.devices import Devices, Overlap
+from eval.run.hosts import Hosts
+from eval.run.workers import Deadline, Wanted
+
+LOADING = threading.Lock()
+Step = tuple[str, str]
+"""(label of a model, type of a job), or (label, type + " done") once a worker has done it."""
+
+
+@dataclass
+class Told:
+    """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory".
+
+    ``first``: what must have come before a step is done, so that a test knows what happens at the same time.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    fails: dict[Step, str] = field(default_factory=dict)
+    first: dict[Step, Step] = field(default_factory=dict)
+    jobs: list[Any] = field(default_factory=list)
+
+    def of(self, label: str) -> list[str]:
+        """The steps of one model."""
+        return [step for name, step in self.steps if name == label and not step.endswith(" done")]
+
+    def before(self, one: Step, other: Step) -> bool:
+        """Whether one step came before another one."""
+        return self.steps.index(one) < self.steps.index(other)
+
+    def await_step(self, step: Step) -> None:
+        """Wait until the workers have come so far."""
+        until = time.monotonic() + 30
+        while step not in self.steps:
+            assert time.monotonic() < until, (step, self.steps)
+            time.sleep(0.002)
+
+
+class ThreadedWorker:
+    """A worker (``eval/run/workers.py``) in this process."""
+
+    def __init__(self, wanted: Wanted, told: Told) -> None:
+        self.label, self.told = wanted.label, told
+        self.server = serving.Server()
+        self.has_died = False
+
+    @property
+    def is_alive(self) -> bool:
+        if self.told.fails.pop((self.label, "waits"), None):
+            self.has_died = True
+        return not self.has_died
+
+    def start(self) -> None:
+        """It is there."""
+
+    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        step = (self.label, job.type)
+        self.told.steps.append(step)
+        self.told.jobs.append(job)
+        if step in self.told.first:
+            self.told.await_step(self.told.first[step])
+        match self.told.fails.pop(step, None):
+            case "dies":
+                self.has_died = True
+                raise ModelError("its worker was ended by a test")
+            case "memory":
+                yield Failed("out of memory: says a test", memory=True)
+                return
+        messages: list[Any] = []
+        # Transformers sets torch's default dtype while it loads, for the whole process.
+        with LOADING if job.type == "load" else nullcontext():
+            self.server.perform(job, messages.append)
+        yield from messages
+        self.told.steps.append((self.label, f"{job.type} done"))
+
+    def kill(self) -> None:
+        """It has nothing that could be ended."""
+
+    def close(self) -> None:
+        self.server.close()
+
+
+def threaded(
+    monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), overlap: Overlap = "auto", **keys: Any
+) -> Told:
+    """Runs of the command line have such workers from now on; returns what they will be told."""
+    told = Told()
+
+    def make(*given: Any) -> tuple[Hosts, str]:
+        workers = Hosts(Devices(gpus, overlap), make_worker=lambda wanted: ThreadedWorker(wanted, told))
+        return replace(workers, **keys), ""
+
+    monkeypatch.setattr(hosts, "of_this_machine", make)
+    monkeypatch.setattr(scoring_job, "stay_on", lambda cores: None)  # it would be this process that stays there
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return told
