@@ -34,6 +34,12 @@ READY_S = 120.0
 """Seconds that a node may take to start a process of ours; two local nodes took 2."""
 
 
+HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
+NOTHING: Mapping[str, float] = {}
+OTHERWISE = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+"""What Ray takes in other ways than by name."""
+
+
 class LostError(ModelError):
     """A node, or our actor on it, is gone."""
 
@@ -145,10 +151,12 @@ class Cluster:
         """Node -> what Ray says that it has, of the nodes that are there now."""
         return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
 
-    def actor(self, nodes: Sequence[str], *, cpus: float = 0, gpus: int = 0, **resources: float) -> Actor:
+    def actor(
+        self, nodes: Sequence[str], *, cpus: float = 0, gpus: int = 0, resources: Mapping[str, float] = NOTHING
+    ) -> Actor:
         """An actor on one of these nodes, once one has room for it."""
         options = {
-            "num_cpus": cpus, "num_gpus": gpus, "resources": resources, "max_restarts": 0, "max_concurrency": 4,
+            "num_cpus": cpus, "num_gpus": gpus, "resources": dict(resources), "max_restarts": 0, "max_concurrency": 4,
             "label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"},
         }  # fmt: skip
         return Actor(self.ray, self.ray.remote(on_node(str(ROOT), os.getcwd())).options(**options).remote(gpus > 0))
@@ -168,13 +176,14 @@ class Cluster:
             except (InputError, LostError) as error:
                 facts, problem = {}, str(error)
             if problem:
-                self.tell(f"--ray: node {self.address(node)}: not used: {problem}")
+                if problem != HEAD_ONLY:
+                    self.tell(f"--ray: node {self.address(node)}: not used: {problem}")
                 self.agents.pop(node).end()
                 continue
             self.hosts[node] = f"{facts['host']} ({node[:8]})"
-            kind = (facts["gpus"][:1] and facts["gpus"][0]["name"], facts["cpu"], facts["settings"])
-            cpus = None if facts["gpus"] else there[node]["CPU"]
-            found.setdefault(repr((kind, cpus)), []).append((node, facts))
+            gpu = [(gpu["name"], gpu["driver"]) for gpu in facts["gpus"][:1]]
+            kind = (gpu, facts["cpu"], sorted(facts["settings"].items()), None if gpu else there[node]["CPU"])
+            found.setdefault(repr(kind), []).append((node, facts))
         self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(found.items())]
         if not self.kinds:
             raise InputError("--ray: no node of the cluster can run a model")
@@ -202,7 +211,7 @@ class Cluster:
         if len(names) > 1:
             return f"it has GPUs of several kinds ({', '.join(sorted(names))}), of which Ray gives any"
         if not (resources.get("CPU") or facts["gpus"]):
-            return "it was started with neither CPUs nor GPUs for tasks"
+            return HEAD_ONLY
         return ""
 
     def place(
@@ -212,6 +221,8 @@ class Cluster:
 
         ``content``: of the model's files, None if these are still to be fetched.  InputError if no node fits.
         """
+        if taken := sorted(OTHERWISE & resources.keys()):
+            raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
         there, reasons, place = self.resources(), [], question.request.model_dir
         fitting = [restricted(kind, there, resources) for kind in self.kinds]
         for kind in sorted((each for each in fitting if each.nodes), key=lambda kind: (-kind.slots, kind.name)):
@@ -231,7 +242,7 @@ class Cluster:
                 else:
                     answers[node] = described
             if answers:
-                first = next(iter(answers.values()))
+                first = max(answers.values(), key=lambda answer: (list(answers.values()).count(answer), answer))
                 same = tuple(node for node, answer in answers.items() if answer == first)
                 reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
                 self.places[label] = chosen = replace(kind, nodes=same)

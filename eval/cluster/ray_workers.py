@@ -89,7 +89,9 @@ class RayWorker:
         if not nodes:
             raise ModelError(f"no node with {kind.name} is left in the cluster")
         gpus = kind.devices.needed(wanted.gpus)
-        self.actor = actor = self.cluster.actor(nodes, cpus=0 if gpus else kind.cpus, gpus=gpus, **wanted.resources)
+        self.actor = actor = self.cluster.actor(
+            nodes, cpus=0 if gpus else kind.cpus, gpus=gpus, resources=wanted.resources
+        )
         node = self.waited(actor, actor.ask("node"), nodes)
         file, text = self.cluster.shared
         folder = None if actor.call("sees", str(file), text) else Path(actor.call("folder"))

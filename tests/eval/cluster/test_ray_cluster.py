@@ -24,7 +24,7 @@ def facts(*gpus: str, **other: Any) -> dict[str, Any]:
     [
         (facts("H200", "H200"), {"GPU": 2.0}, ""),
         (facts(), {"CPU": 2.0}, ""),
-        (facts(), {}, "neither CPUs nor GPUs"),
+        (facts(), {}, "neither CPUs nor GPUs for models"),
         (facts("H200", "H100"), {"GPU": 2.0}, "several kinds (H100, H200)"),
         (facts(version="0.0"), {"CPU": 2.0}, "its compare_q is 0.0"),
         (None, {"CPU": 2.0}, "said nothing"),
