@@ -18,7 +18,7 @@ ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
 
-.PHONY: install llama demo demo-all test quick fuzz check format schema lock clean
+.PHONY: install llama demo demo-all test quick bench fuzz check format schema lock clean
 
 install: $(READY)  ## the environment, and compare_q in it
 	@echo "installed; now: source $(BIN)/activate"
@@ -39,6 +39,10 @@ quick: check  ## lint, types and every fast test that starts no engine, in a min
 	@$(QUICK) --ignore=tests/eval & other=$$!; \
 	$(QUICK) tests/eval; eval=$$?; \
 	wait $$other && exit $$eval
+
+BENCH ?= bench-$(TARGET).json
+bench: $(READY)  ## wall time of a table over its models' prefill, by part, and peers: an 8B shape on a GPU, else a toy
+	$(BIN)/python -m benchmarks.table $(BENCH) --peers 16
 
 FUZZ_EXAMPLES ?= 20000
 fuzz: $(READY)  ## damaged files for every reader, other ones each time: FUZZ_EXAMPLES=100000 make fuzz

@@ -7,6 +7,7 @@ activations is calibrated: its checkpoint holds the largest activation that each
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
         layer.weight_zero_point.data = zero_point.to(layer.weight_zero_point.dtype)
 
 
+def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None) -> None:
+    """Set the scales of these layers by name, in which every layer stands beside those that it is fused with.
+
+    ``peaks``: the largest input of each layer, where the checkpoint holds one global scale of inputs.
+    """
+    for name, layer in layers.items():
+        global_scale = share_global_scale(layers, name) if hasattr(layer, "weight_global_scale") else None
+        round_to_nearest(layer, layer.quantization_scheme.weights, global_scale)
+        if peaks:
+            layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
+
+
 def calibration_windows(source: Path, context: int) -> torch.Tensor:
     """Token ids, int64 [windows, tokens], of the end of the demo's text, of whose beginning the demo measures.
 
@@ -130,12 +143,7 @@ def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = N
         quantization_status=QuantizationStatus.CALIBRATION,
     )
     apply_quantization_config(model, config)
-    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "quantization_scheme")}
-    for name, layer in layers.items():
-        global_scale = share_global_scale(layers, name) if hasattr(layer, "weight_global_scale") else None
-        round_to_nearest(layer, layer.quantization_scheme.weights, global_scale)
-        if peaks:
-            layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
+    set_scales({name: layer for name, layer in model.named_modules() if hasattr(layer, "quantization_scheme")}, peaks)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)

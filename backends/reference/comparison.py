@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backends.common.errors import ModelError
 from backends.common.head import head_logits
@@ -51,8 +51,7 @@ class LoadedHead:
     is_own: bool = False
 
 
-@dataclass(frozen=True)
-class StoredRows:
+class StoredRows(NamedTuple):
     """Scored positions ``begin`` to ``end`` of a window that has ``n_scored``."""
 
     window: int

@@ -34,6 +34,7 @@ class ReferenceWindows:
         self.pool = ThreadPoolExecutor(1)
         self.ahead = min(max(AHEAD_BYTES * store.n_windows // max(store.stored_bytes, 1), 1), 64)
         self.futures: dict[int, Future[torch.Tensor]] = {}
+        self.read: dict[int, torch.Tensor] = {}
 
     def _read(self, window: int) -> torch.Tensor:
         tensor = self.store.window(window)
@@ -41,8 +42,10 @@ class ReferenceWindows:
 
     def get(self, window: int) -> torch.Tensor:
         """States [T, H] or logits [T, V] of a window, on the CPU."""
-        self._submit(window)
-        return self.futures[window].result()
+        if window not in self.read:
+            self._submit(window)
+            self.read[window] = self.futures[window].result()
+        return self.read[window]
 
     def _submit(self, window: int) -> None:
         for wanted in range(window, min(window + 1 + self.ahead, self.store.n_windows)):
@@ -52,8 +55,10 @@ class ReferenceWindows:
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
         self.futures.pop(window, None)
+        self.read.pop(window, None)
 
     def close(self) -> None:
         """Stop reading."""
         self.pool.shutdown(cancel_futures=True)
         self.futures.clear()
+        self.read.clear()

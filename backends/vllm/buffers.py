@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class Buffer:
     """One window: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
 
-    ``written`` marks the scored positions [T] whose statistics are there.
+    ``written`` marks the scored positions [T] whose statistics are there, ``landed`` counts them, repetitions too.
     """
 
     statistics: NDArray[np.float32]
     written: NDArray[np.bool_]
     kept: torch.Tensor | None = None
+    landed: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,21 @@ class Landing:
 
 @dataclass
 class Buffers:
-    """The windows of a pass, by index; ``recomputed``: positions that were scored more than once."""
+    """The windows of a pass, by index; ``recomputed``: positions of finished windows that were scored again."""
 
     windows: dict[int, Buffer] = field(default_factory=dict)
     landings: deque[Landing] = field(default_factory=deque)
     recomputed: int = 0
+
+    def finished(self, window: int) -> Buffer | int:
+        """A window's whole buffer, which is forgotten here, or how many of its positions are missing, -1 for all."""
+        buffer = self.windows.pop(window, None)
+        if buffer is None:
+            return -1
+        if missing := int((~buffer.written).sum()):
+            return missing
+        self.recomputed += buffer.landed - len(buffer.written)
+        return buffer
 
     def send(self, out: torch.Tensor, parts: Sequence[Part]) -> None:
         """Send a step's statistics [N, F] to the host, behind the computation."""
@@ -64,8 +75,8 @@ class Buffers:
             rows, buffer = part.rows, self.of(part.rows)
             if buffer.kept is None:
                 buffer.kept = on_host(rows.n_scored, kept)
-            buffer.kept[rows.begin : rows.end].copy_(kept[begin : begin + len(part)], non_blocking=True)
-            begin += len(part)
+            buffer.kept[rows.begin : rows.end].copy_(kept[begin : begin + part.n_rows], non_blocking=True)
+            begin += part.n_rows
 
     def of(self, rows: StoredRows) -> Buffer:
         """The buffer of the window that rows belong to."""
@@ -85,10 +96,10 @@ class Buffers:
                 rows, buffer = slice(part.rows.begin, part.rows.end), self.of(part.rows)
                 if not buffer.statistics.size:
                     buffer.statistics = np.empty((len(buffer.written), values.shape[1]), np.float32)
-                self.recomputed += int(buffer.written[rows].sum())
-                buffer.statistics[rows] = values[begin : begin + len(part)]
+                buffer.statistics[rows] = values[begin : begin + part.n_rows]
                 buffer.written[rows] = True
-                begin += len(part)
+                buffer.landed += part.n_rows
+                begin += part.n_rows
 
 
 def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +33,8 @@ V2_STEP = ("logits_fn", "hidden_states", "input_batch", "all_token_ids", "num_co
 V2_ADD = ("req_id", "req_idx", "sampling_params")
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The rows of one request in one step: ``hidden_states[begin : begin + count]`` are positions ``start``, ...
+class Segment(NamedTuple):
+    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ...
 
     ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and ``prompt``
     what the runner knows the prompt by.
@@ -45,7 +43,7 @@ class Segment:
     tag: Any
     start: int
     begin: int
-    count: int
+    n_rows: int
     length: int
     prompt: Any
 
@@ -158,13 +156,13 @@ def attach_v2(worker: Any, on_step: Step) -> None:
 def segments_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Segment]:
     """The segments of tagged requests in a step of a V2 runner."""
     segments = []
+    states, begins = batch.idx_mapping_np.tolist(), batch.query_start_loc_np.tolist()
+    starts = batch.num_computed_prefill_tokens_np.tolist()
     for i, request_id in enumerate(batch.req_ids):
         if request_id not in tags:
             continue
-        state = int(batch.idx_mapping_np[i])
-        start, begin = int(batch.num_computed_prefill_tokens_np[i]), int(batch.query_start_loc_np[i])
-        scheduled = int(batch.query_start_loc_np[i + 1]) - begin
-        segments += segment(tags[request_id], start, begin, scheduled, int(prompt_lens[state]), state)
+        state, start, begin = states[i], starts[i], begins[i]
+        segments += segment(tags[request_id], start, begin, begins[i + 1] - begin, int(prompt_lens[state]), state)
     return segments
 
 
@@ -172,13 +170,20 @@ def tokens_of(all_token_ids: Any) -> Tokens:
     """Tokens of prompts that are rows of a table on the GPU, in one gather."""
 
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
-        states = np.repeat([state for state, _, _ in parts], [b - a for _, a, b in parts])
-        positions = np.concatenate([np.arange(a, b) for _, a, b in parts])
-        index = on_device(np.stack([states, positions]), all_token_ids.device)
+        states, begins, ends = np.array(parts, np.int64).T
+        index = on_device(np.stack([np.repeat(states, ends - begins), ranges(begins, ends)]), all_token_ids.device)
         found: torch.Tensor = all_token_ids[index[0], index[1]].long()
         return found
 
     return tokens
+
+
+def ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers from each begin to its end, one after the other."""
+    counts = ends - begins
+    before = np.cumsum(counts) - counts
+    found: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
+    return found
 
 
 def tag_of(sampling_params: Any) -> Any:

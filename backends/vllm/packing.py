@@ -7,23 +7,22 @@ Packed, both are one list of rows, which is scored in chunks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.reference.comparison import StoredRows
-from backends.vllm.hooks import Segment, Tokens, on_device
+from backends.vllm.hooks import Segment, Tokens, on_device, ranges
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class Part:
-    """Neighbouring scored rows of one window.
+class Part(NamedTuple):
+    """``n_rows`` neighbouring scored rows of one window.
 
     ``rows`` are its scored positions, ``row`` is where in the hidden states the first of them lies; the first predicted
     token is number ``token`` of ``prompt``.
@@ -31,16 +30,16 @@ class Part:
 
     rows: StoredRows
     row: int
+    n_rows: int
     prompt: Any
     token: int
 
     def cut(self, begin: int, end: int) -> Part:
         """The part's own rows ``begin`` to ``end``."""
-        rows = replace(self.rows, begin=self.rows.begin + begin, end=self.rows.begin + end)
-        return Part(rows, self.row + begin, self.prompt, self.token + begin)
-
-    def __len__(self) -> int:
-        return self.rows.end - self.rows.begin
+        if (begin, end) == (0, self.n_rows):
+            return self
+        rows = self.rows._replace(begin=self.rows.begin + begin, end=self.rows.begin + end)
+        return Part(rows, self.row + begin, end - begin, self.prompt, self.token + begin)
 
 
 def parts_of(segments: Sequence[Segment]) -> list[Part]:
@@ -52,10 +51,10 @@ def parts_of(segments: Sequence[Segment]) -> list[Part]:
     for segment in segments:
         window, score_from, n_scored = segment.tag
         begin = max(segment.start, score_from - 1)
-        end = min(segment.start + segment.count, score_from - 1 + n_scored)
+        end = min(segment.start + segment.n_rows, score_from - 1 + n_scored)
         if begin < end:
             rows = StoredRows(window, n_scored, begin - score_from + 1, end - score_from + 1)
-            parts.append(Part(rows, segment.begin + begin - segment.start, segment.prompt, begin + 1))
+            parts.append(Part(rows, segment.begin + begin - segment.start, end - begin, segment.prompt, begin + 1))
     return sorted(parts, key=lambda part: part.row)
 
 
@@ -68,29 +67,33 @@ class Pack:
     @cached_property
     def ends(self) -> NDArray[np.int64]:
         """Where in the pack each part ends."""
-        return np.cumsum([len(part) for part in self.parts])
+        return np.cumsum([part.n_rows for part in self.parts])
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.parts else 0
 
     def between(self, a: int, b: int) -> list[Part]:
-        """The parts of packed rows ``a`` to ``b``; the first and the last are cut to fit."""
+        """The parts of packed rows ``a`` to ``b``, as far as there are any; the first and the last are cut to fit."""
+        b = min(b, len(self))
+        if a >= b:
+            return []
         first, last = np.searchsorted(self.ends, (a, b - 1), side="right")
         found = []
         for number in range(first, last + 1):
-            part, begin = self.parts[number], int(self.ends[number]) - len(self.parts[number])
-            found.append(part.cut(max(a - begin, 0), min(b - begin, len(part))))
+            part, begin = self.parts[number], int(self.ends[number]) - self.parts[number].n_rows
+            found.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
         return found
 
     def targets(self, tokens: Tokens) -> torch.Tensor:
         """The predicted tokens of all rows, int64."""
-        return tokens([(part.prompt, part.token, part.token + len(part)) for part in self.parts])
+        return tokens([(part.prompt, part.token, part.token + part.n_rows) for part in self.parts])
 
-    def states(self, hidden_states: torch.Tensor, a: int, b: int) -> torch.Tensor:
-        """The hidden states [b - a, H] of packed rows: a view where they lie side by side, else one gather."""
-        parts = self.between(a, b)
-        first, last = parts[0].row, parts[-1].row + len(parts[-1])
-        if last - first == b - a:
-            return hidden_states[first:last]
-        rows = np.concatenate([np.arange(part.row, part.row + len(part)) for part in parts])
-        return hidden_states.index_select(0, on_device(rows, hidden_states.device))
+
+def states_of(hidden_states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """The hidden states [n, H] of parts, one after the other: a view where they lie side by side, else one gather."""
+    first, last = parts[0].row, parts[-1].row + parts[-1].n_rows
+    begins = np.array([part.row for part in parts], np.int64)
+    counts = np.array([part.n_rows for part in parts], np.int64)
+    if last - first == counts.sum():
+        return hidden_states[first:last]
+    return hidden_states.index_select(0, on_device(ranges(begins, begins + counts), hidden_states.device))

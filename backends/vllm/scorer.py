@@ -25,7 +25,7 @@ from backends.scoring import statistics
 from backends.vllm.buffers import Buffers
 from backends.vllm.hooks import Segment, Tokens
 from backends.vllm.logits import LogitsSource
-from backends.vllm.packing import Pack, Part, parts_of
+from backends.vllm.packing import Pack, Part, parts_of, states_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,9 @@ DEVICE_BYTES = 255 << 20
 """What the logits of a chunk, the reference's logits, states and the results may take together."""
 RESULT_BYTES = 10 * 4 + 8
 """Bytes a row: ten float32 columns of partial statistics, and the target's id."""
+PRODUCT_ROWS = (768, 128)
+"""Rows of a head's product.  TFLOP/s of one H200 by rows (V = 128,256, H = 4,096, bf16, CUDA 13.0): 512 651, 640 669,
+768 683, 896 651, 1,024 638, 1,536 682; 768 was the best up to 1,024 in five of six shapes."""
 CPU_ROWS = 256
 """Most rows of a chunk on a CPU.  Two cores of an AMD EPYC, head product and statistics of 1,024 rows against a
 reference (V = 49,152), time relative to the best by rows at a time: 16 1.91, 32 1.41, 64 1.11, 128 1.00, 256 1.01,
@@ -137,22 +140,23 @@ class Scorer:
         return min(first, self.entries), min(last, self.entries)
 
     def chunk_rows(self, hidden_size: int, itemsize: int) -> int:
-        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number; products have a multiple of 128 rows.
+        """Rows of a chunk of states [N, H], of ``itemsize`` bytes a number: products have a multiple of 768, or of 128.
 
         Beside its logits a chunk has its states, gathered.  Against a reference: its logits and states, or, where one
         product gives both logits, two buffers of its states and the states of both side by side.
         """
         columns = self.vocab_size if self.together else -(-self.vocab_size // self.tp_size)
-        compares, unit = self.comparison is not None, 128
+        compares, products = self.comparison is not None, 1
         copies, states = 1 + compares, 1 + compares
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
         if self.has_head_beside:
-            states, unit = 5, 64
+            states, products = 5, 2
         rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + RESULT_BYTES)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
-        return max(min(rows // unit * unit or rows, self.most_rows), 1)
+        unit = next((unit // products for unit in PRODUCT_ROWS if rows >= unit // products), 1)
+        return max(min(rows // unit * unit, self.most_rows), 1)
 
     def step(self, hidden_states: torch.Tensor, segments: list[Segment], tokens: Tokens) -> None:
         """Score the rows of hidden states [N, H] that belong to our segments; the first error is kept in ``error``."""
@@ -169,13 +173,15 @@ class Scorer:
         targets = pack.targets(tokens)
         out = torch.empty(len(pack), statistics.width(self.comparison is not None), device=targets.device)
         a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
+        following = pack.between(a, size)
         while a < len(pack) and (self.together or not self.error):
             b = min(a + size, len(pack))
-            chunk = Chunk(pack.between(a, b), targets[a:b], out[a:b], pack.between(b, min(b + size, len(pack))))
-            if self.try_score(pack.states(hidden_states, a, b), chunk):
+            parts, following = following, pack.between(b, b + size)
+            if self.try_score(states_of(hidden_states, parts), Chunk(parts, targets[a:b], out[a:b], following)):
                 a = b
             else:
                 size = self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
+                following = pack.between(a, a + size)
         if self.reports and not self.error:
             self.buffers.send(out, pack.parts)
 

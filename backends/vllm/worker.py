@@ -52,9 +52,9 @@ class ScoringPass:
         parts = []
         self.scorer.buffers.land()
         for index in indices:
-            buffer = self.scorer.buffers.windows.pop(index, None)
-            if buffer is None or not buffer.written.all():
-                header["incomplete"][str(index)] = "all" if buffer is None else int((~buffer.written).sum())
+            buffer = self.scorer.buffers.finished(index)
+            if isinstance(buffer, int):
+                header["incomplete"][str(index)] = "all" if buffer < 0 else buffer
                 continue
             if self.scorer.comparison is not None:
                 self.scorer.comparison.drop(index)
@@ -182,8 +182,8 @@ class ScoringExtension:
     def _compare_q_keep(self, hidden_states: Any, segments: list[Segment]) -> None:
         assert self._compare_q_logits is not None
         for segment in segments:
-            for begin in range(segment.begin, segment.begin + segment.count, self._compare_q_chunk):
-                end = min(begin + self._compare_q_chunk, segment.begin + segment.count)
+            for begin in range(segment.begin, segment.begin + segment.n_rows, self._compare_q_chunk):
+                end = min(begin + self._compare_q_chunk, segment.begin + segment.n_rows)
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 logits = self._compare_q_source.gathered(hidden_states[begin:end])
                 if logits is not None:

@@ -74,8 +74,8 @@ class KeepingExtension(ScoringExtension):
             for part in chunk.parts if self._compare_q_kept is not None and not scorer.plan.probe else ():
                 kept = self._compare_q_kept.setdefault(part.rows.window, [])
                 assert part.rows.begin == sum(map(len, kept))
-                kept.append(logits[begin : begin + len(part)].clone())
-                begin += len(part)
+                kept.append(logits[begin : begin + part.n_rows].clone())
+                begin += part.n_rows
             score(scorer, logits, reference, chunk)
 
         Scorer.score = kept  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import torch
 
 from backends.vllm import hooks
 from backends.vllm.buffers import Buffer, Buffers
-from backends.vllm.hooks import TAG, Segment, attach
+from backends.vllm.hooks import TAG, Segment, attach, ranges
 from backends.vllm.scorer import Plan
 from backends.vllm.worker import ScoringExtension, ScoringPass
 
@@ -20,7 +20,7 @@ OTHERS = SimpleNamespace(extra_args=None)
 
 
 def taken(segments: list[Segment]) -> list[tuple[Any, int, int, int, int]]:
-    return [(part.tag, part.start, part.begin, part.count, part.length) for part in segments]
+    return [(part.tag, part.start, part.begin, part.n_rows, part.length) for part in segments]
 
 
 class RunnerV1:
@@ -98,6 +98,10 @@ def test_v2_rows() -> None:
     assert len(seen) == 1
 
 
+def test_ranges_by_hand() -> None:
+    assert ranges(np.array([5, 0, 7]), np.array([8, 1, 7])).tolist() == [5, 6, 7, 0]
+
+
 def test_an_earlier_pipeline_stage_has_nothing_to_hook() -> None:
     assert attach(SimpleNamespace(prompt_logprobs_worker=None), pytest.fail).startswith("V2")
 
@@ -146,7 +150,7 @@ def pass_with(buffers: dict[int, Buffer]) -> ScoringPass:
 
 
 def test_gaps_are_named_and_left_out() -> None:
-    whole = Buffer(np.arange(10, dtype=np.float32).reshape(2, 5), np.array([True, True]))
+    whole = Buffer(np.arange(10, dtype=np.float32).reshape(2, 5), np.array([True, True]), landed=2)
     gap = Buffer(np.zeros((3, 5), np.float32), np.array([True, False, False]))
     header, data = pass_with({4: whole, 9: gap}).collect([4, 9, 11])
     assert (header["windows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)

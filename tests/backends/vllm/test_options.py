@@ -128,3 +128,12 @@ def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: 
     assert said == "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
     shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
     assert "other.safetensors: vLLM would load it as well" in refusal(VllmScoreBackend.check, request_for(folder))
+
+
+def test_memory_of_a_loaded_model(toy_model: Path) -> None:
+    """Weights, 256 MiB of KV cache and 4 GiB; not known where the spec leaves vLLM a share of the GPU."""
+    backend = VllmScoreBackend(request_for(toy_model))
+    bits = backend.storage().vram_bits
+    assert bits is not None
+    assert backend.device_bytes() == int(bits / 8) + (256 << 20) + (4 << 30)
+    assert VllmScoreBackend(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None

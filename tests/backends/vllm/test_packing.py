@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from backends.reference.comparison import StoredRows
-from backends.vllm.buffers import Buffers
+from backends.vllm.buffers import Buffer, Buffers
 from backends.vllm.hooks import Segment
-from backends.vllm.packing import Pack, Part, parts_of
+from backends.vllm.packing import Pack, Part, parts_of, states_of
 
 STATES = torch.arange(20.0)[:, None].expand(20, 3)
 SEGMENTS = [
@@ -17,7 +17,7 @@ SEGMENTS = [
     Segment([7, 1, 4], 4, 8, 1, 5, "g"),  # window 7: its last position alone
     Segment([8, 9, 3], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
 ]
-PARTS = [Part(StoredRows(2, 6, 0, 5), 3, "b", 4), Part(StoredRows(5, 9, 4, 9), 12, "e", 5)]
+PARTS = [Part(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), Part(StoredRows(5, 9, 4, 9), 12, 5, "e", 5)]
 
 
 def test_scored_rows_by_hand() -> None:
@@ -29,16 +29,21 @@ def test_chunks_cut_parts() -> None:
     pack = Pack(PARTS)
     assert len(pack) == 10
     assert pack.between(0, 10) == PARTS
-    assert pack.between(1, 4) == [Part(StoredRows(2, 6, 1, 4), 4, "b", 5)]
-    assert pack.between(4, 7) == [Part(StoredRows(2, 6, 4, 5), 7, "b", 8), Part(StoredRows(5, 9, 4, 6), 12, "e", 5)]
-    assert pack.between(5, 6) == [Part(StoredRows(5, 9, 4, 5), 12, "e", 5)]
+    assert pack.between(1, 4) == [Part(StoredRows(2, 6, 1, 4), 4, 3, "b", 5)]
+    assert pack.between(4, 7) == [
+        Part(StoredRows(2, 6, 4, 5), 7, 1, "b", 8),
+        Part(StoredRows(5, 9, 4, 6), 12, 2, "e", 5),
+    ]
+    assert pack.between(5, 6) == [Part(StoredRows(5, 9, 4, 5), 12, 1, "e", 5)]
+    assert pack.between(8, 20) == [Part(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)]
+    assert pack.between(10, 12) == []
 
 
 def test_states_are_gathered_only_where_they_lie_apart() -> None:
     pack = Pack(PARTS)
-    assert pack.states(STATES, 0, 5).data_ptr() == STATES[3:].data_ptr()
-    assert pack.states(STATES, 3, 8)[:, 0].tolist() == [6, 7, 12, 13, 14]
-    assert pack.states(STATES, 5, 10)[:, 0].tolist() == [12, 13, 14, 15, 16]
+    assert states_of(STATES, pack.between(0, 5)).data_ptr() == STATES[3:].data_ptr()
+    assert states_of(STATES, pack.between(3, 8))[:, 0].tolist() == [6, 7, 12, 13, 14]
+    assert states_of(STATES, pack.between(5, 10))[:, 0].tolist() == [12, 13, 14, 15, 16]
 
 
 def test_targets_are_asked_for_at_once() -> None:
@@ -61,11 +66,13 @@ def test_results_land_by_window_and_position() -> None:
     assert buffers.windows[2].written.tolist() == [True] * 5 + [False]
     assert buffers.windows[5].written.tolist() == [False] * 4 + [True] * 5
     np.testing.assert_array_equal(buffers.windows[5].statistics[4:], rows[5:].numpy())
-    buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), Part(StoredRows(2, 6, 5, 6), 0, "b", 9)])
+    buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), Part(StoredRows(2, 6, 5, 6), 0, 1, "b", 9)])
     buffers.land(wait=False)
+    whole = buffers.finished(2)
+    assert isinstance(whole, Buffer)
+    np.testing.assert_array_equal(whole.statistics[:, 0], [0, 5, 10, 100, 105, 110])
     assert buffers.recomputed == 2
-    assert buffers.windows[2].written.all()
-    np.testing.assert_array_equal(buffers.windows[2].statistics[:, 0], [0, 5, 10, 100, 105, 110])
+    assert [buffers.finished(window) for window in (2, 5)] == [-1, 4]
 
 
 def test_what_is_kept_goes_to_its_windows() -> None:

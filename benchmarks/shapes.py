@@ -1,0 +1,276 @@
+"""Checkpoints of a given shape with random weights in real files: bf16, and the same weights quantized.
+
+    python -m benchmarks.shapes OUT --shape llama-8b --formats bf16 fp8 w4a16
+
+Random weights cost an engine what trained ones do, and no download.  Matrices are normal with the standard deviation of
+Llama's initialization (0.02 at a hidden size of 4,096), those that write to the residual stream are divided by the root
+of their number, and the head is scaled so that logits have a standard deviation of 2.5: what quantization changes then
+stays small and can be seen in KLD.  Decoder layers are made one at a time, on a GPU if there is one, quantized with
+``demo/quantize.py``'s arithmetic, and written side by side while the next ones are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+LOGITS_STD = 2.5
+SHARD_BYTES = 5_000_000_000
+PRESETS: dict[str, str | None] = {"bf16": None, "fp8": "FP8_DYNAMIC", "w4a16": "W4A16", "nvfp4a16": "NVFP4A16"}
+"""Format -> preset of compressed-tensors; W4A16 has groups of 128."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama's sizes; ``context`` is the longest window."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    context: int
+
+    def config(self) -> dict[str, Any]:
+        """Keys of config.json."""
+        return {
+            "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads, "head_dim": self.hidden // self.heads,
+            "intermediate_size": self.intermediate, "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+            "bos_token_id": 256, "eos_token_id": 256, "dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
+        }  # fmt: skip
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Name -> (rows, columns) of a decoder layer's matrices."""
+        wide = self.hidden // self.heads * self.kv_heads
+        attention = {"q_proj": self.hidden, "k_proj": wide, "v_proj": wide, "o_proj": self.hidden}
+        return {
+            **{f"self_attn.{name}": (rows, self.hidden) for name, rows in attention.items()},
+            "mlp.gate_proj": (self.intermediate, self.hidden),
+            "mlp.up_proj": (self.intermediate, self.hidden),
+            "mlp.down_proj": (self.hidden, self.intermediate),
+        }
+
+
+SHAPES = {
+    "llama-8b": Shape(4096, 32, 32, 8, 14336, 128_256, 131_072),
+    "toy": Shape(256, 2, 4, 2, 512, 49_152, 4096),
+}
+
+
+@dataclass
+class Shards:
+    """The safetensors files of one checkpoint, written by a pool while tensors still come."""
+
+    folder: Path
+    pool: ThreadPoolExecutor
+    waiting: dict[str, Any] = field(default_factory=dict)
+    written: list[tuple[Path, list[str], Future[None]]] = field(default_factory=list)
+    total: int = 0
+
+    def add(self, tensors: dict[str, Any]) -> None:
+        """Take tensors of any device."""
+        for name, tensor in tensors.items():
+            if self.waiting and sum(each.nbytes for each in self.waiting.values()) + tensor.nbytes > SHARD_BYTES:
+                self.flush()
+            self.waiting[name] = tensor.detach().cpu().contiguous()
+            self.total += tensor.nbytes
+
+    def flush(self) -> None:
+        """Have what is waiting written."""
+        from safetensors.torch import save_file
+
+        file = self.folder / f"part-{len(self.written)}.safetensors"
+        tensors, self.waiting = self.waiting, {}
+        self.written.append((file, list(tensors), self.pool.submit(save_file, tensors, file, {"format": "pt"})))
+
+    def close(self) -> None:
+        """Wait for the files, and give them the names that Transformers gives them."""
+        self.flush()
+        where: dict[str, str] = {}
+        count = len(self.written)
+        for number, (file, names, done) in enumerate(self.written, 1):
+            done.result()
+            name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+            file.rename(self.folder / name)
+            where |= dict.fromkeys(names, name)
+        if count > 1:
+            index = {"metadata": {"total_size": self.total}, "weight_map": where}
+            (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def random_matrix(rows: int, columns: int, std: float, generator: Any) -> Any:
+    """Normal weights, bf16 [rows, columns], on the generator's device."""
+    import torch
+
+    weight = torch.empty(rows, columns, dtype=torch.bfloat16, device=generator.device)
+    return weight.normal_(0.0, std, generator=generator)
+
+
+def decoder_layers(shape: Shape, generator: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(matrices, norms) by their whole names, one decoder layer at a time."""
+    import torch
+
+    std = 1.28 / math.sqrt(shape.hidden)
+    for number in range(shape.layers):
+        prefix = f"model.layers.{number}"
+        yield (
+            {
+                f"{prefix}.{name}.weight": random_matrix(
+                    *size,
+                    std / math.sqrt(2 * shape.layers) if name.endswith(("o_proj", "down_proj")) else std,
+                    generator,
+                )
+                for name, size in shape.matrices().items()
+            },
+            {
+                f"{prefix}.{name}.weight": torch.ones(shape.hidden, dtype=torch.bfloat16)
+                for name in ("input_layernorm", "post_attention_layernorm")
+            },
+        )
+
+
+def outer_tensors(shape: Shape, generator: Any) -> dict[str, Any]:
+    """The embedding, the last norm and the head, which no format quantizes."""
+    import torch
+
+    return {
+        "model.embed_tokens.weight": random_matrix(shape.vocabulary, shape.hidden, 1.0, generator),
+        "model.norm.weight": torch.ones(shape.hidden, dtype=torch.bfloat16),
+        "lm_head.weight": random_matrix(
+            shape.vocabulary, shape.hidden, LOGITS_STD / math.sqrt(shape.hidden), generator
+        ),
+    }
+
+
+def quantized(matrices: dict[str, Any], scheme: Any) -> dict[str, Any]:
+    """The tensors that compressed-tensors stores for these matrices, under their whole names."""
+    import torch
+    from compressed_tensors.compressors import compress_module
+    from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
+
+    from demo.quantize import set_scales
+
+    layers = {}
+    for name, weight in matrices.items():
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        initialize_module_for_quantization(layer, scheme.model_copy(deep=True))
+        layers[name.removesuffix(".weight")] = layer
+    set_scales(layers)
+    found: dict[str, Any] = {}
+    for name, layer in layers.items():
+        compress_module(layer)
+        found |= {f"{name}.{part}": tensor for part, tensor in layer.state_dict().items()}
+    return found
+
+
+def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
+    """config.json, as Transformers and compressed-tensors write it."""
+    from transformers import LlamaConfig
+
+    LlamaConfig(**shape.config()).save_pretrained(folder)
+    if scheme is None:
+        return
+    import torch
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.compressors.format import infer_module_format
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+
+    scheme.format = infer_module_format(torch.nn.Linear, scheme)
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme}, ignore=["lm_head"], format=scheme.format.value,
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )  # fmt: skip
+    ModelCompressor(config).update_config(str(folder))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer: one token a byte, ids 0 to 255, and one special token, 256."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
+
+
+def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0) -> dict[str, Path]:
+    """Write one checkpoint a format, all of the same random weights, as ``out/FORMAT``; FileExistsError if it is there.
+
+    Format -> folder.
+    """
+    import torch
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    schemes = {
+        name: preset_name_to_scheme(preset, ["Linear"]) if (preset := PRESETS[name]) else None for name in formats
+    }
+    generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(seed)
+    folders = {name: out / name for name in formats}
+    with ThreadPoolExecutor() as pool, torch.inference_mode():
+        shards = {}
+        for name, folder in folders.items():
+            folder.mkdir(parents=True)
+            shards[name] = Shards(folder, pool)
+            write_tokenizer(folder)
+        for matrices, norms in decoder_layers(shape, generator):
+            for name, files in shards.items():
+                files.add({**(quantized(matrices, schemes[name]) if schemes[name] else matrices), **norms})
+        outer = outer_tensors(shape, generator)
+        for name, files in shards.items():
+            files.add(outer)
+            files.close()
+            write_config(folders[name], shape, schemes[name])
+            print(f"{folders[name]}: {files.total / 1e9:.2f} GB", flush=True)
+    return folders
+
+
+def add_shape(parser: argparse.ArgumentParser, default: str) -> None:
+    """The flags that choose a shape."""
+    parser.add_argument("--shape", choices=list(SHAPES), default=default, help="default: %(default)s")
+    for each in fields(Shape):
+        flag = f"--{each.name.replace('_', '-')}"
+        parser.add_argument(flag, type=int, metavar="N", help=f"replaces the shape's {each.name.replace('_', ' ')}")
+
+
+def shape_of(arguments: argparse.Namespace) -> Shape:
+    """The shape that the flags of ``add_shape`` choose."""
+    given = {each.name: getattr(arguments, each.name) for each in fields(Shape)}
+    return replace(SHAPES[arguments.shape], **{name: value for name, value in given.items() if value is not None})
+
+
+def main(words: Sequence[str]) -> int:
+    """``python -m benchmarks.shapes OUT``; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description="Make checkpoints of a shape.")
+    parser.add_argument("out", type=Path, help="folder in which each format gets a folder")
+    parser.add_argument("--formats", nargs="+", choices=list(PRESETS), default=["bf16", "fp8", "w4a16"])
+    add_shape(parser, "llama-8b")
+    arguments = parser.parse_args(words)
+    shape, began = shape_of(arguments), time.perf_counter()
+    if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.vocabulary < 257:
+        parser.error("heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 entries")
+    try:
+        make(arguments.out, shape, arguments.formats)
+    except FileExistsError as error:
+        parser.error(f"{error.filename}: is there already; remove it or name another folder")
+    print(f"made in {time.perf_counter() - began:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

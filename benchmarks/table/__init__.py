@@ -1,0 +1,1 @@
+"""What a whole table costs: ``python -m benchmarks.table``."""

@@ -1,0 +1,63 @@
+"""Measurements that run in a process of their own, with nothing of compare_q in it.
+
+    python -m benchmarks.table.jobs JOBS.json OUT.jsonl
+
+A job is JSON: its ``kind`` says what runs, ``model`` where the model lies, ``windows`` names a .npy file of int32
+[N, L], of which the first ``count`` are taken (default: all).  Its line in OUT says the seconds, without loading.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.common.processes import command, environment
+
+Job = dict[str, Any]
+
+
+def windows_of(job: Job) -> Any:
+    """The windows of a job, int32 [N, L]."""
+    return np.load(job["windows"])[: job.get("count")]
+
+
+def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
+    """Name -> what its job measured, or {"error": ...}; in one process, and a new one after a job that it died of."""
+    found: dict[str, dict[str, Any]] = {}
+    out, todo, log = folder / "jobs.jsonl", folder / "jobs.json", folder / "jobs.log"
+    out.write_bytes(b"")
+    while waiting := {name: job for name, job in jobs.items() if name not in found}:
+        todo.write_text(json.dumps(waiting), encoding="utf-8")
+        with log.open("wb") as stream:
+            subprocess.run(command("benchmarks.table.jobs", todo, out), stdout=stream, stderr=stream, env=environment())
+        lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        found |= {line.pop("job"): line for line in lines}
+        if not set(waiting) & set(found):
+            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            found[next(iter(waiting))] = {"error": "".join(last) or "the process died without a word"}
+    return found
+
+
+def main(words: Sequence[str]) -> int:
+    """Do the jobs of a file in turn; an error ends the process, since a GPU may still hold the failed model."""
+    from benchmarks.table import peers, prefill
+
+    kinds = {"vllm": prefill.measure, **peers.KINDS}
+    for name, job in json.loads(Path(words[0]).read_text(encoding="utf-8")).items():
+        seconds, windows = kinds[job["kind"]](job), windows_of(job)
+        line = {"job": name, "windows": len(windows), **seconds}
+        line["tokens_a_second"] = round(windows.size / line["seconds"])
+        print(json.dumps(line), flush=True)
+        with Path(words[1]).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

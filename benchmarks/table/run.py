@@ -1,0 +1,169 @@
+"""One table as compare_q runs it, and the jobs of vLLM alone that belong to its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.table import timings
+from benchmarks.table.jobs import Job
+from benchmarks.table.peaks import watched
+
+PROGRAM = Path(__file__).resolve().parents[2] / "eval" / "compare_q.py"
+NOISE = "noise"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a label, the folder of its model, and what its spec adds to the common ``engine`` object."""
+
+    label: str
+    model: str
+    engine: dict[str, Any]
+
+
+def table_rows(gpu: bool) -> list[Row]:
+    """The table's five rows, and two that are measured if they are named.  vLLM has no FP8 KV cache on a CPU."""
+    other = {"kv_cache_dtype": "fp8"} if gpu else {"max_num_seqs": 2}
+    return [
+        Row("bf16", "bf16", {}),
+        Row("FP8", "fp8", {}),
+        Row("W4A16", "w4a16", {}),
+        Row("noise", "bf16", {NOISE: "bf16"}),
+        Row("W4A16 other", "w4a16", other),
+        Row("NVFP4 W4A16", "nvfp4a16", {}),
+        Row("compiled", "bf16", {"enforce_eager": False}),
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table: its rows, of models in a folder, over windows (count, length, stride); ``folder`` is scratch.
+
+    ``engine`` and ``spec`` are added to every row's, ``extra`` are words for compare_q.
+    """
+
+    folder: Path
+    models: Path
+    rows: list[Row]
+    windows: tuple[int, int, int]
+    engine: dict[str, Any]
+    spec: dict[str, Any]
+    program: Path
+    extra: tuple[str, ...]
+
+    def specs(self) -> list[dict[str, Any]]:
+        """The model specs."""
+        return [
+            {
+                "load_fn": "vllm_score", "label": row.label, "model_dir": str(self.models / row.model),
+                "engine": {**self.engine, **row.engine},
+                **({"reference": True} if row is self.rows[0] else {}),
+                **({"noise_floor": True} if NOISE in row.engine else {}),
+                **self.spec,
+            }
+            for row in self.rows
+        ]  # fmt: skip
+
+
+def write_text(plan: Plan) -> None:
+    """Random letters, one token each for the byte tokenizer of the shapes."""
+    count, length, stride = plan.windows
+    letters = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz \n"), count * stride + length)
+    (plan.folder / "text.txt").write_text("".join(letters), encoding="utf-8")
+
+
+def cut_windows(plan: Plan) -> Path:
+    """The windows of compare_q's default method as int32 [N, L] in a file, cut here without its code."""
+    from tokenizers import Tokenizer
+
+    write_text(plan)
+    tokenizer = Tokenizer.from_file(str(plan.models / plan.rows[0].model / "tokenizer.json"))
+    count, length, stride = plan.windows
+    tokens = np.array(tokenizer.encode((plan.folder / "text.txt").read_text(encoding="utf-8")).ids, dtype=np.int32)
+    file = plan.folder / "windows.npy"
+    np.save(file, np.stack([tokens[at : at + length] for at in range(0, count * stride, stride)]))
+    return file
+
+
+def drop_pages(folder: Path) -> None:
+    """Have the page cache forget the files below a folder, so that a model is read from the disk."""
+    os.sync()  # pages that are not written yet cannot be forgotten
+    for file in folder.rglob("*.safetensors"):
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_table(plan: Plan) -> dict[str, Any]:
+    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and what its results say."""
+    write_text(plan)
+    count, length, stride = plan.windows
+    data = {"tokenizer_dir": str(plan.models / plan.rows[0].model), "dataset": "text",
+            "path": str(plan.folder / "text.txt"), "eval_len": length, "eval_stride": stride,
+            "max_rows": count}  # fmt: skip
+    (plan.folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
+    (plan.folder / "models.json").write_text(json.dumps(plan.specs()), encoding="utf-8")
+    out, cache = plan.folder / "results.json", plan.folder / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    command = [sys.executable, plan.program, "-d", plan.folder / "data.json", "-m", plan.folder / "models.json",
+               "--cache-dir", cache, "-o", out, *plan.extra]  # fmt: skip
+    out.unlink(missing_ok=True)
+    began = time.perf_counter()
+    with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
+        with watched(process.pid) as peaks:
+            status = process.wait()
+        wall = time.perf_counter() - began
+    shutil.rmtree(cache, ignore_errors=True)  # 10 GB of states for 586 windows of an 8B shape
+    if not out.is_file():
+        why = f"compare_q ended with exit status {status} and left no results"
+        return {"error": why, "exit_status": status or 1, "wall_seconds": wall}
+    results = json.loads(out.read_text(encoding="utf-8"))
+    return {
+        "wall_seconds": wall, "exit_status": status, "rows": timings.rows_of(results),
+        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
+        "peak_device_mib": peaks.device_mib, "peak_host_mib": peaks.host_mib,
+    }  # fmt: skip
+
+
+def quiet_environment() -> dict[str, str]:
+    """This environment, in which Python keeps what it has compiled: without, every start took 18 s in place of 9."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "COLUMNS": "160"}
+
+
+def prefill_key(row: Row) -> str:
+    """Rows with the same key are the same model with the same engine arguments."""
+    own = {name: value for name, value in row.engine.items() if name != NOISE}
+    return f"{row.model} {json.dumps(own)}" if own else row.model
+
+
+def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
+    """Key -> job of ``benchmarks/table/prefill.py`` for each distinct model of the table."""
+    windows = cut_windows(plan)
+    common: dict[str, Any] = {"max_model_len": plan.windows[1] + 1, "enforce_eager": True, **plan.engine}
+    common |= {} if gpu else {"kv_cache_memory_bytes": 1 << 30}  # vLLM would claim 92 % of a CPU's memory
+    return {
+        prefill_key(row): {
+            "kind": "vllm", "model": str(plan.models / row.model), "windows": str(windows), "asked": {},
+            "arguments": {**common, **{name: value for name, value in row.engine.items() if name != NOISE}},
+        }
+        for row in plan.rows
+    }  # fmt: skip
+
+
+def add_prefill(found: dict[str, Any], plan: Plan) -> None:
+    """Put each row's prefill time beside its parts, and their sum over the wall time if no row failed."""
+    table = found["table"]
+    each = [found["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
+    for row, seconds in zip(table.get("rows", []), each, strict=False):
+        row["prefill_seconds"] = seconds
+    table["prefill_over_wall"] = None if table["exit_status"] else timings.ratio(each, table["wall_seconds"])

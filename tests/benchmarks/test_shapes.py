@@ -1,0 +1,83 @@
+"""Checkpoints of a shape: what they store, and that they are what quantizing the whole bf16 model would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from backends.checkpoint import stored_bits
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The toy shape in three formats, in shards of at most 700 kB."""
+    pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
+    from benchmarks import shapes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shapes, "SHARD_BYTES", 700_000)
+        return shapes.make(tmp_path_factory.mktemp("shapes"), shapes.SHAPES["toy"], ["bf16", "fp8", "w4a16"])
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def test_stored_bits(folders: dict[str, Path]) -> None:
+    """FP8 has a bf16 scale for every row: 256 weights of q, k, v, o, gate and up, and 512 of down."""
+    rows, weights = 256 + 128 + 128 + 256 + 512 + 512 + 256, 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512
+    expected = {"bf16": 16.0, "w4a16": 4 + 16 / 128, "fp8": 8 + 16 * rows / weights}
+    found = {name: stored_bits.storage_of(folder).bpw_layer for name, folder in folders.items()}
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_shards(folders: dict[str, Path]) -> None:
+    files = sorted(file.name for file in folders["bf16"].glob("*.safetensors"))
+    assert len(files) > 3
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+
+
+@pytest.mark.parametrize(("name", "preset"), [("fp8", "FP8_DYNAMIC"), ("w4a16", "W4A16")])
+def test_the_same_tensors_as_of_the_whole_model(
+    folders: dict[str, Path], tmp_path: Path, name: str, preset: str
+) -> None:
+    from demo.quantize import quantize
+
+    quantize(folders["bf16"], preset, tmp_path / "whole")
+    whole, ours = tensors(tmp_path / "whole"), tensors(folders[name])
+    assert set(ours) == set(whole)
+    for key, tensor in ours.items():
+        assert tensor.dtype == whole[key].dtype
+        assert torch.equal(tensor.float(), whole[key].float()), key
+
+
+def test_transformers_loads_them_and_the_weights_say_something(folders: dict[str, Path]) -> None:
+    """Logits of standard deviation 2.5, and quantized ones near them: those of another model would be 1.4 apart."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "".join(np.random.default_rng(0).choice(list("abc \n"), 200))
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(folders["bf16"])(text)["input_ids"]])
+    assert tokens.shape == (1, 200)
+    with torch.inference_mode():
+        bf16, fp8, w4a16 = (
+            AutoModelForCausalLM.from_pretrained(folder)(tokens).logits.float() for folder in folders.values()
+        )
+    assert bf16.std().item() == pytest.approx(2.5, rel=0.1)
+    errors = [((logits - bf16).norm() / bf16.norm()).item() for logits in (fp8, w4a16)]
+    assert 0.005 < errors[0] < 0.1 < errors[1] < 0.4
+
+
+def test_a_folder_that_is_there_is_kept(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks import shapes
+
+    with pytest.raises(SystemExit) as left:
+        shapes.main([str(folders["bf16"].parent), "--shape", "toy", "--formats", "bf16"])
+    assert left.value.code == 2
+    assert f"{folders['bf16']}: is there already; remove it or name another folder" in capsys.readouterr().err

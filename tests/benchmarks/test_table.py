@@ -1,0 +1,111 @@
+"""How the benchmark of a whole table reads where the seconds went, by hand, and what it asks compare_q to run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from backends.common.packages import installed_versions
+from benchmarks import shapes
+from benchmarks.table import growth, jobs, peaks, peers, run, timings
+from eval.text import cutting
+
+
+def timing(first: float | None, last: float | None) -> timings.Timing:
+    """A row that was scored between two times."""
+    return {"first_window": first, "last_window": last}
+
+
+def test_gaps_go_from_a_last_window_to_the_next_first_one() -> None:
+    rows = [timing(10.0, 40.0), timing(75.0, 90.0), timing(48.0, 70.0)]  # the third row was scored second
+    assert timings.gaps(rows) == [8.0, 5.0]
+    assert timings.gaps([timing(10.0, 40.0), timing(39.0, 90.0)]) == [-1.0]
+    assert timings.gaps([timing(10.0, 40.0), timing(None, None)]) == [None]
+
+
+def test_the_ratio_is_prefill_over_wall_time() -> None:
+    assert timings.ratio([28.0, 28.0, 16.0], 160.0) == 0.45
+    assert timings.ratio([28.0, None], 160.0) is None
+
+
+def test_the_parts_of_a_row() -> None:
+    seconds = {"spare": 9.0, "waiting": 20.0, "load": 5.0, "first_step": 0.5, "scoring": 28.0, "close": 1.0}
+    moments = {"started": 100.0, "first_window": 134.5, "last_window": 162.5, "closed": 163.5}
+    found = timings.timing_of({"load_seconds": 5.0, "score_seconds": 28.5, "seconds": seconds, "timing": moments})
+    assert found == {**seconds, "first_window": 134.5, "last_window": 162.5}
+
+
+def test_results_without_times_still_say_what_loading_and_scoring_took() -> None:
+    found = timings.timing_of({"load_seconds": 23.1, "score_seconds": 6.3})
+    assert (found["load"], found["scoring"], found["close"], found["first_window"]) == (23.1, 6.3, None, None)
+
+
+def plan(folder: Path, windows: tuple[int, int, int] = (3, 20, 8)) -> run.Plan:
+    """Two rows, one of them the noise floor."""
+    rows = [run.Row("a", "bf16", {}), run.Row("b", "bf16", {"noise": "bf16"}), run.Row("c", "bf16", {"dtype": "half"})]
+    return run.Plan(folder, folder, rows, windows, {"enforce_eager": True}, {"replicas": 2}, run.PROGRAM, ())
+
+
+def test_specs(tmp_path: Path) -> None:
+    common = {"load_fn": "vllm_score", "model_dir": str(tmp_path / "bf16"), "replicas": 2}
+    assert plan(tmp_path).specs() == [
+        {**common, "label": "a", "engine": {"enforce_eager": True}, "reference": True},
+        {**common, "label": "b", "engine": {"enforce_eager": True, "noise": "bf16"}, "noise_floor": True},
+        {**common, "label": "c", "engine": {"enforce_eager": True, "dtype": "half"}},
+    ]
+
+
+def test_prefill_runs_once_for_each_distinct_model_over_the_same_windows(tmp_path: Path) -> None:
+    (tmp_path / "bf16").mkdir()
+    shapes.write_tokenizer(tmp_path / "bf16")
+    found = run.prefill_jobs(plan(tmp_path), gpu=True)
+    assert list(found) == ["bf16", 'bf16 {"dtype": "half"}']
+    assert found["bf16"]["arguments"] == {"max_model_len": 21, "enforce_eager": True}
+    windows = jobs.windows_of(found["bf16"])
+    tokenizer = Tokenizer.from_file(str(tmp_path / "bf16" / "tokenizer.json"))
+    tokens = tokenizer.encode((tmp_path / "text.txt").read_text()).ids
+    np.testing.assert_array_equal(windows, [tokens[0:20], tokens[8:28], tokens[16:36]])
+    cuts = cutting.exllamav3(np.array(tokens, np.int32), 20, 8)
+    np.testing.assert_array_equal(windows, [cut.token_ids for cut in cuts])
+    assert jobs.windows_of({**found["bf16"], "count": 2}).shape == (2, 20)
+
+
+def test_memory_of_a_process_and_its_children() -> None:
+    """A child that holds 64 MiB is seen, and the pages of files are not."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = "b = bytearray(64 << 20); print('there', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = peaks.descendants(process.pid)
+        used = [peaks.own_kib(pid) / 1024 for pid in found]
+        process.communicate(b"\n")
+    assert len(found) == 2
+    assert used[0] < 30
+    assert 64 < used[1] < 94
+    assert peaks.own_kib(found[1]) == 0
+
+
+def test_a_peer_that_is_not_installed_is_not_run() -> None:
+    job = {"kind": "vllm", "model": "m", "windows": "w", "asked": {}, "arguments": {"load_format": "x", "seed": 1}}
+    found = dict(peers.jobs_of(job, 4, 512, gpu=False))
+    assert found["vLLM, prompt_logprobs=20"] == {**job, "count": 4, "asked": {"prompt_logprobs": 20}}
+    lacking = "lm_eval" if not installed_versions(("lm_eval",)) else ""
+    assert str(found["lm-eval, vLLM"]).startswith(f"n/a: {lacking}" if lacking else "{")
+    assert str(found["llama.cpp, CPU"]).startswith("n/a: ")
+
+
+def test_a_series_changes_one_thing() -> None:
+    found = {series: dict(growth.points(series, small=False)) for series in growth.SIZES}
+    assert [point.models for point in found["models"].values()] == [1, 5, 10, 20]
+    assert [point.windows[0] for point in found["windows"].values()] == [64, 256, 586]
+    assert {point.shape.vocabulary for point in found["vocabulary"].values()} == {1 << n for n in (15, 16, 17, 18)}
+    tokens = {point.windows[0] * point.windows[1] for point in found["context"].values()}
+    assert tokens == {64 * 2048}
+    assert max(point.windows[1] for point in found["context"].values()) == growth.WHOLE.context == 32_768
