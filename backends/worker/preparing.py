@@ -14,6 +14,8 @@ from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.errors import ModelError
 
+IMPORT_NICE, READ_NICE = 10, 19
+"""Priorities: importing gets a tenth of a core that the model at work wants, reading what nobody wants."""
 PIECE = 1 << 23
 """Bytes that are read at once."""
 CHECKED = 1 << 28
@@ -25,8 +27,19 @@ RESERVE = 2 << 30
 
 
 def import_engine(engine: str, request: LoadRequest) -> None:
-    """Import what loading the model will import; ModelError if that has touched a GPU, which is not its own yet."""
-    backends.engine_class(engine).import_engine(request)
+    """Import what loading the model will import, at a low priority: the cores are those of the model that scores.
+
+    ModelError if that has touched a GPU, which is not this worker's yet.  What cannot be imported, loading says better.
+    """
+
+    def work() -> None:
+        stand_back(IMPORT_NICE)
+        with suppress(Exception):
+            backends.engine_class(engine).import_engine(request)
+
+    thread = threading.Thread(target=work)  # a thread's low priority ends with it; a process's cannot be raised again
+    thread.start()
+    thread.join()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ModelError("importing its engine has touched a GPU")
@@ -48,8 +61,7 @@ class ReadAhead:
         self.over.set()
 
     def _read(self) -> None:
-        with suppress(OSError, AttributeError):  # on Linux each thread has its own priority, which also orders its I/O
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        stand_back(READ_NICE)
         most = budget(machine.available_memory())
         piece = memoryview(bytearray(PIECE))
         checked = 0
@@ -59,6 +71,13 @@ class ReadAhead:
                     self.n_read += count
                     if self.n_read - checked >= CHECKED:
                         checked, most = self.n_read, min(most, self.n_read + budget(machine.available_memory()))
+
+
+def stand_back(nice: int) -> None:
+    """Give this thread a lower priority, which also orders its I/O, where each thread has its own: on Linux."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 def budget(available: int | None) -> int:

@@ -198,19 +198,30 @@ def test_with_several_gpus_only_those_that_take_all_load_beside_each_other() -> 
         assert (begins(devices, 2, 1), begins(devices, 1, 1)) == (False, True)
 
 
+def test_without_gpus_a_model_loads_while_another_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 20 * GIB)
+    devices = Devices()
+    with devices.taken(0) as first:
+        first.stage = "scoring"
+        assert not begins(devices, 0, 20 * GIB)
+        first.stage = "closing"
+        assert begins(devices, 0, 20 * GIB)
+        assert not begins(devices, 0, 21 * GIB)
+
+
 def test_who_loads_beside_scores_after_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_memory", lambda: 2 * GIB)
-    devices, said = Devices(), []
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 2 * GIB)
+    devices, said = Devices(H200[:1]), []
 
     def work() -> None:
-        with devices.taken(0, place=1, needs=GIB) as hold:
+        with devices.taken(1, place=1, needs=GIB) as hold:
             said.append("loads")
             devices.await_turn(hold)
             said.append("scores")
             devices.await_room(hold)
             said.append("alone")
 
-    with devices.taken(0, place=0) as first:
+    with devices.taken(1, place=0) as first:
         thread = threading.Thread(target=work)
         thread.start()
         time.sleep(0.01)

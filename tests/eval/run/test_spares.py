@@ -43,9 +43,9 @@ def test_a_spare_is_prepared_while_another_model_scores(measured: Compare, monke
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
     assert [told.of(label) for label in "abc"] == [["load", "score"], *[["prepare", "load", "score"]] * 2]
-    assert told.before(("a", "score"), ("b", "prepare"))
+    assert told.before(("a", "load done"), ("b", "prepare"))
     assert told.before(("a", "score done"), ("b", "load"))
-    assert told.before(("b", "score"), ("c", "prepare"))
+    assert told.before(("b", "load done"), ("c", "prepare"))
     seconds = {label: model["seconds"] for label, model in ran.models.items()}
     assert seconds["a"]["spare"] == 0 < seconds["b"]["spare"]
     for model in ran.models.values():
@@ -107,7 +107,8 @@ def test_no_spare(measured: Compare, monkeypatch: pytest.MonkeyPatch, why: str) 
 def test_where_both_fit_the_next_model_loads_while_one_scores(
     measured: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = threaded(monkeypatch)
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 20 * GIB)
+    told = threaded(monkeypatch, gpus=H200[:1])
     told.first = {("a", "score"): ("b", "load done")}
     ran = measured(three(bytes=20 * GIB))
     assert ran.status == 0, ran.err
@@ -136,13 +137,13 @@ def test_a_load_that_lacked_memory_beside_another_model_is_tried_alone(
 def test_a_model_is_ready_when_the_reference_is_there(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [fake("a", boost=3.0, reference=True, bytes=GIB), fake("b", boost=1.0, bytes=GIB)]
     alone = measured(models)
-    told = threaded(monkeypatch)
+    told = threaded(monkeypatch, overlap="always")
     told.first = {("a", "score"): ("b", "load done")}
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
     assert told.before(("a", "score done"), ("b", "score"))
-    told = threaded(monkeypatch)
+    told = threaded(monkeypatch, overlap="always")
     told.first = {("a", "score"): ("b", "load done")}
     told.fails = {("a", "score"): "dies"}
     lost = measured(models, "-cc")
