@@ -143,8 +143,8 @@ def comparable(file: Path) -> Any:
     for key in ("created", "command"):
         found.pop(key)
     for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "from_cache"):
-            model.pop(key)
+        for key in ("load_seconds", "score_seconds", "from_cache", "seconds", "timing"):
+            model.pop(key, None)
     return found
 
 

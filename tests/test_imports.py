@@ -13,7 +13,8 @@ from tests.support import ROOT
 
 ORDER = {
     "eval": (
-        "common", "specs", "text", "stats", "results", "run", "table", "plots", "html", "api", "cli", "compare_q",
+        "common", "specs", "text", "stats", "results", "run", "cluster", "table", "plots", "html", "api", "cli",
+        "compare_q",
     ),
     "backends": (
         "common", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",

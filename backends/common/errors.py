@@ -33,6 +33,12 @@ class ModelError(CompareQError):
     """One model could not be loaded or scored; the others can go on."""
 
 
+class LostWorkerError(ModelError):
+    """The machine of a worker is gone, after ``scored`` windows: another one may go on."""
+
+    scored = 0
+
+
 class NoMemoryError(ModelError):
     """The memory did not suffice for a model."""
 

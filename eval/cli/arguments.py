@@ -83,6 +83,12 @@ def add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--gpus", type=device_list, metavar="LIST", help="GPUs to use (0,1); models run at the same time on several"
     )
+    p.add_argument(
+        "--ray",
+        type=node_address,
+        metavar="ADDRESS",
+        help="run models on the nodes of a Ray cluster (auto: its own)",
+    )
     p.add_argument("--python", type=engine_python, action=Mapped, default={}, metavar="ENGINE=PYTHON",
                    help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
     p.add_argument("--deadline", type=seconds, metavar="SECONDS",
@@ -142,6 +148,13 @@ def device_list(given: str) -> list[str]:
     if not found:
         raise argparse.ArgumentTypeError("names no GPU; leave the flag out to use all")
     return found
+
+
+def node_address(given: str) -> str:
+    """``--ray``: what Ray calls the address of a cluster."""
+    if not given.strip():
+        raise argparse.ArgumentTypeError("is empty; give auto, or the address that ray start has printed")
+    return given
 
 
 class Mapped(argparse.Action):
@@ -217,6 +230,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
                 raise InputError(f"--from: shows a finished run; {flag} is for a run that is still to start")
     elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
         raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
+    if args.ray and args.gpus:
+        raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
     if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):
         raise InputError("--cache: lists the cache and does nothing else; leave --from, -d, -m and -cc out")
     if args.cache_limit is not None and (args.source or args.check or args.list_engines):

@@ -170,6 +170,10 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
     from eval.run import hosts
 
     found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline, args.overlap)
+    if args.ray:
+        from eval.cluster import ray_hosts
+
+        return ray_hosts.on_cluster(found, args.ray, Cache(args.cache_dir), remark)
     remark(said or None)
     return found
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from backends.common import machine
 from backends.common.errors import InputError
@@ -143,6 +143,37 @@ def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
         return False
     free = machine.free_gpu_memory([gpu.device for gpu in gpus]) if gpus else machine.available_memory()
     return free is not None and free >= needs
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of machine elsewhere, on which a model has the same scores wherever it runs.
+
+    ``devices``: the GPUs of the largest such machine; ``cpu``, ``settings``, ``threads``: what ``machine`` says there;
+    ``cpus``: processors that a model takes on a machine without GPUs; ``nodes``: the machines, by their ids.
+    """
+
+    devices: Devices
+    cpu: str
+    settings: Mapping[str, str]
+    threads: Mapping[str, Any]
+    cpus: float
+    nodes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """GPU or processor."""
+        return self.devices.gpus[0].name if self.devices.gpus else self.cpu
+
+    @property
+    def slots(self) -> int:
+        """Models that its machines can run at the same time, each on one GPU."""
+        return len(self.nodes) * self.devices.slots
+
+    def hardware(self, gpus: Sequence[Gpu], *, torch: bool, cpu_only: bool) -> dict[str, Any]:
+        """``machine.hardware`` and ``machine.settings`` of such a machine."""
+        found = machine.hardware(gpus, torch=torch, cpu_only=cpu_only)
+        return {**found, **({"cpu": self.cpu} if "cpu" in found else {}), **self.settings}
 
 
 def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gpu, ...], str]:

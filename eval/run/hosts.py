@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from filelock import Timeout
 
@@ -14,10 +15,11 @@ from backends.common import machine
 from backends.common.errors import InputError, StoppedError
 from backends.common.json_files import expanded
 from backends.common.watch import Watch
+from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Lock
 from eval.common.processes import in_process
 from eval.run import devices
-from eval.run.devices import Devices, Overlap
+from eval.run.devices import Devices, Kind, Overlap
 from eval.run.worker_process import WorkerProcess
 from eval.run.workers import InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
@@ -75,12 +77,26 @@ class Running:
                 worker.kill()
 
 
+class Nodes(Protocol):
+    """Other machines that run models."""
+
+    def place(
+        self, label: str, resources: Mapping[str, float], python: str | None, question: DescribeJob, content: str | None
+    ) -> tuple[Described, Kind]:
+        """(what they have of a model's engine, the kind of machine on which the model of this label runs).
+
+        ``content``: of the model's files (``Backend.content``), None if they are still to be fetched.  InputError if
+        no machine fits.
+        """
+
+
 @dataclass(frozen=True)
 class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
     ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
-    ``make_worker``: what makes a worker otherwise; ``spares``: whether models may have a worker before their turn.
+    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models; ``spares``: whether
+    models may have a worker before their turn.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -89,6 +105,7 @@ class Hosts:
     in_process: bool = False
     running: Running = field(default_factory=Running)
     make_worker: Make = WorkerProcess
+    nodes: Nodes | None = None
     spares: bool = True
 
     def worker(self, wanted: Wanted) -> Worker:

@@ -18,7 +18,7 @@ from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
 from eval.run import worker_process
-from eval.run.devices import Devices
+from eval.run.devices import Devices, Kind
 from eval.run.hosts import Hosts, Stoppable
 from eval.run.session import Session
 from eval.specs.types import ModelSpec
@@ -47,7 +47,7 @@ class Job:
     """One model whose spec was checked: its engine, and what the engine will be told.
 
     ``python``: the Python that runs the engine, None for this one; ``gpus``: those that it gets, by their kind;
-    ``described``: what that Python has of the engine.
+    ``described``: what that Python has of the engine; ``kind``: of the nodes that run it, None: this machine.
     """
 
     spec: ModelSpec
@@ -57,6 +57,7 @@ class Job:
     python: str | None = None
     gpus: tuple[Gpu, ...] = ()
     described: Described = NOT_DESCRIBED
+    kind: Kind | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -104,7 +105,7 @@ def check(job: Job, hosts: Hosts) -> Job:
     """
     capabilities, request = job.backend.capabilities, job.request
     backends.check_files(request.model_dir, job.backend)
-    described = describe(job)
+    described, kind = describe(job, hosts)
     if described.installed is None:
         where = "" if job.python is None else f" in {job.python}"
         raise InputError(f"load_fn: {request.load_fn!r} is not installed{where}: {capabilities.install}")
@@ -129,13 +130,18 @@ def check(job: Job, hosts: Hosts) -> Job:
             raise InputError(
                 f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}"
             )
-    return replace(job, described=described, gpus=hosts.devices.of(wanted_gpus(job, hosts.devices)))
+    devices = hosts.devices if kind is None else kind.devices
+    return replace(job, described=described, kind=kind, gpus=devices.of(wanted_gpus(job, devices)))
 
 
-def describe(job: Job) -> Described:
-    """What the Python of a job has of the job's engine; InputError if that Python cannot run workers."""
+def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
+    """What the Python of a job has of the job's engine, there where it runs; InputError if it cannot run workers."""
     question = DescribeJob(job.engine, job.request)
-    return describing.describe(question) if job.python is None else worker_process.describe(job.python, question)
+    if hosts.nodes is not None:
+        content = None if job.is_remote else job.backend.content(job.request)
+        return hosts.nodes.place(job.request.label, job.spec.resources, job.python, question, content)
+    found = describing.describe(question) if job.python is None else worker_process.describe(job.python, question)
+    return found, None
 
 
 def wanted_gpus(job: Job, devices: Devices) -> int:
@@ -246,6 +252,8 @@ def hardware(job: Job) -> dict[str, Any]:
     capabilities = job.backend.capabilities
     if not capabilities.here:
         return {}
+    if job.kind is not None:
+        return job.kind.hardware(job.gpus, torch=capabilities.torch, cpu_only=job.described.cpu_only)
     found = machine.hardware(job.gpus, torch=capabilities.torch, cpu_only=job.described.cpu_only)
     return {**found, **machine.settings()}
 
@@ -253,8 +261,9 @@ def hardware(job: Job) -> dict[str, Any]:
 def known_before(job: Job) -> dict[str, Any]:
     """What is known of a run before it begins, as the first part of its provenance."""
     here = job.backend.capabilities.here
+    threads = machine.threads() if job.kind is None else job.kind.threads
     python = {} if job.python is None else {"python_path": job.python}
     return {
         "engine": job.engine, **job.described.versions, **python, **hardware(job),
-        **(machine.threads() if here else {}),
+        **(threads if here else {}),
     }  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import Task, Window
-from backends.common.errors import CompareQError, ModelError, StoppedError
+from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
 from backends.worker import segments
@@ -25,6 +25,22 @@ from eval.text.windows import EvalData
 
 
 def score(
+    session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew, kept: Callable[[], None]
+) -> None:
+    """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
+    folder, tag = session.cache.path("scores", fetched.scores_key, ""), tag_for(reference, fetched.job)
+    while True:
+        before = segments.committed(folder, tag)
+        try:
+            return score_once(session, fetched, data, reference, crew, kept)
+        except LostWorkerError as lost:
+            crew.release()
+            there = len(segments.committed(folder, tag) - before)
+            again = f"{max(lost.scored - there, 0)} of the {lost.scored} windows that it had scored are scored again"
+            session.progress.say(f"{fetched.job.request.label}: {lost}; {again}")
+
+
+def score_once(
     session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew, kept: Callable[[], None]
 ) -> None:
     """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
@@ -88,6 +104,9 @@ def follow(
                         phase.say(message.line)
             finally:
                 done = phase.done
+    except LostWorkerError as lost:
+        lost.scored = done
+        raise
     except StoppedError:
         kept = "what is older than 2 s is kept" if done else "it had scored none"
         raise StoppedError(f"interrupted after {done} of {n_windows} windows; {kept}, run again to go on") from None

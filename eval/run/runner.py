@@ -266,7 +266,7 @@ def fetched_row(
     with session.hosts.running.held(cache.lock("scores", key)):
         if session.clear:
             cache.clear("scores", key)
-        if expected is not None and not is_stored(session, fetched, data, expected):
+        if expected is not None and session.hosts.spares and not is_stored(session, fetched, data, expected):
             crew.make_ready()
         reference = get_reference()
         tag = references.tag_for(reference, fetched.job)

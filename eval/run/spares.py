@@ -77,12 +77,17 @@ class Crew:
             self.at_work.close()
         self.workers, self.hold = [], None
 
+    @property
+    def slots(self) -> int:
+        """GPUs that one of its workers takes; on a cluster at least one, for a node without GPUs."""
+        return max(len(self.job.gpus), 0 if self.job.kind is None else 1)
+
     @cached_property
     def replicas(self) -> int:
         """Workers among which its windows are split: those that were asked for, as far as there are GPUs."""
-        of_run, of_model = len(self.session.hosts.devices.gpus), len(self.job.gpus)
+        of_run = (self.job.kind or self.session.hosts.devices).slots
         wanted = 1 if self.session.hosts.in_process else self.job.spec.replicas
-        return min(wanted, of_run // of_model) if of_model else wanted
+        return max(min(wanted, of_run // self.slots), 1) if self.slots else wanted
 
     @cached_property
     def expected(self) -> float | None:
@@ -103,7 +108,7 @@ class Crew:
         """
         if self.is_loaded and all(worker.is_alive for worker in self.workers):
             return
-        devices, n_gpus = self.session.hosts.devices, len(self.job.gpus) * self.replicas
+        devices, n_gpus = self.session.hosts.devices, self.slots * self.replicas
         try:
             if self.hold is None:
                 if devices.must_wait(n_gpus):
@@ -193,8 +198,9 @@ class Crew:
     def _start(self) -> None:
         """Start the workers that are not there."""
         hosts = self.session.hosts
+        job = self.job
+        wanted = Wanted(self.request.label, job.python, self.request.log_file, len(job.gpus), job.spec.resources)
         for _ in range(self.replicas - len(self.workers)):
-            wanted = Wanted(self.request.label, self.job.python, self.request.log_file, len(self.job.gpus))
             self.workers.append(self.at_work.enter_context(hosts.running.started(hosts.worker(wanted))))
 
     def _drop(self) -> None:

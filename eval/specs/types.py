@@ -21,9 +21,12 @@ from eval.specs import methods
 
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-LATER = {"method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
-         "replicas": 1}  # fmt: skip
+LATER = {
+    "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
+    "replicas": 1, "resources": {},
+}  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 
 
@@ -137,6 +140,7 @@ class ModelSpec(Spec):
     python: str | None = Field(None, min_length=1, description="Python that runs the engine. Default: compare_q's own")
     gpus: Count | None = Field(None, description="GPUs that the model gets, 0 for all. Default: what the engine needs")
     replicas: Length = Field(1, description="workers, each with as many GPUs, among which the windows are split")
+    resources: dict[str, Amount] = Field(default_factory=dict, description="what a node must have, with --ray")
     reference: bool = Field(False, description="KL divergence of the other models is measured against this one")
     noise_floor: bool = Field(False, description="shows what a lossless scheme would show: a row and a line of its own")
     out_logits: str | None = Field(None, description="as reference, and the folder in which its store is kept")

@@ -40,6 +40,7 @@ MODEL_VALUES: dict[str, list[Any]] = {
     "python": ["/venv/bin/python", "../venv", None],
     "gpus": [0, 2, None],
     "replicas": [1, 2],
+    "resources": [{}, {"h200": 1, "fast_disk": 0.5}],
     "reference": [True, False],
     "noise_floor": [True, False],
     "out_logits": ["/logits"],
@@ -172,7 +173,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
         (parse_data_spec(DATA, Path()), {"method": "exllamav3", "detokenize": None}),
         (
             parse_model_spec(MODEL, Path()),
-            {"noise_floor": False, "group": None, "python": None, "gpus": None, "replicas": 1},
+            {"noise_floor": False, "group": None, "python": None, "gpus": None, "replicas": 1, "resources": {}},
         ),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}

@@ -1,0 +1,94 @@
+"""A table on two nodes of a Ray cluster that share no disk with the driver, one of which dies while it scores."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.processes import processes_of, wait_until
+
+NO_RAY = importlib.util.find_spec("ray") is None
+APART = ["unshare", "-r", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"']
+"""Runs a command that alone sees what it writes into a folder, as a driver whose disk no node has."""
+COLUMNS = ("label", "ppl", "ppl_stderr", "kld", "kld_stderr", "same_top", "tokens", "scores_key", "error")
+
+
+def can_be_apart(folder: Path) -> bool:
+    """Whether this machine gives a process mounts of its own."""
+    try:
+        return subprocess.run([*APART, str(folder), "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head that takes no model, and two nodes, each with a cache of its own: ``node<number>``."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"object_store_memory": 80_000_000, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    try:
+        for number in (1, 2):
+            environment = {"COMPARE_Q_CACHE": str(tmp_path / f"node{number}"), "COMPARE_Q_IN_PROCESS": "0"}
+            made.add_node(num_cpus=1, resources={f"node{number}": 1}, env_vars=environment, **small)
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(NO_RAY, reason="ray is not installed")
+def test_a_table_is_finished_on_the_node_that_is_left(
+    cluster: Any, tmp_path: Path, write_specs: Callable[..., tuple[Path, Path]], compare_q: Callable[..., Any]
+) -> None:
+    if not can_be_apart(tmp_path):
+        pytest.skip("this machine gives a process no mounts of its own")
+    models = [
+        {"load_fn": "fake", "label": label, "model_dir": "none", "engine": {"vocab_size": 300, **engine}}
+        for label, engine in (("a", {}), ("b", {"boost": 1.0, "seconds": 0.5}), ("c", {"boost": 2.0, "seconds": 0.5}))
+    ]
+    models[0]["reference"] = True
+    data, specs = write_specs(models)
+    plain, ours, cache = tmp_path / "plain.json", tmp_path / "ray.json", tmp_path / "driver"
+    assert compare_q("-d", data, "-m", specs, "-o", plain).status == 0
+    cache.mkdir()
+    command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), "-d", data, "-m", specs, "-o", ours]
+    environment = {**os.environ, "COMPARE_Q_CACHE": str(cache), "COMPARE_Q_IN_PROCESS": "0"}
+    with subprocess.Popen(
+        list(map(str, [*APART, cache, *command, "--ray", cluster.address])), env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as driver:  # fmt: skip
+        assert driver.stdout is not None
+        lost = next(node for node in cluster.worker_nodes if "node1" in node.get_resource_and_label_spec().resources)
+        wait_until(lambda: list(tmp_path.glob("node1/nodes/*/scores/[0-9a-f]*.safetensors")) or driver.poll(), 120)
+        cluster.remove_node(lost, allow_graceful=False)
+        said = driver.stdout.read()
+    assert driver.returncode == 0, said
+    rows = [[{name: row[name] for name in COLUMNS} for row in json.loads(file.read_text())["models"]]
+            for file in (plain, ours)]  # fmt: skip
+    assert rows[0] == rows[1], said
+    assert "of the reference to node" in said
+    assert "was lost; " in said
+    wait_until(lambda: not [number for node in (1, 2) for number in processes_of(tmp_path / f"node{node}")])
+
+
+def test_without_ray_the_command_that_installs_it_is_said(
+    write_specs: Callable[..., tuple[Path, Path]], compare_q: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    data, specs = write_specs()
+    ran = compare_q("-d", data, "-m", specs, "--ray", "auto")
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == "error: --ray: ray is not installed: pip install 'ray>=2.49'"
+    assert "--gpus: names GPUs of this machine" in compare_q("-d", data, "-m", specs, "--ray", "a", "--gpus", "0").err
