@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--engine", type=json.loads, help="engine options of every row, JSON")
     p.add_argument("--spec", type=json.loads, default={}, help="keys of every row's spec, JSON")
     p.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="what is measured (default: %(default)s)")
+    p.add_argument("--prefill-windows", type=int, metavar="N", help="measure prefill on N windows, and scale it up")
     p.add_argument("--cold", action="store_true", help="read the models from the disk, not from the page cache")
     p.add_argument("--prefill-from", type=Path, help="take prefill times from these results of the same machine")
     p.add_argument("--peers", type=int, metavar="WINDOWS", help="measure what a user would take instead, too")
@@ -64,6 +66,16 @@ def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Pla
         shapes.make(models, shapes.shape_of(arguments), list(dict.fromkeys(row.model for row in rows)))
     sizes = (arguments.windows, arguments.length, arguments.stride)
     return run.Plan(folder, models, rows, sizes, arguments.engine, arguments.spec, arguments.program, arguments.extra)
+
+
+def measure_prefill(plan: run.Plan, count: int, gpu: bool) -> dict[str, Any]:
+    """Prefill of every model of the table, measured on so many of its windows and scaled to all of them."""
+    part = replace(plan, windows=(count, *plan.windows[1:]))
+    found = jobs.measured(run.prefill_jobs(part, gpu), plan.folder)
+    for each in found.values():
+        if "seconds" in each:
+            each["seconds"] *= plan.windows[0] / count
+    return found
 
 
 def measure_peers(plan: run.Plan, count: int, gpu: bool) -> Iterator[tuple[str, Any]]:
@@ -94,13 +106,14 @@ def measure(arguments: argparse.Namespace, found: dict[str, Any], folder: Path, 
         found |= {"windows": plan.windows, "specs": plan.specs()}
         if arguments.cold:
             run.drop_pages(plan.models)
-    if "table" in arguments.only:
-        found["table"] = run.run_table(plan)
-        keep()
     if arguments.prefill_from:
         found["prefill"] = json.loads(arguments.prefill_from.read_text(encoding="utf-8"))["prefill"]
     elif "prefill" in arguments.only:
-        found["prefill"] = jobs.measured(run.prefill_jobs(plan, gpu), plan.folder)
+        found["prefill"] = measure_prefill(plan, arguments.prefill_windows or plan.windows[0], gpu)
+        keep()
+    if "table" in arguments.only:
+        found["table"] = run.run_table(plan)
+        keep()
     if "table" in found and "prefill" in found:
         run.add_prefill(found, plan)
         print(timings.text_of(found["table"]), flush=True)

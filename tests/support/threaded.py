@@ -47,7 +47,7 @@ class Told:
 
     def await_step(self, step: Step) -> None:
         """Wait until the workers have come so far."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while step not in self.steps:
             assert time.monotonic() < until, (step, self.steps)
             time.sleep(0.002)
