@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,11 @@ def raw(tensor: torch.Tensor) -> Iterator[Any]:
     """The bytes of a tensor, some rows at a time; from a GPU by a stream of their own, behind the computation."""
     import torch
 
-    stream: Any = torch.cuda.Stream(tensor.device) if tensor.is_cuda else None  # type: ignore[no-untyped-call]
+    behind: Any = nullcontext()
+    if tensor.is_cuda:
+        behind = torch.cuda.stream(torch.cuda.Stream(tensor.device))  # type: ignore[no-untyped-call]
     rows = max(PIECE_BYTES // max(tensor[:1].nbytes, 1), 1)
     for begin in range(0, len(tensor), rows):
-        with torch.cuda.stream(stream):
+        with behind:
             piece = tensor[begin : begin + rows].cpu().contiguous()
         yield piece.view(torch.uint8).numpy().reshape(-1).data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends.fake import FakeBackend
+from backends.worker import scoring_job
 from tests.support.command_line import Run, Specs
 from tests.support.toy import Ran
 
@@ -101,7 +103,10 @@ def test_windows_of_another_length_are_other_windows(
     assert loads == ["a", "a"]
 
 
-def test_cleared_scores_are_not_shown_by_a_later_run(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
+def test_cleared_scores_are_not_shown_by_a_later_run(
+    compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_job, "COMMIT_S", math.inf)  # one segment, however slow the machine is
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
     assert compare_q("-d", data, "-m", spec).status == 0
     before = set((own_cache / "scores").glob("*/*"))
