@@ -16,7 +16,7 @@ from backends.worker.supervisor import become_worker
 def main(descriptors: list[str]) -> int:
     """Work until no job comes any more."""
     messages, lifeline = map(int, descriptors)
-    become_worker(lifeline)
+    become_worker(messages, lifeline)
     faulthandler.enable()  # a crash says in the log where it was
     os.set_inheritable(messages, False)  # an engine's own processes must not hold the channel open
     with os.fdopen(messages, "wb", buffering=0) as channel:

@@ -17,10 +17,11 @@ from backends.common.lifeline import die_with_parent
 POLL_S = 0.1
 
 
-def become_worker(lifeline: int) -> None:
+def become_worker(messages: int, lifeline: int) -> None:
     """Return in the worker, a child of this process; this process waits, and exits with the worker's status.
 
-    ``lifeline``: the reading end of a pipe whose writing end only the driver has, so that it closes with the driver.
+    ``messages``: the channel, whose end tells the driver at once that the worker has ended; ``lifeline``: the reading
+    end of a pipe whose writing end only the driver has, so that it closes with the driver.
     """
     supervisor = os.getpid()
     worker = os.fork()
@@ -29,6 +30,7 @@ def become_worker(lifeline: int) -> None:
         os.close(lifeline)
         die_with_parent(supervisor)
         return
+    os.close(messages)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the driver decides what a signal to all of us ends
         signal.signal(ignored, signal.SIG_IGN)
     with suppress(OSError):  # the worker has done so itself, and may have started another program

@@ -190,6 +190,7 @@ def test_a_killed_worker_takes_its_group_along(start: Any, tmp_path: Path, write
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")) and len(processes_of(own_cache)) == 4)
     _, worker, _, spare = processes_of(own_cache)
     os.kill(spare, signal.SIGKILL)
+    wait_until(lambda: spare not in processes_of(own_cache))
     os.kill(worker, signal.SIGKILL)
     status, out, err = finished(process, tmp_path)
     assert status == 1, err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,13 +29,15 @@ Step = tuple[str, str]
 class Told:
     """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory".
 
-    ``first``: what must have come before a step is done, so that a test knows what happens at the same time.
+    ``first``: what must have come before a step is done, so that a test knows what happens at the same time;
+    ``spares``: how many workers must have been prepared before any model is scored.
     """
 
     steps: list[Step] = field(default_factory=list)
     fails: dict[Step, str] = field(default_factory=dict)
     first: dict[Step, Step] = field(default_factory=dict)
     jobs: list[Any] = field(default_factory=list)
+    spares: int = 0
 
     def of(self, label: str) -> list[str]:
         """The steps of one model."""
@@ -47,10 +49,18 @@ class Told:
 
     def await_step(self, step: Step) -> None:
         """Wait until the workers have come so far."""
+        self.await_that(lambda: step in self.steps)
+
+    def await_that(self, reached: Callable[[], bool]) -> None:
+        """Wait until something is so."""
         until = time.monotonic() + 120
-        while step not in self.steps:
-            assert time.monotonic() < until, (step, self.steps)
+        while not reached():
+            assert time.monotonic() < until, self.steps
             time.sleep(0.002)
+
+    def prepared(self) -> list[str]:
+        """The models that have a spare, or had one."""
+        return [label for label, step in list(self.steps) if step == "prepare done"]
 
 
 class ThreadedWorker:
@@ -76,6 +86,8 @@ class ThreadedWorker:
         self.told.jobs.append(job)
         if step in self.told.first:
             self.told.await_step(self.told.first[step])
+        if job.type == "score":
+            self.told.await_that(lambda: len(self.told.prepared()) >= self.told.spares)
         match self.told.fails.pop(step, None):
             case "dies":
                 self.has_died = True
