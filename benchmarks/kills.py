@@ -61,8 +61,9 @@ class Seen:
 def make_model(folder: Path) -> None:
     """A two-layer Llama with random weights and a byte tokenizer."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from benchmarks.shapes import write_tokenizer
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -71,13 +72,7 @@ def make_model(folder: Path) -> None:
         bos_token_id=256, eos_token_id=256,
     )  # fmt: skip
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(["<|end|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_tokenizer(folder)
 
 
 def start(folder: Path, engine: str, cache: Path, log: Path) -> subprocess.Popen[bytes]:
