@@ -1,9 +1,9 @@
 """``partial`` of ``backends/scoring/statistics.py`` in one Triton kernel: every logit is read once, nothing is stored.
 
 One program reduces one row.  Each of its LANES walks down the row, GROUP neighbouring logits at a time, with its own
-running maximum and sums: the maximum moves at most once a group, so that a logit costs one exponential and about ten
-other operations, and the loop has no reduction across lanes.  At the end the lanes are put together in the way in which
-shards are.
+running maximum and sums.  The maximum moves at most once a group, so that a logit costs one exponential and about nine
+other instructions, and the loop has no reduction across lanes.  At the end the lanes are put together in the way in
+which shards are.  Exponentials are powers of two, and lengths are counted in bits (units of ln 2) until the end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ import torch
 import triton
 import triton.language as tl
 
-LANES, GROUP, WARPS = 512, 8, 8
-"""On an H200 (driver 580.159.04, Triton 3.6) 512 rows of 128,256 bf16 logits against a reference took 89 us, at 0.70 of
-the copy bandwidth; of 24 triples only (1024, 8, 16) was better there, with 0.73.  Without a reference (256, 8, 8) was
-the best, 0.79 where this one takes 0.67 (``benchmarks/cuda_statistics.py --sweep``)."""
+LANES, GROUP, WARPS = 256, 16, 8
+"""On an H200 (driver 580.159.04, Triton 3.6) 384 rows of 128,256 bf16 logits against a reference, the most that
+vLLM's scorer hands over at once, take 0.80 of the bandwidth of a copy of as many bytes, and 768 rows alone 0.86
+(``benchmarks/cuda_statistics.py``)."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
-LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""A lane's maximum before its first value: the lowest finite float32, since -inf - -inf would be NaN."""
+EXCLUDED = tl.constexpr(-1e30)
+"""Logits are clamped to it from below: its exponential is 0 too, but 0 times it is not NaN, as 0 times -inf is."""
+
+START = tl.constexpr(-5e29)
+"""A lane's maximum before its first value.  A lane of nothing but excluded tokens keeps it, and its sums stay 0."""
+
+WIDE = tl.constexpr(1e29)
+"""A wider gap between two logits than this has EXCLUDED on one side."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FAR = tl.constexpr(1e30)
-"""Where a difference of logits ends as a factor: its exponential is 0, and 0 times the factor must not be NaN."""
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def partial(
@@ -52,19 +57,55 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 
 @_jit
-def _far(x: tl.tensor) -> tl.tensor:
-    """x within +-FAR; for a NaN one of the two."""
-    return tl.minimum(tl.maximum(x, -FAR), FAR)
+def _load(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """Logits in float32, clamped from below; a NaN stays one."""
+    x = tl.load(row + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+    return tl.maximum(x, EXCLUDED, propagate_nan=tl.PropagateNan.ALL)
 
 
 @_jit
-def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Of lanes' maxima and their next logits [lanes, group]: new maxima, old less new, exp(that), which are new."""
-    top = tl.max(x, 1)
+def _tile(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
+    """The next logits of every lane, [lanes, group / 2, 2], from 16 bytes at ``at`` and the 16 bytes behind them."""
+    return tl.join(_load(row, at, columns), _load(row, at + at.shape[1], columns))
+
+
+@_jit
+def _over(x: tl.tensor) -> tl.tensor:
+    """Sums over every lane's own logits."""
+    return tl.sum(tl.sum(x, 2), 1)
+
+
+@_jit
+def _most(x: tl.tensor) -> tl.tensor:
+    """The largest of every lane's own logits."""
+    return tl.max(tl.max(x, 2), 1)
+
+
+@_jit
+def _bits(peak: tl.tensor) -> tl.tensor:
+    """A maximum in bits, rounded up: sums that are relative to an integer move to another one without rounding."""
+    return tl.ceil(peak * LOG2_E)
+
+
+@_jit
+def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Lanes' maxima and next logits -> new maxima, those in bits, bits from new to old, 2**that, which are new."""
+    top = _most(x)
     higher = top > peak  # never by a NaN
     moved = tl.where(higher, top, peak)
-    move = _far(peak - moved)
-    return moved, move, tl.exp2(move * LOG2_E), higher
+    bits = _bits(moved)
+    move = _bits(peak) - bits
+    return moved, bits[:, None, None], move, tl.exp2(move), higher
+
+
+@_jit
+def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Lanes' maxima and sums -> the row's maximum, its sum, and of every lane the bits from that maximum, 2**that."""
+    peak = tl.max(peaks, 0)
+    # One rounding, of a small number: the product is exact within fma.
+    move = tl.where(peak <= START, START, tl.fma(-peak, LOG2_E, _bits(peaks)))
+    scale = tl.exp2(move)
+    return peak, tl.sum(sums * scale, 0), move, scale
 
 
 @_jit
@@ -74,8 +115,20 @@ def _first_top(
     """The first column of a row that holds its maximum; ``groups`` is where each lane's maximum was first seen."""
     begin = tl.min(tl.where(peaks == peak, groups, 2147483647), 0)
     at = begin + tl.arange(0, group)
-    x = tl.load(row + at, mask=at < columns, other=float("-inf")).to(tl.float32)
-    return tl.minimum(tl.min(tl.where(tl.maximum(x, LOWEST) == peak, at, 2147483647), 0), columns - 1)
+    found = tl.min(tl.where(tl.maximum(_load(row, at, columns), START) == peak, at, 2147483647), 0)
+    return tl.minimum(found, columns - 1)
+
+
+@_jit
+def _excludes(z: tl.tensor, r: tl.tensor, columns: tl.tensor, step: tl.constexpr) -> tl.tensor:
+    """Whether the model excludes a token (-inf) that the reference allows."""
+    found = tl.zeros([step], tl.int32)
+    for start in range(0, columns, step):
+        at = start + tl.arange(0, step)
+        x = tl.load(z + at, mask=at < columns, other=0.0)
+        y = tl.load(r + at, mask=at < columns, other=0.0)
+        found = tl.where((x == float("-inf")) & (y > float("-inf")), 1, found)
+    return tl.max(found, 0) > 0
 
 
 @_jit
@@ -97,51 +150,47 @@ def _statistics(
     z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
     has_reference: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Partial statistics of row ``program_id``; names as in ``backends.scoring.statistics``."""
+    """Partial statistics of row ``program_id``; names as in ``backends.scoring.statistics``, u in bits."""
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 16,744 rows of 128,256
     z += row * z_stride
     r += row * r_stride
     out += row * out_stride
     lane = tl.arange(0, lanes) * group
-    place = lane[:, None] + tl.arange(0, group)[None, :]
-    m = tl.full([lanes], LOWEST, tl.float32)
+    place = lane[:, None] + tl.arange(0, group // 2)[None, :]
+    m = tl.full([lanes], START, tl.float32)
     s = tl.zeros([lanes], tl.float32)
     u = tl.zeros([lanes], tl.float32)
     groups = lane
     rm, rs, d, widest, rgroups = m, s, u, s, lane
     for start in range(0, columns, lanes * group):
-        inside = start + place < columns
-        x = tl.load(z + start + place, mask=inside, other=float("-inf")).to(tl.float32)
-        m, move, scale, higher = _move(m, x)
+        x = _tile(z, start + place, columns)
+        m, bits, move, scale, higher = _move(m, x)
         groups = tl.where(higher, start + lane, groups)
-        step = x - m[:, None]
-        weight = tl.exp2(step * LOG2_E)
-        u = (u + s * move) * scale + tl.sum(weight * tl.maximum(step, -FAR), 1)
-        s = s * scale + tl.sum(weight, 1)
+        step = tl.fma(x, LOG2_E, -bits)
+        weight = tl.exp2(step)
+        u = (u + s * move) * scale + _over(weight * step)
+        s = s * scale + _over(weight)
         if has_reference:
-            y = tl.load(r + start + place, mask=inside, other=float("-inf")).to(tl.float32)
-            rm, move, scale, higher = _move(rm, y)
+            y = _tile(r, start + place, columns)
+            rm, bits, move, scale, higher = _move(rm, y)
             rgroups = tl.where(higher, start + lane, rgroups)
-            weight = tl.exp2((y - rm[:, None]) * LOG2_E)
+            weight = tl.exp2(tl.fma(y, LOG2_E, -bits))
             gap = y - x
-            # A token that only the model excludes makes d infinite; kept apart, since d's rescaling could be inf * 0.
-            widest = tl.maximum(widest, tl.max(gap, 1))
-            d = d * scale + tl.sum(weight * _far(gap), 1)
-            rs = rs * scale + tl.sum(weight, 1)
+            widest = tl.maximum(widest, _most(gap))
+            d = d * scale + _over(weight * gap)
+            rs = rs * scale + _over(weight)
 
     local = tl.load(targets + row) - first
     here = (local >= 0) & (local < columns)
     target = tl.load(z + local, mask=here, other=float("-inf")).to(tl.float32)
-    peak = tl.max(m, 0)
-    scale = tl.exp2((m - peak) * LOG2_E)
-    moment = tl.sum((u + s * _far(m - peak)) * scale, 0)
-    _store(out, out_column, peak, tl.sum(s * scale, 0), moment, target,
-           first + _first_top(z, columns, m, peak, groups, group))  # fmt: skip
+    peak, total, move, scale = _total(m, s)
+    moment = LN_2 * tl.sum((u + s * move) * scale, 0)
+    _store(out, out_column, peak, total, moment, target, first + _first_top(z, columns, m, peak, groups, group))
     if has_reference:
         target = tl.load(r + local, mask=here, other=float("-inf")).to(tl.float32)
-        peak = tl.max(rm, 0)
-        scale = tl.exp2((rm - peak) * LOG2_E)
-        total = tl.sum(d * scale, 0)
-        total = tl.where(tl.max(widest, 0) == float("inf"), float("inf"), total)
-        _store(out + 5 * out_column, out_column, peak, tl.sum(rs * scale, 0), total, target,
+        peak, total, _, scale = _total(rm, rs)
+        gaps = tl.sum(d * scale, 0)
+        if tl.max(widest, 0) > WIDE:  # rare; a finite logit that low is no exclusion
+            gaps = tl.where(_excludes(z, r, columns, lanes * 4), float("inf"), gaps)
+        _store(out + 5 * out_column, out_column, peak, total, gaps, target,
                first + _first_top(r, columns, rm, peak, rgroups, group))  # fmt: skip
