@@ -1,0 +1,81 @@
+"""What a second GPU brings: one model on replicas, and a table of four models, on one GPU and on two.
+
+    python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 750]
+
+The 8B shape of ``benchmarks/shapes.py`` in bf16, perplexity over windows of 2,048 tokens.  The four rows are one
+checkpoint with four seeds, which changes no score but makes each row a model of its own.  Every table is a whole
+process with an empty cache; what is finished is written at once.  The replicas' gain is that of the time from the first
+window to the last; the table's that of its wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from backends.common import machine
+from benchmarks import shapes
+from benchmarks.table import run
+
+ENGINE = {"enforce_eager": True, "max_num_batched_tokens": 16384}
+TABLES: dict[str, tuple[int, dict[str, Any], str]] = {
+    "one model, two replicas": (1, {"replicas": 2}, "0,1"),
+    "four models, two GPUs": (4, {}, "0,1"),
+    "four models, one GPU": (4, {}, "0"),
+}
+"""Name -> models, keys of their specs, GPUs.  What waits for a cold start of vLLM comes first: its wall time is not
+compared with any other."""
+
+
+def scoring_seconds(table: dict[str, Any]) -> float:
+    """Of a table's first row, from its first window to its last."""
+    begin, end = table["rows"][0]["windows_at"]
+    return float(end - begin)
+
+
+def gains(tables: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast two GPUs are."""
+    replicas, two, one = (tables[name] for name in TABLES)
+    return {
+        "replicas": scoring_seconds(one) / scoring_seconds(replicas),
+        "table": one["wall_seconds"] / two["wall_seconds"],
+        "largest_relative_difference_of_ppl":
+            max(abs(row["ppl"] / one["rows"][0]["ppl"] - 1) for table in (replicas, two) for row in table["rows"]),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)")
+    parser.add_argument("--windows", type=int, default=750)
+    options = parser.parse_args()
+    found: dict[str, Any] = {
+        "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
+        "windows": options.windows, "tables": {},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        models = options.models or folder / "models"
+        if not options.models:
+            shapes.make(models, shapes.SHAPES["llama-8b"], ["bf16"])
+        for name, (count, keys, gpus) in TABLES.items():
+            rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]
+            spec, words = {"reference": False, **keys}, ("--timing", "--gpus", gpus)
+            sizes = (options.windows, 2048, 512)
+            found["tables"][name] = run.run_table(
+                run.Plan(folder, models.resolve(), rows, sizes, ENGINE, spec, run.PROGRAM, words)
+            )
+            if len(found["tables"]) == len(TABLES):
+                found["gains"] = gains(found["tables"])
+                print(json.dumps(found["gains"]))
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
