@@ -1,6 +1,6 @@
 """What a second GPU brings: one model on replicas, and a table of four models, on one GPU and on two.
 
-    python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 750]
+    python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 720] [--only NAME ...]
 
 The 8B shape of ``benchmarks/shapes.py`` in bf16, perplexity over windows of 2,048 tokens.  The four rows are one
 checkpoint with four seeds, which changes no score but makes each row a model of its own.  Every table is a whole
@@ -52,7 +52,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)")
-    parser.add_argument("--windows", type=int, default=750)
+    parser.add_argument("--windows", type=int, default=720)
+    parser.add_argument("--only", nargs="+", choices=list(TABLES), default=list(TABLES), help="tables to measure")
     options = parser.parse_args()
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
@@ -63,14 +64,15 @@ def main() -> int:
         models = options.models or folder / "models"
         if not options.models:
             shapes.make(models, shapes.SHAPES["llama-8b"], ["bf16"])
-        for name, (count, keys, gpus) in TABLES.items():
+        for name in options.only:
+            count, keys, gpus = TABLES[name]
             rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]
             spec, words = {"reference": False, **keys}, ("--timing", "--gpus", gpus)
             sizes = (options.windows, 2048, 512)
             found["tables"][name] = run.run_table(
                 run.Plan(folder, models.resolve(), rows, sizes, ENGINE, spec, run.PROGRAM, words)
             )
-            if len(found["tables"]) == len(TABLES):
+            if set(found["tables"]) == set(TABLES):
                 found["gains"] = gains(found["tables"])
                 print(json.dumps(found["gains"]))
             options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

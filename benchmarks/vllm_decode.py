@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--windows", type=int, default=256)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--only-eager", action="store_true")
+    parser.add_argument("--engines", nargs="+", choices=("eager", "graphs"), default=["eager", "graphs"])
     args = parser.parse_args()
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
@@ -71,8 +71,8 @@ def main() -> None:
         folder = Path(scratch) / "llama-8b"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-        for eager in (True,) if args.only_eager else (True, False):
-            found["engines"].append(rates(folder, args.windows, args.length, eager=eager))
+        for name in args.engines:
+            found["engines"].append(rates(folder, args.windows, args.length, eager=name == "eager"))
             print(json.dumps(found["engines"][-1]), flush=True)
             args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
