@@ -1,6 +1,6 @@
 """The statistics kernel on a GPU: how much of the card's copy bandwidth it takes, and by its parameters.
 
-    python -m benchmarks.cuda_statistics [--sweep]
+    python -m benchmarks.cuda_statistics [--output statistics.json] [--sweep]
 
 Rows of bf16 logits over 128,256 tokens: 384 against a reference, as vLLM's scorer gives them to the kernel at a time,
 768 alone, and others.  The bandwidth is the bytes of the logits over the time; the card's own is that of copies of as
@@ -15,6 +15,7 @@ import itertools
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,24 +64,29 @@ def measured(rows: int, compares: bool) -> dict[str, Any]:
     logits, reference, targets = cases[-1]
     torch_partial(logits, targets, gold, 0, reference if compares else None)
     bytes_read = rows * VOCAB * 2 * (1 + compares)
+    copied = copy_bandwidth(bytes_read)
     return {
         "rows": rows, "against_a_reference": compares, "microseconds": round(taken * 1e3, 1),
         "terabytes_a_second": round(bytes_read / taken / 1e9, 3),
-        "share_of_copy_bandwidth": round(bytes_read / taken * 1e3 / copy_bandwidth(bytes_read), 3),
+        "share_of_copy_bandwidth": round(bytes_read / taken * 1e3 / copied, 3),
         "largest_relative_difference_from_torch": float(((out - gold).abs() / gold.abs().clamp(min=1)).max()),
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where the results go, JSON")
     parser.add_argument("--sweep", action="store_true", help="try other parameters of the kernel")
     options = parser.parse_args()
     torch.manual_seed(0)
-    peak = copy_bandwidth(1 << 30)
-    origin = {"versions": machine.versions(), "hardware": machine.hardware(machine.gpus())}
-    print(json.dumps({"commit": machine.commit(), **origin, "copy_terabytes_a_second": peak / 1e12}))
+    shapes: list[dict[str, Any]] = []
     for rows, compares in ((384, True), (768, False), (512, True), (512, False), (1024, True), (1024, False)):
-        print(json.dumps(measured(rows, compares)), flush=True)
+        shapes.append(measured(rows, compares))
+        print(json.dumps(shapes[-1]), flush=True)
+    if options.output:
+        origin = {"versions": machine.versions(), "hardware": machine.hardware(machine.gpus())}
+        found = {"commit": machine.commit(), **origin, "shapes": shapes}
+        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.sweep:
         for lanes, group, warps in itertools.product((128, 256, 512, 1024), (16,), (4, 8, 16)):
             if lanes >= 32 * warps:

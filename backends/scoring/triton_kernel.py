@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""On an H200 (driver 580.159.04, Triton 3.6) 384 rows of 128,256 bf16 logits against a reference, the most that
-vLLM's scorer hands over at once, take 0.80 of the bandwidth of a copy of as many bytes, and 768 rows alone 0.86
-(``benchmarks/cuda_statistics.py``)."""
+"""On an H200 (driver 580.159.04, Triton 3.6), rows of 128,256 bf16 logits: of 7 triples the best or next to it for 768
+rows alone, at 0.91 of the bandwidth of a copy of as many bytes, and for 384 rows against a reference, at 0.75; 512 take
+0.84 (``benchmarks/cuda_statistics.py``).  Those are the most rows that vLLM's scorer hands over at once."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
