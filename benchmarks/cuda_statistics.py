@@ -85,8 +85,8 @@ def main() -> None:
         print(json.dumps(shapes[-1]), flush=True)
     if options.output:
         origin = {"versions": machine.versions(), "hardware": machine.hardware(machine.gpus())}
-        found = {"commit": machine.commit(), **origin, "shapes": shapes}
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps({"commit": machine.commit(), **origin, "shapes": shapes}, indent=1)
+        options.output.write_text(text + "\n", encoding="utf-8")
     if options.sweep:
         for lanes, group, warps in itertools.product((128, 256, 512, 1024), (16,), (4, 8, 16)):
             if lanes >= 32 * warps:
