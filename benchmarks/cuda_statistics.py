@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ VOCAB = 128_256
 SETS = 4
 
 
-def milliseconds(works: list[Callable[[], object]]) -> float:
+def milliseconds(works: Sequence[Callable[[], object]]) -> float:
     """Median time of one of several calls that a CUDA graph holds."""
 
     def all_of_them() -> None:
@@ -60,7 +60,7 @@ def measured(rows: int, compares: bool) -> dict[str, Any]:
     cases = [case(rows) for _ in range(SETS)]
     out, gold = (torch.empty(rows, width(compares), device="cuda") for _ in range(2))
     calls = [partial(triton_kernel.partial, z, t, out, 0, r if compares else None) for z, r, t in cases]
-    taken = milliseconds(list(calls))
+    taken = milliseconds(calls)
     logits, reference, targets = cases[-1]
     torch_partial(logits, targets, gold, 0, reference if compares else None)
     bytes_read = rows * VOCAB * 2 * (1 + compares)
