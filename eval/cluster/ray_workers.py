@@ -50,7 +50,7 @@ class RayWorker:
     """See the module's docstring, and the protocol ``Worker`` of eval/run/workers.py."""
 
     def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
-        self.cluster, self.wanted = cluster, wanted
+        self.cluster, self.wanted, self.log_file = cluster, wanted, wanted.log_file
         self.killed = threading.Event()
         self.has_died = self.is_lost = False
         self.actor: Actor | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +19,17 @@ Overlap = Literal["auto", "always", "never"]
 """Whether a model may load while its predecessor is still on the same GPUs: auto, where there is memory for both."""
 POLL_S = 0.5
 """Seconds between two looks at the memory that a predecessor leaves."""
+SOON_S = 60.0
+"""Where a model could get other GPUs, it loads beside another one only if that ends within so many seconds: it cannot
+move to a GPU that becomes free earlier.  An 8B model took 6 to 15 s to load, 44 s from a disk."""
 
 
 @dataclass(eq=False)
 class Hold:
     """What one model has of the GPUs: their ``names`` in CUDA_VISIBLE_DEVICES, None without GPUs.
 
-    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known.
+    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known;
+    ``ends``: when it will have scored, on the monotonic clock; it is looked at every POLL_S.
     """
 
     count: int
@@ -32,12 +38,13 @@ class Hold:
     indices: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
     stage: Literal["loading", "scoring", "closing"] = "loading"
+    ends: float = math.inf
 
 
 class Devices:
     """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time.
 
-    A model that takes all of them may get them while its predecessor still has them, to load: ``overlap``.
+    A model may get GPUs while its predecessor still has them, to load: ``overlap``.
     """
 
     def __init__(self, gpus: Sequence[Gpu] = (), overlap: Overlap = "auto") -> None:
@@ -84,9 +91,10 @@ class Devices:
         with self.changed:
             self.waiting.append(hold)
             try:
-                while not self._may_begin(hold):
-                    self.changed.wait(POLL_S if self.holds and needs is not None else None)
-                hold.indices = tuple(self.free[: hold.count]) or self.holds[0].indices
+                while not (indices := self._offered(hold)):
+                    may_join = needs is not None or self.overlap == "always"
+                    self.changed.wait(POLL_S if self.holds and may_join else None)
+                hold.indices = indices
                 hold.names = tuple(self.gpus[index].device for index in hold.indices) if self.gpus else None
                 self.holds.append(hold)
             finally:
@@ -121,20 +129,26 @@ class Devices:
         """Who else has GPUs of this one, or had them before."""
         return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
 
-    def _may_begin(self, hold: Hold) -> bool:
+    def _offered(self, hold: Hold) -> tuple[int, ...]:
+        """The GPUs that a waiting model gets now, none if it has to wait."""
         if min(self.waiting, key=lambda other: other.place) is not hold:
-            return False
+            return ()
         if len(self.free) >= hold.count:
-            return True
-        if hold.count < self.slots or len(self.holds) != 1 or self.holds[0].count < self.slots:
-            return False  # it would not get the very GPUs that its predecessor has
-        stage = self.holds[0].stage
-        if stage == "loading" or self.overlap == "never":
+            return tuple(self.free[: hold.count])
+        alone = [each for each in self.holds if each.count == hold.count and not self.beside(each)]
+        before = min(alone, key=lambda each: each.ends, default=None)
+        return before.indices if before is not None and self._may_join(hold, before) else ()
+
+    def _may_join(self, hold: Hold, before: Hold) -> bool:
+        """Whether a model may load on the GPUs of its predecessor, which is still there."""
+        if before.stage == "loading" or self.overlap == "never":
             return False
+        is_last = before.stage == "closing" or hold.count == self.slots or before.ends - time.monotonic() < SOON_S
         if self.overlap == "always":
-            return True
+            return is_last
         # Without GPUs both want the same cores: a toy's first windows took 27 s beside a load, and 7 s alone.
-        return (stage == "closing" or bool(self.gpus)) and fits(hold.needs, self.gpus)
+        gpus = [self.gpus[index] for index in before.indices] if self.gpus else []
+        return is_last and (before.stage == "closing" or bool(gpus)) and fits(hold.needs, gpus)
 
 
 def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:

@@ -94,7 +94,7 @@ def follow(
     """
     done = 0
     try:
-        messages = crew.score(score_jobs)
+        messages = crew.score(score_jobs, n_windows)
         with session.progress.phase(f"scoring {label}", unit="windows", total=n_windows) as phase:
             try:
                 took(messages, phase)

@@ -18,7 +18,7 @@ from backends.common.messages import one_line
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
 from eval.results.run_result import ModelResult, RunResult
-from eval.run import jobs, model_run, references, table_rows, token_scores
+from eval.run import early, jobs, model_run, references, table_rows, token_scores
 from eval.run.hosts import Stoppable
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, LostReference, NoReference, Reference
@@ -54,15 +54,24 @@ def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_win
     """
     planned, problems = jobs.plan(specs, data_spec.longest, session.hosts)
     raise_all(problems)  # before the text is tokenized, which takes longer
-    data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
-    fitted, problems = jobs.fit(planned, data, session.hosts)
-    raise_all(problems)
-    scored = score_all(session, fitted, data)
+    with early.begun(session, first_of(session, planned, data_spec)):
+        data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
+        fitted, problems = jobs.fit(planned, data, session.hosts)
+        raise_all(problems)
+        scored = score_all(session, fitted, data)
     reference = scored.reference.result()
     known = references.as_json(reference, data.n_scored) if isinstance(reference, HeldReference) else None
     data_json, subtitle = windows.data_json(data_spec, data), windows.subtitle(data_spec, data)
     rows = tuple(scored.rows[job.request.label] for job in fitted)
     return FinishedRun(RunResult(data_json, subtitle, rows, known), data, scored.signal)
+
+
+def first_of(session: Session, planned: Sequence[Job], data_spec: DataSpec) -> Job | None:
+    """The model whose turn comes first; None if the text is tokenized already, and there is nothing to wait for."""
+    with suppress(CompareQError):  # tokenizing will say it
+        if not session.clear and windows.are_stored(data_spec, session.cache):
+            return None
+    return next((job for job in planned if job.spec.is_reference), planned[0])
 
 
 def raise_all(problems: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.hosts import Hosts
+from eval.run.workers import EarlyWorker
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Session:
 
     ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
     scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
-    by path, size and time.
+    by path, size and time; ``early``: by label, the worker that was started while the text was being tokenized.
     """
 
     cache: Cache
@@ -27,3 +28,4 @@ class Session:
     hosts: Hosts = field(default_factory=Hosts)
     verify_weights: bool = False
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    early: dict[str, EarlyWorker] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -22,17 +23,16 @@ from typing import Any, Self, TypeVar
 from backends.base import LoadRequest, Window
 from backends.common import machine
 from backends.common.errors import CompareQError, ModelError, NoMemoryError, StoppedError
-from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, ScoreJob
+from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, Scored, ScoreJob
 from eval.run import token_scores
 from eval.run.devices import Hold
+from eval.run.early import SPARE_BYTES
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.run.workers import Deadline, Wanted, Worker
 
 Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
-SPARE_BYTES = 4 << 30
-"""Memory that must be available for a spare: an imported vLLM takes 1 GB, and the model that is at work may grow."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class Crew:
         devices, n_gpus = self.session.hosts.devices, self.slots * self.replicas
         try:
             if self.hold is None:
-                if devices.must_wait(n_gpus):
+                self._take_early()
+                if devices.must_wait(n_gpus) and not self.workers:
                     self._prepare()
                 self.hold = self.held.enter_context(devices.taken(n_gpus, self.turn.place, share_of_a_gpu(self.job)))
             self._load_or_reload(self.hold)
@@ -122,10 +123,14 @@ class Crew:
             raise StoppedError("interrupted before it was scored; run again to go on") from None
         self.turn.begun()
 
-    def score(self, jobs: Sequence[ScoreJob]) -> Iterator[Any]:
-        """The messages of all workers while they score, a job each; ModelError if one of them dies."""
-        working, self.is_loaded = len(jobs), False
+    def score(self, jobs: Sequence[ScoreJob], n_windows: int) -> Iterator[Any]:
+        """The messages of all workers while they score, a job each, so many windows; ModelError if one of them dies."""
+        working, self.is_loaded, n_scored, began = len(jobs), False, 0, time.monotonic()
         for message in self._told(jobs):
+            if isinstance(message, Scored) and self.hold is not None:
+                n_scored += message.windows
+                now = time.monotonic()
+                self.hold.ends = now + (now - began) * (n_windows / n_scored - 1)
             if isinstance(message, Done):
                 working -= 1
                 if working or self.hold is None:
@@ -133,6 +138,14 @@ class Crew:
                 self.mark.unlink(missing_ok=True)
                 self.session.hosts.devices.scored(self.hold)
             yield message
+
+    def _take_early(self) -> None:
+        """Take the worker that was started while the text was being tokenized, if it is this model's."""
+        early = self.session.early.pop(self.request.label, None)
+        if early is not None:
+            ending, worker = early.taken(self.request.log_file)
+            self.at_work.enter_context(ending)
+            self.workers = [] if worker is None else [worker]
 
     def _prepare(self) -> None:
         """Start a spare, if there is memory for it; one that fails is none."""

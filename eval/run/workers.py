@@ -7,7 +7,10 @@ else of the driver asks where a worker is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +56,8 @@ class Worker(Protocol):
     reference in the folder ``record`` of its task.  Whoever has no common disk brings and fetches these.
     """
 
+    log_file: Path | None
+    """What takes its output, None: the terminal."""
     has_died: bool
     """Whether the last job ended because the worker ended, or was silent for too long."""
 
@@ -79,6 +84,33 @@ class Worker(Protocol):
 
 Make = Callable[[Wanted], Worker]
 """Makes a worker, which is not started yet."""
+
+
+@dataclass
+class EarlyWorker:
+    """A worker that is ``prepared``, or will be, and everything that ends with it; ``log``: where its output goes."""
+
+    worker: Worker
+    log: Path | None
+    prepared: Future[bool]
+    ending: ExitStack
+    is_taken: bool = False
+
+    def taken(self, log_file: Path | None) -> tuple[ExitStack, Worker | None]:
+        """(what ends the worker, the worker, None if it could not be prepared); its output is in ``log_file`` now."""
+        self.is_taken = True
+        if not self.prepared.result():
+            return self.ending.pop_all(), None
+        if self.log is not None and log_file is not None:
+            with suppress(OSError):
+                os.replace(self.log, log_file)
+                self.worker.log_file = log_file
+        return self.ending.pop_all(), self.worker
+
+    def end(self) -> None:
+        """End a worker that nobody has taken."""
+        if not self.is_taken:
+            self.worker.kill()
 
 
 class InThisProcess:

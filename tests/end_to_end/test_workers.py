@@ -149,6 +149,13 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     begun = [number for number, line in enumerate(lines) if line.startswith("loading ")]
     ended = [number for number, line in enumerate(lines) if line.startswith("scoring ")]
     assert begun[1] < ended[0], err
+    assert sorted(log.name[:2] for log in own_cache.glob("logs/*")) == ["a.", "b.", "c."]
+    (tmp_path / "short.txt").write_text("Few words.")
+    data.write_text(json.dumps({**json.loads(data.read_text()), "path": str(tmp_path / "short.txt")}))
+    status, _, err = finished(start(*words, PATH=path), tmp_path)
+    assert (status, "the text has 10 tokens" in err) == (2, True), err
+    assert processes_of(own_cache) == []  # the first model's worker was there before the text was
+    assert len(list(own_cache.glob("logs/*"))) == 3
     assert "gpus: the model needs 3 GPUs, the run has 2" in refusal(start, tmp_path, data, specs, path)
 
 

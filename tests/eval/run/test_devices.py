@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -169,33 +170,59 @@ def test_who_may_load_beside_the_model_before(
     devices = Devices(H200[:1], overlap)
     with devices.taken(1) as first:
         first.stage = stage
-        assert begins(devices, 1, needs) == gold
+        assert offered(devices, 1, needs) == ((0,) if gold else ())
         assert devices.free == []
-    assert begins(devices, 1, needs)
+    assert offered(devices, 1, needs) == (0,)
 
 
-def begins(devices: Devices, wanted: int, needs: int | None) -> bool:
-    """Whether a model would get its GPUs now."""
+def offered(devices: Devices, wanted: int, needs: int | None) -> tuple[int, ...]:
+    """The GPUs that a model would get now."""
     hold = Hold(max(wanted, 1), 99, needs)
     devices.waiting.append(hold)
     try:
-        return devices._may_begin(hold)
+        return devices._offered(hold)
     finally:
         devices.waiting.remove(hold)
 
 
-def test_with_several_gpus_only_those_that_take_all_load_beside_each_other() -> None:
+def test_on_several_gpus_a_model_loads_beside_one_that_has_as_many() -> None:
     devices = Devices(H200[:2], "always")
     with devices.taken(2) as first:
         first.stage = "scoring"
-        assert (begins(devices, 2, 1), begins(devices, 1, 1)) == (True, False)
+        assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((0, 1), ())
         with devices.taken(2) as second:  # and no third one beside these two
             assert second.names == first.names == ("0", "1")
             second.stage = "scoring"
-            assert not begins(devices, 2, 1)
+            assert not offered(devices, 2, 1)
     with devices.taken(1) as first:
         first.stage = "scoring"
-        assert (begins(devices, 2, 1), begins(devices, 1, 1)) == (False, True)
+        assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((), (1,))
+
+
+@pytest.mark.parametrize(
+    ("ends", "gold"),
+    [
+        ((9.0, 5.0), (1,)),
+        ((5.0, 9.0), (0,)),
+        ((5.0, math.inf), (0,)),
+        ((3600.0, 3601.0), ()),  # a GPU may become free earlier than either is expected to
+        ((math.inf, math.inf), ()),
+    ],
+)
+def test_on_several_gpus_a_model_loads_where_the_next_one_ends_soon(
+    ends: tuple[float, float], gold: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds from now; there is room on the GPU that is chosen, and none on the other one."""
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB if tuple(names) == tuple(map(str, gold)) else 0)
+    devices = Devices(H200[:2])
+    with devices.taken(1) as first, devices.taken(1) as second:
+        for hold, seconds in zip((first, second), ends, strict=True):
+            hold.stage, hold.ends = "scoring", time.monotonic() + seconds
+        assert offered(devices, 1, GIB) == gold
+        assert offered(devices, 1, 2 * GIB) == offered(devices, 2, GIB) == ()
+        if gold:
+            with devices.taken(1, needs=GIB):  # no third one beside these two; the other GPU's model ends soon, too
+                assert offered(devices, 1, GIB) == ()
 
 
 def test_without_gpus_a_model_loads_while_another_closes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +230,10 @@ def test_without_gpus_a_model_loads_while_another_closes(monkeypatch: pytest.Mon
     devices = Devices()
     with devices.taken(0) as first:
         first.stage = "scoring"
-        assert not begins(devices, 0, 20 * GIB)
+        assert not offered(devices, 0, 20 * GIB)
         first.stage = "closing"
-        assert begins(devices, 0, 20 * GIB)
-        assert not begins(devices, 0, 21 * GIB)
+        assert offered(devices, 0, 20 * GIB) == (0,)
+        assert not offered(devices, 0, 21 * GIB)
 
 
 def test_who_loads_beside_scores_after_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.worker.messages import LoadJob
-from eval.run import model_run, spares
+from eval.run import early, model_run, spares
+from eval.run.devices import Devices
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import threaded
 
@@ -97,7 +99,7 @@ def test_a_worker_that_dies_at_its_turn_leaves_a_mark(
 def test_no_spare(measured: Compare, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """Where memory is short, where it is not known how much there is, and where nobody wants one."""
     if why != "off":
-        available = spares.SPARE_BYTES - 1 if why == "memory" else None
+        available = early.SPARE_BYTES - 1 if why == "memory" else None
         monkeypatch.setattr(machine, "available_memory", lambda: available)
     told = threaded(monkeypatch, spares=why != "off")
     assert measured(three()).status == 0
@@ -152,14 +154,22 @@ def test_a_model_is_ready_when_the_reference_is_there(measured: Compare, monkeyp
 
 
 def test_two_gpus_have_two_spares(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = threaded(monkeypatch, gpus=H200, overlap="always")
+    measured([fake("tokenized", boost=3.0)])  # so that no worker is there before the text is
+    told = threaded(monkeypatch, gpus=H200, overlap="never")
     told.spares = 2  # of whichever models do not get a GPU at first
+    ended, scored = {}, Devices.scored
+    monkeypatch.setattr(
+        Devices, "scored", lambda self, hold: (ended.update({hold.place: hold.ends}), scored(self, hold))
+    )
+    began = time.monotonic()
     ran = measured([*three(), fake("d", boost=2.0)])
     assert ran.status == 0, ran.err
+    assert len(ended) == 4
+    assert all(began < ends < time.monotonic() for ends in ended.values())  # it is known when each one has scored
     assert {job.devices for job in told.jobs if isinstance(job, LoadJob)} == {("0",), ("1",)}
     spares = told.prepared()[:2]
-    ended = min(told.steps.index((label, "score done")) for label in "abcd" if label not in spares)
-    assert ended < min(told.steps.index((label, "load")) for label in spares)  # a spare of two has no GPU yet
+    first = min(told.steps.index((label, "score done")) for label in "abcd" if label not in spares)
+    assert first < min(told.steps.index((label, "load")) for label in spares)  # a spare of two has no GPU yet
 
 
 @pytest.mark.parametrize("engine", ["stub", "transformers"])
