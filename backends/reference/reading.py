@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from backends.reference.store import MANIFEST, Reader, ReferenceStore
 from backends.reference.upstream import UpstreamReader
@@ -20,6 +20,15 @@ AHEAD_BYTES = 512 << 20
 def open_reference(path: Path) -> ReferenceStore:
     """The store at ``path``; InputError names what is wrong with it."""
     return Reader(path) if (path / MANIFEST).is_file() else UpstreamReader(path)
+
+
+class StoredRows(NamedTuple):
+    """Scored positions ``begin`` to ``end`` of a window that has ``n_scored``."""
+
+    window: int
+    n_scored: int
+    begin: int
+    end: int
 
 
 class ReferenceWindows:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.reference.comparison import StoredRows
+from backends.reference.reading import StoredRows
 from backends.vllm.packing import Part
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.reference.comparison import StoredRows
+from backends.reference.reading import StoredRows
 from backends.vllm.hooks import Segment, Tokens, on_device, ranges
 
 if TYPE_CHECKING:

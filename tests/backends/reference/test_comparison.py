@@ -10,8 +10,8 @@ import torch
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.reference import comparison
-from backends.reference.comparison import Comparison, StoredRows, head_key, is_same_weight, load_head
-from backends.reference.reading import open_reference
+from backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
+from backends.reference.reading import StoredRows, open_reference
 from tests.support.stores import UPSTREAM, numbers, store_of, upstream_store
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from backends.reference.comparison import StoredRows
+from backends.reference.reading import StoredRows
 from backends.vllm.buffers import Buffer, Buffers
 from backends.vllm.hooks import Segment
 from backends.vllm.packing import Pack, Part, parts_of, states_of
