@@ -8,10 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.plots import grouping, scatter, style
-from eval.plots.scatter import Level, Point
+from eval.plots import front, grouping, scatter, style
+from eval.plots.scatter_points import Level, Point, points_within
 from eval.results.differences import several_references
-from eval.results.digits import KLD_DIGITS, number_text
+from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 from eval.results.run_result import MARK, ModelResult, RunResult
 from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
@@ -22,6 +22,8 @@ TO_SCALE = 1.0
 """Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""
+UNQUANTIZED_BITS = 15.5
+"""Bits per weight from which a row counts as unquantized; bf16 and float16 have 16."""
 AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 
@@ -51,17 +53,20 @@ def scatter_figure(
     KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
     twentieth of a linear axis.  Their PPL only doubles, with one exception.
     """
-    found = scatter.points_within(scatter_points(run, vram=vram, kld=kld)[0], max_x, max_y)
+    found = points_within(scatter_points(run, vram=vram, kld=kld)[0], max_x, max_y)
     if not found:
         raise ValueError("no model has both values within the limits")
     measure = "KL divergence" if kld else "Perplexity"
     bars = error_note(run, [point.label for point in found if point.error is not None], kld=kld)
+    best = front.in_words(front.pareto_front(found), found)
+    bold = f"bold: no other row is smaller and better: {best}" if best else ""
+    below = (marked_subtitle(run, [point.label for point in found]), bars, bold)
     return scatter.scatter_plot(
         found,
         x_label=VRAM_AXIS if vram else BPW_AXIS,
         y_label=kld_axis(run) if kld else measure,
         title=f"{measure} of quantized models" if title is None else title,
-        subtitle=f"{marked_subtitle(run, [point.label for point in found])}\n{bars}",
+        subtitle="\n".join(filter(None, below)),
         dark=dark,
         levels=[level for level in scatter_levels(run, kld=kld) if level.y <= max_y],
         from_zero=kld,
@@ -85,13 +90,19 @@ def scatter_points(run: RunResult, *, vram: bool, kld: bool = False) -> tuple[li
         if x is None or y is None:
             missing = "size" if y is not None else "KLD" if kld else "PPL"
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
-        elif kld:
-            shown = "reference: 0" if model.is_reference else number_text(y, KLD_DIGITS)
-            error = model.kld.stderr if model.kld else None
-            drawn.append(Point(model.marked_label, x, y, shown, error, model.group))
         else:
-            drawn.append(Point(model.marked_label, x, y, "", ppl_error(run, model)[0], model.group))
+            error = ppl_error(run, model)[0] if not kld else model.kld.stderr if model.kld else None
+            shown = "reference: 0" if kld and model.is_reference else value_text(y, error, kld=kld)
+            bits = model.storage.bpw_layer
+            unquantized = bits is not None and bits >= UNQUANTIZED_BITS
+            drawn.append(Point(model.marked_label, x, y, shown, error, model.group, unquantized))
     return drawn, left_out
+
+
+def value_text(value: float, error: float | None, *, kld: bool) -> str:
+    """A value with as many decimals as its error has until its first digit: 0.44419 +- 0.0052 is 0.444."""
+    usual = KLD_DIGITS if kld else PPL_DIGITS - 1
+    return number_text(value, max(decimals_of_error(error) - 1, 0) if error else usual)
 
 
 def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from eval.plots import grouping, labels, style
+from eval.plots import front, grouping, labels, style
 from eval.plots.grouping import Styles
+from eval.plots.scatter_points import Level, Point
 from eval.plots.style import Theme
 
 HEIGHT = 9.0
@@ -33,39 +33,6 @@ FLOOR = 0.045
 """Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD, how the plot
-    writes y (empty: with three decimals), and half the length of its error bar (None: there is no bar)."""
-
-    label: str
-    x: float
-    y: float
-    shown: str = ""
-    error: float | None = None
-    group: str = ""
-
-    @property
-    def split(self) -> tuple[str, str]:
-        """(group, text beside the point); ``group`` empty: the label's first word."""
-        return grouping.split_label(self.label, self.group)
-
-
-@dataclass(frozen=True)
-class Level:
-    """A horizontal line at y, and its name; dashed, or dotted for a noise floor."""
-
-    y: float
-    name: str
-    dotted: bool = False
-
-
-def points_within(points: Sequence[Point], max_x: float | None, max_y: float | None) -> list[Point]:
-    """The points with finite x and y, neither above its limit (None: no limit), in their order."""
-    finite = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
-    return [p for p in finite if (max_x is None or p.x <= max_x) and (max_y is None or p.y <= max_y)]
-
-
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
     levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
@@ -73,19 +40,24 @@ def scatter_plot(
     """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
     logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
 
-    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.
+    ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized points far
+    to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are bold.
     """
     if not points:
         raise ValueError("no points to plot")
     if log_y and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
-    points = sorted(points, key=lambda p: (p.x, p.y, p.label))
+    size = next((p.x for p in points if p.unquantized), 0.0)
+    points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
     with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
         styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
         _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y)
         if from_zero and not log_y:
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
+        if edge is not None:
+            same = len({p.x for p in points if p.unquantized}) == 1
+            _draw_edge(axes, edge, style.tick_text(size) if same else "", theme)
         names = _draw_levels(axes, levels, theme)
         _draw_groups(axes, points, styles)
         marks, texts = _draw_points(axes, points, styles, theme)
@@ -150,15 +122,29 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
     return names
 
 
+def _draw_edge(axes: Axes, edge: float, size: str, theme: Theme) -> None:
+    """The line on which unquantized points stand, a tick with their size, and the break of the axis before it."""
+    low, high = axes.get_xlim()
+    last = edge / (1 + front.GAP)
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= last]
+    axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), size or "unquantized"])
+    axes.set_xlim(low, high)
+    axes.plot([edge] * 2, axes.get_ylim(), color=theme.grid, lw=6, zorder=0.9, gid="edge-0", solid_capstyle="butt")
+    broken = (last + edge) / 2
+    axes.text(broken, 0, "//", transform=axes.get_xaxis_transform(), ha="center", va="center", color=theme.muted,
+              backgroundcolor=theme.paper, size=11, zorder=1, gid="break-0", in_layout=False)  # fmt: skip
+
+
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
-    """A dotted line through each group of several points, and the legend, outside the axes, where it covers nothing."""
+    """A dotted line through the points of each scheme, and the legend, outside the axes, where it covers nothing."""
     handles, ranked = [], sorted(styles, key=str.casefold)
+    joined = front.series([p for p in points if p.y > 0 or axes.get_yscale() == "linear"])
     for group in ranked:
         colour, marker = styles[group]
-        members = [p for p in points if p.split[0] == group]
-        members = [p for p in members if p.y > 0 or axes.get_yscale() == "linear"]
-        line: dict[str, Any] = {"color": colour, "ls": ":" if len(members) > 1 else "", "lw": 1.3}
-        axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, **line)
+        own = [members for members in joined if members[0].split[0] == group]
+        line: dict[str, Any] = {"color": colour, "ls": ":" if own else "", "lw": 1.3}
+        for members in own:
+            axes.plot([p.x for p in members], [p.y for p in members], alpha=0.75, zorder=2, **line)
         handles.append(Line2D([], [], marker=marker, ms=MARKER_SIZE, **line))
     columns = math.ceil(len(handles) / 30)
     legend = axes.legend(handles, ["-"] * len(handles), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
@@ -168,7 +154,7 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
 
 def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme) -> tuple[list[Line2D], list[Text]]:
     """Each point with its label, which lies on the point until ``labels.place_labels`` moves it."""
-    marks, texts = [], []
+    marks, texts, best = [], [], front.pareto_front(points)
     high = axes.get_ylim()[1]
     heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
@@ -185,6 +171,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: The
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
+        text.set_fontweight("bold" if point in best else "normal")
         marks.append(mark)
         texts.append(text)
     return marks, texts

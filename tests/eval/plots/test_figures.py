@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval.plots import figures, labels
-from eval.plots.scatter import Point
+from eval.plots.scatter_points import Point
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table

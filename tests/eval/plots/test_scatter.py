@@ -10,8 +10,8 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 
-from eval.plots import grouping, scatter, style
-from eval.plots.scatter import Point
+from eval.plots import grouping, style
+from eval.plots.scatter_points import Point, points_within
 from tests.support.drawn import artists_of_kind
 from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.slow
 def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
     a, b, c = Point("a", 8, 2), Point("b", 4, 3), Point("c", 6, 9)
     broken = [Point("n", float("nan"), 1), Point("i", 1, float("inf")), Point("m", 1, float("nan"))]
-    assert scatter.points_within([a, broken[0], b, broken[1], c, broken[2]], None, None) == [a, b, c]
-    assert scatter.points_within([a, b, c], 6, None) == [b, c]
-    assert scatter.points_within([a, b, c], None, 3) == [a, b]
-    assert scatter.points_within([a, b, c], 6, 3) == [b]
+    assert points_within([a, broken[0], b, broken[1], c, broken[2]], None, None) == [a, b, c]
+    assert points_within([a, b, c], 6, None) == [b, c]
+    assert points_within([a, b, c], None, 3) == [a, b]
+    assert points_within([a, b, c], 6, 3) == [b]
 
 
 def test_no_points_is_an_error() -> None:

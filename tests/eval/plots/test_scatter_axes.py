@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eval.plots import labels, scatter
-from eval.plots.scatter import Point
+from eval.plots.scatter_points import Point
 from tests.support.drawn import artists_of_kind, extents, pixels_apart
 from tests.support.scatter_cases import CASES, KLDS, draw, draw_kld
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.transforms import Bbox
 
 from eval.plots import grouping, labels
-from eval.plots.scatter import Level, Point
+from eval.plots.scatter_points import Level, Point
 from tests.support.drawn import artists_of_kind, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 

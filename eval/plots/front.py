@@ -1,0 +1,78 @@
+"""Which points belong together, and which no other point beats: series of one scheme, and the Pareto front."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from eval.plots.scatter_points import Point
+
+NEAR = 1.2
+"""Unquantized points stay where they are if they are at most so many times as large as the largest quantized one."""
+GAP = 0.1
+"""Share of the width of the quantized points between the largest of them and the unquantized ones."""
+RANGE = 3
+"""Points of a series that are named by the first and the last of them."""
+
+
+def series(points: Sequence[Point]) -> list[list[Point]]:
+    """Quantized points of one scheme in order of size, each list of two or more sizes: they are joined by a line.
+
+    A scheme is a group and the form of its names: "2.0 bpw" and "4.0 bpw", "Q3_K_M" and "Q6_K", but not "Q4_0".
+    """
+    found: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda each: each.x):
+        if not point.unquantized:
+            found[scheme_of(point)].append(point)
+    return [members for members in found.values() if len({each.x for each in members}) > 1]
+
+
+def scheme_of(point: Point) -> tuple[str, str]:
+    """Group and form of a name: numbers count as equal, and so do llama.cpp's sizes of one mixture."""
+    group, name = point.split
+    return group, re.sub(r"\d+(\.\d+)?", "#", re.sub(r"(?<=_K)_(XS|S|M|L|XL)$", "", name))
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The quantized points that no other quantized point beats: none is as small and better, or as good and smaller.
+
+    In order of size; equal points are all on it.
+    """
+    found: list[Point] = []
+    for point in sorted((each for each in points if not each.unquantized), key=lambda each: (each.x, each.y)):
+        best = found[-1] if found else None
+        if best is None or point.y < best.y or (point.x, point.y) == (best.x, best.y):
+            found.append(point)
+    return found
+
+
+def in_words(front: Sequence[Point], points: Sequence[Point]) -> str:
+    """``EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0``: a front by groups, in the order in which they first lie on it."""
+    groups: dict[str, list[Point]] = defaultdict(list)
+    for point in front:
+        groups[point.split[0]].append(point)
+    return ", ".join(group_in_words(group, members, points) for group, members in groups.items())
+
+
+def group_in_words(group: str, members: Sequence[Point], points: Sequence[Point]) -> str:
+    """The points of one group that are on a front: the first and the last of them where all between are on it, too."""
+    names = [each.split[1] for each in members]
+    between = [each for each in points if each.split[0] == group and members[0].x <= each.x <= members[-1].x]
+    if len(members) >= RANGE and len({scheme_of(each) for each in members}) == 1 and len(between) == len(members):
+        return f"{group} {names[0]} to {names[-1]}"
+    return f"{group} {', '.join(names)}" if names != [group] else group
+
+
+def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
+    """(the points, with unquantized ones just beside the quantized ones; where that is, None if nothing was moved).
+
+    Else half of a plot's width lies between 8 and 16 bits, where nothing is.
+    """
+    sizes = [each.x for each in points if not each.unquantized]
+    others = [each.x for each in points if each.unquantized]
+    if not sizes or not others or min(others) <= NEAR * max(sizes):
+        return list(points), None
+    edge = max(sizes) + GAP * max(max(sizes) - min(sizes), max(sizes) / 2)
+    return [replace(each, x=edge) if each.unquantized else each for each in points], edge
