@@ -130,7 +130,11 @@ def add_plot(p: argparse.ArgumentParser) -> None:
     p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
     p.add_argument("--log_y", action=argparse.BooleanOptionalAction, help="logarithmic y axis (default: for KLD)")
-    p.add_argument("-kld", "--kld", action="store_true", help="plot KL divergence in place of perplexity")
+    measure = p.add_mutually_exclusive_group()
+    measure.add_argument(
+        "-kld", "--kld", action="store_const", const=True, help="plot KL divergence (default: if known)"
+    )
+    measure.add_argument("-ppl", "--ppl", action="store_const", const=False, dest="kld", help="plot perplexity")
 
 
 def window_count(given: str) -> int:
@@ -205,8 +209,8 @@ def byte_size(given: str) -> int:
 def unused_picture_flags(args: argparse.Namespace) -> str | None:
     """A line on flags that change a picture where no picture is asked for; None if there are no such flags."""
     given = {
-        "-v": args.vram, "-kld": args.kld, "-mx": args.max_x < math.inf, "-my": args.max_y < math.inf,
-        "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
+        "-v": args.vram, "-kld": args.kld is True, "-ppl": args.kld is False, "-mx": args.max_x < math.inf,
+        "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]
     if args.plot_file or not flags:

@@ -67,9 +67,10 @@ def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     if args.plot_file:
         from eval.plots import figures
 
+        kld = any(model.mean_kld for model in run.models) if args.kld is None else args.kld
         with outputs.writing(args.plot_file):
             figures.draw(
-                run, args.plot_file, vram=args.vram, kld=args.kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+                run, args.plot_file, vram=args.vram, kld=kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
                 dark=args.dark, log_y=args.log_y,
             )  # fmt: skip
     if args.plots:

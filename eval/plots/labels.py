@@ -48,7 +48,8 @@ def place_labels(axes: Axes, marks: Sequence[Line2D], texts: Sequence[Text], nam
     ``names``: of horizontal lines, each at its line's height, which first take free places along them.
     """
     spots = np.array([mark.get_window_extent().extents for mark in marks])
-    lines = np.vstack([_segments(axes, line) for line in axes.lines for _ in range(WEIGHTS.get(_kind(line), 1))])
+    drawn = [_segments(axes, line) for line in axes.lines for _ in range(WEIGHTS.get(_kind(line), 1))]
+    lines = np.vstack([np.empty((0, 4)), *drawn])
     named = _place_names(axes, names, spots, lines)
     boxes, clear = _fit(axes, texts, spots, lines, named)
     to_data, centres = axes.transData.inverted(), (boxes[:, :2] + boxes[:, 2:]) / 2
