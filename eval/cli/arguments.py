@@ -123,6 +123,9 @@ def add_plot(p: argparse.ArgumentParser) -> None:
     """Flags that say what is drawn."""
     p.add_argument("-p", "--plot", action="store_true", help="draw a scatter plot, into --plot_file or compare_q.png")
     p.add_argument("-pf", "--plot_file", type=path_argument, help="file of the plot: .png, .svg or .pdf (implies -p)")
+    p.add_argument(
+        "--card", type=path_argument, metavar="FILE", help="draw the plot in 1,200 x 675 pixels, to be shared"
+    )
     p.add_argument("--plots", type=path_argument, help="folder into which every kind of plot is drawn")
     p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
@@ -213,7 +216,7 @@ def unused_picture_flags(args: argparse.Namespace) -> str | None:
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]
-    if args.plot_file or not flags:
+    if args.plot_file or args.card or not flags:
         return None
     change = "changes" if len(flags) == 1 else "change"
     return f"{', '.join(flags)}: {change} the picture of -p (or -pf FILE), which was not asked for"
@@ -249,7 +252,7 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
     ``inputs``: files and folders that the run reads -> what they are.
     """
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
-             "--plot_file": args.plot_file}  # fmt: skip
+             "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
     taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
     for flag, file in given.items():
@@ -263,16 +266,17 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:
             check_folder(flag, folder)
-    if args.plot_file:
-        check_picture(args.plot_file)
+    for flag in ("--plot_file", "--card"):
+        if given.get(flag):
+            check_picture(flag, given[flag])
 
 
-def check_picture(file: Path) -> None:
+def check_picture(flag: str, file: Path) -> None:
     """InputError for a file name that does not end like a picture that compare_q can draw."""
     from eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
 
     if file.suffix.lower() not in style.SUFFIXES:
-        raise InputError(f"--plot_file: {file}: must end in {', '.join(style.SUFFIXES)}")
+        raise InputError(f"{flag}: {file}: must end in {', '.join(style.SUFFIXES)}")
 
 
 def check_folder(flag: str, folder: Path) -> None:

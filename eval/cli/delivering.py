@@ -64,14 +64,14 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
 
 def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     """Draw the plot and the pictures that were asked for."""
-    if args.plot_file:
+    for file in filter(None, (args.plot_file, args.card)):
         from eval.plots import figures
 
         kld = any(model.mean_kld for model in run.models) if args.kld is None else args.kld
-        with outputs.writing(args.plot_file):
+        with outputs.writing(file):
             figures.draw(
-                run, args.plot_file, vram=args.vram, kld=kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
-                dark=args.dark, log_y=args.log_y,
+                run, file, vram=args.vram, kld=kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+                dark=args.dark, log_y=args.log_y, card=file == args.card,
             )  # fmt: skip
     if args.plots:
         from eval.plots import pictures

@@ -31,12 +31,15 @@ AXIS_LETTERS = 70
 def draw(
     run: RunResult, file: Path, *, vram: bool = False, kld: bool = False, max_x: float = math.inf,
     max_y: float = math.inf, title: str | None = None, dark: bool = False, log_y: bool | None = None,
+    card: bool = False,
 ) -> None:  # fmt: skip
     """The scatter plot, and one line for each model that is not in it; or one line that says why there is none."""
     for line in scatter_points(run, vram=vram, kld=kld)[1]:
         print(line)
     try:
-        figure = scatter_figure(run, vram=vram, kld=kld, max_x=max_x, max_y=max_y, title=title, dark=dark, log_y=log_y)
+        figure = scatter_figure(
+            run, vram=vram, kld=kld, max_x=max_x, max_y=max_y, title=title, dark=dark, log_y=log_y, card=card
+        )
     except ValueError as error:  # nothing to draw, or more groups than can be told apart
         print(f"no plot: {error}")
         return
@@ -46,7 +49,7 @@ def draw(
 
 def scatter_figure(
     run: RunResult, *, vram: bool = False, kld: bool = False, max_x: float = math.inf, max_y: float = math.inf,
-    title: str | None = None, dark: bool = False, log_y: bool | None = None,
+    title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
     """PPL, or KLD, over bits per weight, or GiB.  ``title`` None: it names the measure; ``log_y`` None: for KLD only.
 
@@ -63,15 +66,16 @@ def scatter_figure(
     below = (marked_subtitle(run, [point.label for point in found]), bars, bold)
     return scatter.scatter_plot(
         found,
-        x_label=VRAM_AXIS if vram else BPW_AXIS,
-        y_label=kld_axis(run) if kld else measure,
+        x_label=(VRAM_AXIS if vram else BPW_AXIS).partition(" (" if card else "\n")[0],
+        y_label=kld_axis(run).partition(" (" if card else "\n")[0] if kld else measure,
         title=f"{measure} of quantized models" if title is None else title,
-        subtitle="\n".join(filter(None, below)),
+        subtitle=run.subtitle if card else "\n".join(filter(None, below)),
         dark=dark,
         levels=[level for level in scatter_levels(run, kld=kld) if level.y <= max_y],
         from_zero=kld,
         to_scale=TO_SCALE if kld else -math.inf,
         log_y=kld if log_y is None else log_y,
+        card=card,
     )
 
 

@@ -42,15 +42,25 @@ def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
     return [artist.get_window_extent() for artist in figure.findobj(lambda artist: _kind(artist) == kind)]
 
 
-def place_labels(axes: Axes, marks: Sequence[Line2D], texts: Sequence[Text], names: Sequence[Text] = ()) -> None:
+def place_labels(
+    axes: Axes,
+    marks: Sequence[Line2D],
+    texts: Sequence[Text],
+    names: Sequence[Text] = (),
+    others: Sequence[Line2D] = (),
+) -> None:
     """Moves each label to a free place, flush with its point, with a leader if that is far away.
 
-    ``names``: of horizontal lines, each at its line's height, which first take free places along them.
+    ``names``: of horizontal lines, each at its line's height, which first take free places along them; ``others``:
+    marks of points that have no label, but are not to be covered.
     """
+    if not marks:
+        return
     spots = np.array([mark.get_window_extent().extents for mark in marks])
     drawn = [_segments(axes, line) for line in axes.lines for _ in range(WEIGHTS.get(_kind(line), 1))]
     lines = np.vstack([np.empty((0, 4)), *drawn])
     named = _place_names(axes, names, spots, lines)
+    named = np.vstack([named, *(np.array([mark.get_window_extent().extents]) for mark in others)])
     boxes, clear = _fit(axes, texts, spots, lines, named)
     to_data, centres = axes.transData.inverted(), (boxes[:, :2] + boxes[:, 2:]) / 2
     leaders = to_data.transform(_leaders(boxes, spots).reshape(-1, 2)).reshape(-1, 2, 2)

@@ -36,12 +36,14 @@ FLOOR = 0.045
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
     levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
+    card: bool = False,
 ) -> Figure:  # fmt: skip
     """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
     logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
 
     ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized points far
-    to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are bold.
+    to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are bold; a
+    ``card``, small and with large letters, has no other labels.
     """
     if not points:
         raise ValueError("no points to plot")
@@ -49,10 +51,11 @@ def scatter_plot(
         raise ValueError("nothing above 0 for a logarithmic axis")
     size = next((p.x for p in points if p.unquantized), 0.0)
     points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
+    height, width, letters = (*style.CARD[::-1], 70) if card else (HEIGHT, style.WIDTH, 130)
+    with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
-        _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y)
+        _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y, card)
         if from_zero and not log_y:
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
         if edge is not None:
@@ -60,10 +63,13 @@ def scatter_plot(
             _draw_edge(axes, edge, style.tick_text(size) if same else "", theme)
         names = _draw_levels(axes, levels, theme)
         _draw_groups(axes, points, styles)
-        marks, texts = _draw_points(axes, points, styles, theme)
+        marks, texts = _draw_points(axes, points, styles, theme, card=card)
         style.freeze_layout(figure)
         _draw_errors(axes, points, marks)
-        labels.place_labels(axes, marks, texts, names)
+        named = [text is not None for text in texts]
+        silent = [mark for mark, is_named in zip(marks, named, strict=True) if not is_named]
+        speaking = [mark for mark, is_named in zip(marks, named, strict=True) if is_named]
+        labels.place_labels(axes, speaking, [text for text in texts if text is not None], names, silent)
     return figure
 
 
@@ -76,7 +82,9 @@ def _ceiling(values: Sequence[float], least: float) -> float:
     return ranked[-1]
 
 
-def _set_limits(axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, log_y: bool) -> None:
+def _set_limits(
+    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, log_y: bool, sparse: bool
+) -> None:
     """Room for all points up to the top, their error bars, and the levels (not those among points off the scale)."""
     all_to_scale = top >= max(p.y for p in points)
     heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
@@ -89,7 +97,7 @@ def _set_limits(axes: Axes, points: Sequence[Point], levels: Sequence[Level], to
     axes.autoscale_view()
     axes.autoscale(False)
     if log_y:
-        style.log_ticks(axes.yaxis)
+        style.log_ticks(axes.yaxis, sparse=sparse)
     if log_y and any(p.y <= 0 for p in points):
         low, high = axes.get_ylim()
         ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
@@ -152,9 +160,16 @@ def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
         text.set_text(textwrap.fill(group, 24))  # not passed above, as a legend hides labels that start with "_"
 
 
-def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme) -> tuple[list[Line2D], list[Text]]:
-    """Each point with its label, which lies on the point until ``labels.place_labels`` moves it."""
-    marks, texts, best = [], [], front.pareto_front(points)
+def _draw_points(
+    axes: Axes, points: Sequence[Point], styles: Styles, theme: Theme, *, card: bool
+) -> tuple[list[Line2D], list[Text | None]]:
+    """Each point with its label, which lies on the point until ``labels.place_labels`` moves it.
+
+    On a card only points that no other beats have a label, without a value.
+    """
+    marks: list[Line2D] = []
+    texts: list[Text | None] = []
+    best = front.pareto_front(points)
     high = axes.get_ylim()[1]
     heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
@@ -166,13 +181,17 @@ def _draw_points(axes: Axes, points: Sequence[Point], styles: Styles, theme: The
         size = MARKER_SIZE + RING * covering**0.75  # of points at about one place, each shows around the next
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{i}")
+        marks.append(mark)
+        if card and point not in best:
+            texts.append(None)
+            continue
         note = " (off the scale)" if y < point.y else ""
-        lines = f"{textwrap.fill(name, 24)}\n{point.shown or f'{point.y:.3f}'}{note}"
+        value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
+        lines = f"{textwrap.fill(name, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
         text.set_fontweight("bold" if point in best else "normal")
-        marks.append(mark)
         texts.append(text)
     return marks, texts
 

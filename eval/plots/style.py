@@ -23,6 +23,8 @@ from eval.common.files import replacing
 DPI = 160
 WIDTH = 13.0
 """Inches."""
+CARD = 7.5, 4.21875
+"""Inches of a picture for social media, 1,200 x 675 pixels, whose letters are as large as those of a plot."""
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Formats that can be written, each with the metadata that would change with the time of day."""
 
@@ -61,7 +63,7 @@ def halo(theme: Theme) -> list[withStroke]:
 
 @contextmanager
 def canvas(
-    height: float, title: str, subtitle: str, *, dark: bool, letters: int = 130
+    height: float, title: str, subtitle: str, *, dark: bool, letters: int = 130, width: float = WIDTH
 ) -> Iterator[tuple[Figure, Axes, Theme]]:
     """A figure of that height (inches) with one pair of axes and its heading; all is to be drawn within the block.
 
@@ -70,7 +72,7 @@ def canvas(
     theme = DARK if dark else LIGHT
     below = "\n".join(textwrap.fill(line, letters) for line in subtitle.splitlines())
     with style.context(["default", _settings(theme)]):
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(
@@ -96,11 +98,14 @@ def tick_text(value: float) -> str:
     return f"{value:,.8g}".replace("e-0", "e-")
 
 
-def log_ticks(axis: Axis) -> None:
-    """Plain numbers at 1, 2 and 5 times the powers of ten of a log axis, fewer over many decades, more within one."""
+def log_ticks(axis: Axis, *, sparse: bool = False) -> None:
+    """Plain numbers at 1, 2 and 5 times the powers of ten of a log axis, fewer over many decades, more within one.
+
+    ``sparse``: at the powers of ten alone.
+    """
     low, high = sorted(axis.get_view_interval())
     decades = math.log10(high / low)
-    subs = (1.0, 2.0, 5.0) if decades < 5 else (1.0,)
+    subs = (1.0, 2.0, 5.0) if decades < 5 and not sparse else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs, numticks=50) if decades > 1 else MaxNLocator(8))
     axis.set_major_formatter(lambda value, _: tick_text(value))
     axis.set_minor_locator(NullLocator())

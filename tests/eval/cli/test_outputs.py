@@ -64,10 +64,21 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark",
                      "--no-log_y").status == 0  # fmt: skip
     assert compare_q("--from", finished, "-pf", plot, "-ppl").status == 0
-    plain = {"vram": False, "kld": True, "max_x": math.inf, "max_y": math.inf, "title": None, "dark": False}
-    asked = {"vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
+    card = tmp_path / "card.png"
+    assert compare_q("--from", finished, "--card", card, "-v").status == 0
+    plain = {
+        "card": False,
+        "vram": False,
+        "kld": True,
+        "max_x": math.inf,
+        "max_y": math.inf,
+        "title": None,
+        "dark": False,
+    }
+    asked = {"card": False, "vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
     plain, asked = {**plain, "log_y": None}, {**asked, "log_y": False}
-    assert told == [(plot, plain), (plot, asked), (plot, {**plain, "kld": False})]
+    assert told == [(plot, plain), (plot, asked), (plot, {**plain, "kld": False}),
+                    (card, {**plain, "card": True, "vram": True})]  # fmt: skip
 
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

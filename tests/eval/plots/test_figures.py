@@ -1,6 +1,8 @@
 """The scatter plots of a run: which values, errors, lines and words, on the real table and on results made by hand."""
 
 import functools
+import math
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import figures, labels
+from eval.plots import figures, labels, style
 from eval.plots.scatter_points import Point
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.uncertainty import Mean, Perplexity
@@ -53,12 +55,15 @@ def test_nothing_overlaps_on_the_real_table(kld: bool, vram: bool, dark: bool, l
 def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, dark: bool) -> None:
     figure = real(kld, vram, dark)
     rows = {}
+    sizes = [row[2] / 8 / 2**30 if vram else row[1] for row in real_table.ROWS if row[1] < 16]
+    edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     for label, bpw, bits, ppl, value, ppl_error, kld_error in real_table.ROWS:
         y, error = (value, kld_error) if kld else (ppl, ppl_error)
-        shown = f"{value:.5f}" if kld and value else "reference: 0" if kld else f"{ppl:.3f}"
+        decimals = max(-math.floor(math.log10(error)), 0) if error else 3  # down to the error's first digit
+        shown = "reference: 0" if kld and not value else f"{y:.{decimals}f}"
         mark = " †" if label == real_table.MARKED else ""
         far = "" if kld or ppl < 100 else " (off the scale)"
-        x = bits / 8 / 2**30 if vram else bpw
+        x = edge if bpw == 16 else bits / 8 / 2**30 if vram else bpw
         rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}{far}"] = (x, y, error or 0)
     found = zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "point"), strict=True)
     for text, mark in found:
@@ -72,13 +77,27 @@ def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, 
     assert len(bars) == (0 if kld else 10)  # errors of 0.4 and more; KLD's are smaller than any marker
 
 
+@pytest.mark.parametrize("kld", [False, True])
+def test_a_card_names_the_front_alone_and_covers_nothing(kld: bool, tmp_path: Path) -> None:
+    figure = figures.scatter_figure(real_table.real_run(), kld=kld, card=True)
+    texts, marks = (artists_of_kind(figure, kind) for kind in ("label", "point"))
+    exl3 = [f"{bits} bpw" for bits in ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")]
+    assert sorted(text.get_text() for text in texts) == sorted([*exl3, "Q4_K_M", *(["g128"] if kld else [])])
+    assert len(marks) == 27
+    assert smallest_gap(extents(texts)) > 1
+    assert smallest_gap(extents(texts), extents(marks)) > 1
+    assert {text.get_fontsize() for text in texts} == {labels.FONT_SIZES[0]}
+    style.save_figure(figure, tmp_path / "card.png")
+    assert struct.unpack(">II", (tmp_path / "card.png").read_bytes()[16:24]) == (1200, 675)
+
+
 def test_the_outlier_of_the_real_table_is_off_the_scale_in_ppl_and_on_it_in_kld() -> None:
     far = [
         text.get_text()
         for text in artists_of_kind(real(False, False, False), "label")
         if "off the scale" in text.get_text()
     ]
-    assert far == ["Q2_K\n553.473 (off the scale)"]
+    assert far == ["Q2_K\n553 (off the scale)"]
     assert real(True, False, False).axes[0].get_ylim()[1] > 3.2
 
 
@@ -113,10 +132,15 @@ def test_what_is_below_the_title(unplaced: None) -> None:
     mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
     bars = "error bars, where longer than the marker: one standard error of"
     run = real_table.real_run()
-    assert subtitles(run) == [mark, f"{bars} the ratio to the reference's"]
-    assert subtitles(run, kld=True) == [mark, f"{bars} the mean"]
+    best = "bold: no other row is smaller and better: EXL3 2.0 bpw to 6.0 bpw, GGUF Q4_K_M"
+    assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
+    assert subtitles(run, kld=True) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
+    assert subtitles(run, card=True) == [mark.split(" (")[0]]
     alone = replace(run, models=tuple(on_its_own(model) for model in run.models if model.label != real_table.MARKED))
-    assert subtitles(alone) == [mark.split(" (")[0], f"{bars} the perplexity (about the text, so nearly common to all)"]
+    assert subtitles(alone)[:2] == [
+        mark.split(" (")[0],
+        f"{bars} the perplexity (about the text, so nearly common to all)",
+    ]
     mixed = replace(run, models=tuple(on_its_own(m) if "Q8" in m.label else m for m in run.models))
     assert subtitles(mixed)[1] == f"{bars} the ratio to the reference's (GGUF Q8_0: of the perplexity)"
     assert subtitles(replace(run, models=run.models[:1])) == [mark.split(" (")[0]]
@@ -178,13 +202,13 @@ def test_points_are_what_is_known() -> None:
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
     points, left_out = figures.scatter_points(run, vram=False)
     assert points == [
-        Point("bf16", 4.5, 7.5),
-        Point("W4A16", 4.5, 7.5, error=0.015),
-        Point("base", 4.5, 7.5, error=0.0),
+        Point("bf16", 4.5, 7.5, "7.500"),
+        Point("W4A16", 4.5, 7.5, "7.50", error=0.015),
+        Point("base", 4.5, 7.5, "7.500", error=0.0),
     ]
     assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: PPL unknown"]
     points, left_out = figures.scatter_points(run, vram=True, kld=True)
-    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.01235", 0.000452)]
+    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452)]
     assert left_out == ["sizeless: not in the plot: size unknown", "base: not in the plot: KLD unknown",
                         "broken: not in the plot: KLD unknown"]  # fmt: skip
 
