@@ -1,7 +1,7 @@
 """The first model's worker, which imports its engine while the text is being tokenized.
 
 Tokenizing begins with importing Transformers, which takes seconds, and a run of an engine such as vLLM with importing
-that.  Only on a machine with GPUs: elsewhere both want the same cores.
+that; meanwhile the model's files are read ahead, too.  Only on a machine with GPUs: elsewhere both want the same cores.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def started(hosts: Hosts, job: Job, log: Path | None, ending: ExitStack) -> Earl
     worker = ending.enter_context(hosts.running.started(hosts.worker(wanted)))
     pool = ending.enter_context(ThreadPoolExecutor(1))
     request = replace(job.request, log_file=log)
-    found = EarlyWorker(worker, log, pool.submit(prepare, worker, PrepareJob(job.engine, request)), ending)
+    prepare_job = PrepareJob(job.engine, request, tuple(job.backend.weight_files(request)))
+    found = EarlyWorker(worker, log, pool.submit(prepare, worker, prepare_job), ending)
     ending.callback(found.end)  # before the pool waits for the thread
     return found
 
