@@ -7,7 +7,7 @@ activations is calibrated: its checkpoint holds the largest activation that each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,17 @@ def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
 def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Tensor | None) -> None:
     """Set ``weight_scale`` and ``weight_zero_point`` of one layer from the extremes of its weights.
 
-    ``layer.weight`` is [out, in]; scales are [out, in / group_size], or [out, 1] per channel.
+    ``layer.weight`` is [out, in]; scales are [out, in / group_size], [out / rows, in / columns] for blocks, or [out, 1]
+    per channel.
     """
     weight = layer.weight.data.float()
-    if args.group_size:
+    if args.block_structure:
+        rows, columns = args.block_structure
+        if weight.shape[0] % rows or weight.shape[1] % columns:
+            raise ValueError(f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}")
+        blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+        low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
+    elif args.group_size:
         if weight.shape[1] % args.group_size:
             raise ValueError(f"{weight.shape[1]} input features do not divide into groups of {args.group_size}")
         groups = weight.reshape(weight.shape[0], -1, args.group_size)
@@ -85,28 +92,38 @@ def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None)
             layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
 
 
-def calibration_windows(source: Path, context: int) -> torch.Tensor:
+def calibration_windows(source: Path, context: int, windows: int = CALIBRATION[0]) -> torch.Tensor:
     """Token ids, int64 [windows, tokens], of the end of the demo's text, of whose beginning the demo measures.
 
     Windows are cut to the model's ``context``.
     """
-    windows, length = CALIBRATION[0], min(CALIBRATION[1], context)
+    length = min(CALIBRATION[1], context)
     tokens = AutoTokenizer.from_pretrained(source)(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"]
     return torch.tensor(tokens[-windows * length :]).reshape(windows, length)
 
 
 def input_peaks(model: Any, windows: torch.Tensor) -> dict[str, float]:
-    """Largest absolute input of every linear layer over the windows [N, L], one forward pass each, by layer name.
+    """Largest absolute input of every linear layer over the windows [N, L], by layer name.
 
     Layers that are fused have one input, and so one peak.
     """
     peaks: dict[str, float] = {}
 
-    def watch(name: str) -> Any:
-        def keep(_: Any, given: tuple[torch.Tensor, ...]) -> None:
-            peaks[name] = max(peaks.get(name, 0.0), given[0].abs().max().item())
+    def keep(name: str, given: torch.Tensor) -> None:
+        peaks[name] = max(peaks.get(name, 0.0), given.abs().max().item())
 
-        return keep
+    watch_inputs(model, windows, keep)
+    return peaks
+
+
+def watch_inputs(model: Any, windows: torch.Tensor, keep: Callable[[str, torch.Tensor], None]) -> None:
+    """Call ``keep`` with each linear layer's name and input [1, L, in], in one forward pass for each window of [N, L].
+
+    The head sees only the last position.
+    """
+
+    def watch(name: str) -> Any:
+        return lambda _, given: keep(name, given[0])
 
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in linear.items()]
@@ -115,15 +132,14 @@ def input_peaks(model: Any, windows: torch.Tensor) -> dict[str, float]:
             model(window[None], use_cache=False, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
-    return peaks
 
 
 def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:
     """Quantize every linear layer of ``source`` but the head, and write the checkpoint to ``out``; on a GPU if there.
 
-    ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``, ``FP8_DYNAMIC``, ``NVFP4A16``,
-    ``NVFP4``); ``group_size`` replaces the preset's where it has one.  ValueError for a preset with static input
-    scales, which are not calibrated here.
+    ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``, ``FP8_DYNAMIC``, ``FP8_BLOCK``,
+    ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces the preset's where it has one.  ValueError for a
+    preset with static input scales, which are not calibrated here.
     """
     transformers.utils.logging.disable_progress_bar()
     scheme = preset_name_to_scheme(preset, ["Linear"])

@@ -17,13 +17,11 @@ MODELS = HERE / "models"
 BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
-COMMANDS = {"__main__.py", "h200.py"}
-"""Files that only run the models that the other files make."""
 
 
 def code_hash() -> str:
     """SHA-256 of the code that makes models."""
-    files = [file for file in sorted(HERE.glob("*.py")) if file.name not in COMMANDS]
+    files = [file for file in sorted(HERE.glob("*.py")) if file.name != "__main__.py"]  # which only runs the models
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -1,0 +1,67 @@
+"""Measures the GPU table's rows with compare_q, in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from demo.h200.rows import HIDDEN, STRIDE, WINDOW, Row
+from demo.recipes import ROOT
+
+
+def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
+    """Model specs of the rows whose models were made and whose engines can run here, the first as the reference."""
+    from eval.run import jobs
+    from eval.run.hosts import Hosts
+    from eval.specs import reading
+
+    entries: list[dict[str, Any]] = []
+    for row in rows:
+        model = str(out / "models" / row.model)
+        entry: dict[str, Any] = {
+            "load_fn": row.load_fn, "label": row.label, "model_dir": model, "engine": row.engine,
+            "group": row.group,
+        }  # fmt: skip
+        entry |= {"noise_floor": True} if row.noise_floor else {}
+        _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW, Hosts())
+        for problem in problems:
+            print(f"left out: {problem}", flush=True)
+        if not problems:
+            entries.append(entry)
+    return [{**entry, "reference": True} if i == 0 else entry for i, entry in enumerate(entries)]
+
+
+def measure_table(out: Path, rows: list[Row], text: Path, limit: str, seconds: float | None = None) -> int:
+    """Every row that can run here -> table, JSON, CSV, plots and report; exit status of compare_q.
+
+    After ``seconds`` compare_q is ended, as by Ctrl-C: it writes what is finished, and the next run goes on from there.
+    """
+    data = {"tokenizer_dir": str(out / "models" / "bf16"), "dataset": "text", "path": str(text.resolve())}
+    windows = {"eval_len": WINDOW, "eval_stride": STRIDE, "max_rows": 0}
+    entries, results = usable_rows(out, rows), out / "results"
+    if not entries:
+        return 2
+    results.mkdir(exist_ok=True)
+    for name, content in {"data": {**data, **windows}, "models": entries}.items():
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    words: list[object] = [
+        *("eval/compare_q.py", "-d", out / "data.json", "-m", out / "models.json", "--cache-dir", out / "cache"),
+        *("-r", limit, "-t", f"SmolLM2-135M, padded to {HIDDEN}", "--statistics", "--pairs", "--timing"),
+        *("-o", results / "results.json", "--csv", results / "results.csv", "--markdown", results / "table.md"),
+        *("--html", results / "report.html", "--plots", results / "plots", "--card", results / "card.png"),
+    ]
+    with (results / "table.txt").open("w", encoding="utf-8") as table:
+        command, environment = [sys.executable, *map(str, words)], {**os.environ, "COLUMNS": "160"}
+        run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=table)
+        try:
+            status = run.wait(seconds)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGINT)
+            status = run.wait()
+    print((results / "table.txt").read_text(encoding="utf-8"), flush=True)
+    return status
