@@ -159,5 +159,36 @@ def test_llama_cpp_quantizes(small_llama: Path, tmp_path: Path) -> None:
     )
     assert 0.01 < np.linalg.norm(quantized - weight) / np.linalg.norm(weight) < 0.1
 
+    even = np.where(np.arange(256) % 2 == 0, 100.0, 1.0).astype(np.float32)
+    llama_quantize(tmp_path / "b.gguf", tmp_path / "i.gguf", "Q4_K_M", threads=1, imatrix={"blk.0.attn_q.weight": even})
+    weighed, plain = read(tmp_path / "i.gguf"), read(tmp_path / "k.gguf")
+    lost = [np.square(found["blk.0.attn_q.weight"] - weight)[:, ::2].mean() for found in (weighed, plain)]
+    assert lost[0] < 0.95 * lost[1]  # inputs that weigh more lose less
+    assert np.array_equal(weighed["blk.0.attn_k.weight"], plain["blk.0.attn_k.weight"])
+
     with pytest.raises(RuntimeError, match=r"llama.cpp could not quantize .*missing.gguf to Q4_0: .*No such file"):
         llama_quantize(tmp_path / "missing.gguf", tmp_path / "x.gguf", "Q4_0")
+
+
+@pytest.mark.engine
+def test_importance_is_the_mean_square_of_inputs(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a product of two matrices: the squares of what the last layer's down_proj gets, over two windows."""
+    from transformers import AutoModelForCausalLM
+
+    from demo.h200 import imatrix
+
+    windows = torch.tensor(np.random.default_rng(0).integers(0, TOY_VOCAB, (2, 50)))
+    monkeypatch.setattr(imatrix, "calibration_windows", lambda source, context, count: windows)
+    found = imatrix.importance(toy_model, 2)
+    assert len(found) == 14
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
+    mlp = model.model.layers[1].mlp
+    squares: list[torch.Tensor] = []
+    mlp.register_forward_hook(
+        lambda _, given, __: squares.append((mlp.act_fn(mlp.gate_proj(given[0])) * mlp.up_proj(given[0])).double() ** 2)
+    )
+    with torch.inference_mode():
+        for window in windows:
+            model(window[None])
+    expected = torch.cat(squares, 1)[0].mean(0)
+    assert np.allclose(found["blk.1.ffn_down.weight"], expected, rtol=1e-6, atol=0)

@@ -57,6 +57,7 @@ def test_fused_layers_by_name(quantize: Any) -> None:
         ("W8A8", None, 8 + 16 * (32_768 / 64 + 8_192 / 128) / 40_960),
         # an fp8 scale for 16 weights and one fp32 for each of 7 matrices
         ("NVFP4A16", None, 4 + 8 / 16 + 7 * 32 / 40_960),
+        ("MXFP4A16", None, 4 + 8 / 32),  # an exponent of 8 bits for 32 weights
     ],
 )
 def test_stored_bits_of_real_checkpoints(
@@ -65,6 +66,22 @@ def test_stored_bits_of_real_checkpoints(
     found = stored_bits.storage_of(checkpoint(preset, group_size))
     assert found.bpw_layer == pytest.approx(bpw, rel=1e-12)
     assert found.bpw_head == 16.0
+
+
+def test_scales_of_blocks_by_hand(quantize: Any) -> None:
+    """256 x 128 weights in blocks of 128 x 128: the largest of each is 448 times its scale.  Others are refused."""
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    args = preset_name_to_scheme("FP8_BLOCK", ["Linear"]).weights
+    layer = torch.nn.Linear(128, 256)
+    layer.weight.data.zero_()
+    layer.weight.data[3, 5], layer.weight.data[200, 7] = -44.8, 896.0
+    layer.weight_scale = torch.nn.Parameter(torch.zeros(2, 1))
+    quantize.round_to_nearest(layer, args, None)
+    assert torch.allclose(layer.weight_scale, torch.tensor([[0.1], [2.0]]))
+    layer.weight = torch.nn.Parameter(torch.ones(256, 64))
+    with pytest.raises(ValueError, match=r"\(256, 64\) weights do not divide into blocks of 128 x 128"):
+        quantize.round_to_nearest(layer, args, None)
 
 
 def global_scales(folder: Path) -> dict[str, float]:
