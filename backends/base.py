@@ -90,18 +90,25 @@ class Storage:
     """Stored size of a model; None where it is not known, never a guess.
 
     ``bpw_layer`` and ``bpw_head`` are bits per weight of the layers and of the head; ``vram_bits`` is the number of
-    bits of both together; ``note`` says why something is not known.
+    bits of both together; ``file_bytes`` is what the files of its weights take on disk, whatever they hold; ``note``
+    says why something is not known.
     """
 
     bpw_layer: float | None = None
     bpw_head: float | None = None
     vram_bits: float | None = None
     note: str = ""
+    file_bytes: int | None = None
 
     @property
     def vram_gib(self) -> float | None:
         """Size of layers and head in GiB."""
         return None if self.vram_bits is None else self.vram_bits / 8 / 1024**3
+
+    @property
+    def file_gb(self) -> float | None:
+        """Size on disk in GB of 10^9 bytes, as hubs list it."""
+        return None if self.file_bytes is None else self.file_bytes / 1e9
 
 
 @dataclass(frozen=True)

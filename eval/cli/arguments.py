@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args
 from backends.common.errors import InputError
 from eval import __version__
 from eval.common.cache import default_root
+from eval.plots.measures import KLD_VALUES, SIZES
 from eval.run.devices import Overlap
 from eval.table.columns import ORDERS
 
@@ -127,17 +128,27 @@ def add_plot(p: argparse.ArgumentParser) -> None:
         "--card", type=path_argument, metavar="FILE", help="draw the plot in 1,200 x 675 pixels, to be shared"
     )
     p.add_argument("--plots", type=path_argument, help="folder into which every kind of plot is drawn")
-    p.add_argument("-v", "--vram", action="store_true", help="plot over VRAM instead of bits per weight")
+    x_axis = p.add_mutually_exclusive_group()
+    x_axis.add_argument("--x-axis", choices=tuple(SIZES), help="plot over bits per weight (default), VRAM or file size")
+    x_axis.add_argument(
+        "-v", "--vram", action="store_const", const="vram", dest="x_axis", help="the same as --x-axis vram"
+    )
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
     p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
-    p.add_argument("--log_y", action=argparse.BooleanOptionalAction, help="logarithmic y axis (default: for KLD)")
+    p.add_argument(
+        "--log_y", action=argparse.BooleanOptionalAction,
+        help="logarithmic or linear y axis (default: logarithmic for KLD, by the excess over the reference's for PPL)",
+    )  # fmt: skip
     measure = p.add_mutually_exclusive_group()
     measure.add_argument(
         "-kld", "--kld", action="store_const", const=True, help="plot KL divergence (default: if known)"
     )
     measure.add_argument("-ppl", "--ppl", action="store_const", const=False, dest="kld", help="plot perplexity")
+    p.add_argument(
+        "--kld-value", choices=tuple(KLD_VALUES), help="plot this KL divergence of the tokens (default: mean)"
+    )
 
 
 def window_count(given: str) -> int:
@@ -212,7 +223,8 @@ def byte_size(given: str) -> int:
 def unused_picture_flags(args: argparse.Namespace) -> str | None:
     """A line on flags that change a picture where no picture is asked for; None if there are no such flags."""
     given = {
-        "-v": args.vram, "-kld": args.kld is True, "-ppl": args.kld is False, "-mx": args.max_x < math.inf,
+        "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
+        "-kld": args.kld is True and not args.kld_value, "-ppl": args.kld is False, "-mx": args.max_x < math.inf,
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]
@@ -227,6 +239,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     args = parser().parse_args(words)
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
+    if args.kld_value:
+        if args.kld is False:
+            raise InputError("--kld-value: is a value of KL divergence; leave it or -ppl out")
+        args.kld = True
     if args.source:
         running = {
             "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,

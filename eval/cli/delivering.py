@@ -12,6 +12,7 @@ from rich.console import Console
 
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
+from eval.plots import measures
 from eval.results import results_json
 from eval.results.run_result import RunResult
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
@@ -67,10 +68,10 @@ def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     for file in filter(None, (args.plot_file, args.card)):
         from eval.plots import figures
 
-        kld = any(model.mean_kld for model in run.models) if args.kld is None else args.kld
+        size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(run, args.kld, args.kld_value)
         with outputs.writing(file):
             figures.draw(
-                run, file, vram=args.vram, kld=kld, max_x=args.max_x, max_y=args.max_y, title=run.title,
+                run, file, size=size, measure=measure, max_x=args.max_x, max_y=args.max_y, title=run.title,
                 dark=args.dark, log_y=args.log_y, card=file == args.card,
             )  # fmt: skip
     if args.plots:

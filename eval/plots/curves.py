@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from eval.plots import grouping, labels, style
+from eval.plots import front, grouping, labels, style
 from eval.plots.grouping import split_label
+from eval.plots.line_styles import LineStyle, line_styles, told_apart
+from eval.plots.style import Theme
 
-HEIGHT, MARGIN = 9.0, 0.2
+HEIGHT, MARGIN = 7.8, 0.2
 """Inches: height of the figure, and margin around its contents."""
-LARGEST, SMALLEST, PITCH = 9.5, 5.0, 0.62
+LARGEST, SMALLEST, PITCH = 10.5, 5.0, 0.62
 """Largest and smallest font of the names (points), and the share of a name's height that its font takes."""
+NAME_WIDTH = 3.5
+"""Inches that the names take at most; longer ones have a smaller font."""
 X_LABEL = "Position in the window (tokens before it)"
 
 
@@ -25,7 +30,10 @@ X_LABEL = "Position in the window (tokens before it)"
 class Line:
     """One model: bin i is the mean over positions ``edges[i]`` to ``edges[i + 1] - 1``; None: no score is there.
 
-    The ``bold`` line is the reference's: it is thicker, above all others, and its name says so.
+    Without values it is not drawn, but has a style that no other line gets.
+
+    The ``bold`` line is the reference's: it is thicker, above all others, and its name says so.  ``size``: orders the
+    shades of one scheme.  ``matters``: it keeps its colour where there are more lines than can be told apart.
     """
 
     label: str
@@ -33,6 +41,8 @@ class Line:
     values: tuple[float | None, ...]
     bold: bool = False
     group: str = ""
+    size: float | None = None
+    matters: bool = False
 
 
 def over_position(
@@ -42,28 +52,31 @@ def over_position(
 
     Where there is no room for all names, the lines that end nearest to a named line have none, and a note counts them.
     """
-    if not lines:
+    if not any(line.values for line in lines):
         raise ValueError("no model has scores by position")
     with style.canvas(HEIGHT, title, subtitle, dark=dark) as (figure, axes, theme):
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
-        groups = [split_label(line.label, line.group)[0] for line in lines]
-        styles = grouping.group_styles(groups, theme.ink, distinct=False)
+        styles = _styles(lines, theme)
         texts: list[Text] = []
         ends: list[tuple[float, float]] = []
         first = 0
         for i, line in enumerate(lines):
-            colour = styles[split_label(line.label, line.group)[0]][0]
+            if not line.values:
+                continue
             x, y = _path(line, log_y)
-            width, order = (3.0, 2.5) if line.bold else (1.4, 2.0)
-            axes.plot(x, y, color=colour, lw=width, alpha=0.9, zorder=order, gid=f"line-{i}")
+            width, order = (3.0, 2.5) if line.bold else (1.9, 2.0) if i in styles else (1.0, 1.8)
+            drawn = axes.plot(x, y, lw=width, zorder=order, gid=f"line-{i}")[0]
+            look = styles.get(i, LineStyle(to_hex(style.paper_of(theme.muted, theme))))
+            drawn.set(color=look.colour, linestyle=(0, look.dashes) if look.dashes else "-")
             known = np.flatnonzero(np.isfinite(y))
             if len(known):
                 first = len(ends) if line.bold else first
                 ends.append((x[known[-1]], y[known[-1]]))
                 name = grouping.short_label(line.label) + (" (reference)" if line.bold else "")
                 texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
-                texts[-1].set(color=style.ink_of(colour, theme), gid=f"label-{i}")
+                ink = style.ink_of(look.colour, theme) if i in styles else theme.muted
+                texts[-1].set(color=ink, gid=f"label-{i}")
         if not ends:
             raise ValueError("no model has a value to draw by position")
         axes.autoscale_view()
@@ -72,6 +85,21 @@ def over_position(
             style.log_ticks(axes.yaxis)
         _name(figure, axes, texts, ends, first)
     return figure
+
+
+def _styles(lines: Sequence[Line], theme: Theme) -> dict[int, LineStyle]:
+    """The styles of the lines that have a colour."""
+    schemes = [front.scheme_of(*split_label(line.label, line.group)) for line in lines]
+    ranked = sorted(range(len(lines)), key=lambda i: (not lines[i].bold, not lines[i].matters))
+    kept = told_apart(schemes, ranked, sum(line.bold or line.matters for line in lines))
+    looks = line_styles([schemes[i] for i in kept], [lines[i].size for i in kept], theme)
+    return dict(zip(kept, looks, strict=True))
+
+
+def count_of_grey(lines: Sequence[Line]) -> int:
+    """How many lines ``over_position`` draws without a colour."""
+    kept = _styles(lines, style.LIGHT)
+    return sum(bool(line.values) and i not in kept for i, line in enumerate(lines))
 
 
 def _path(line: Line, log_y: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -87,8 +115,9 @@ def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tupl
     If there is not room for all, the ``first`` line has its name, then the one that ends farthest from all named lines.
     """
     size = min(LARGEST, max(SMALLEST, PITCH * 72 * axes.get_position().height * HEIGHT / len(texts)))
+    wide = max(text.get_window_extent().width / float(text.get_fontsize()) for text in texts) / style.DPI
     for text in texts:
-        text.set_fontsize(size)
+        text.set_fontsize(min(size, NAME_WIDTH / wide))
     style.freeze_layout(figure)
     spots = axes.transData.transform(ends)
     gap = max(text.get_window_extent().height for text in texts) + 1

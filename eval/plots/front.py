@@ -25,13 +25,12 @@ def series(points: Sequence[Point]) -> list[list[Point]]:
     found: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda each: each.x):
         if not point.unquantized:
-            found[scheme_of(point)].append(point)
+            found[scheme_of(*point.split)].append(point)
     return [members for members in found.values() if len({each.x for each in members}) > 1]
 
 
-def scheme_of(point: Point) -> tuple[str, str]:
+def scheme_of(group: str, name: str) -> tuple[str, str]:
     """Group and form of a name: numbers count as equal, and so do llama.cpp's sizes of one mixture."""
-    group, name = point.split
     return group, re.sub(r"\d+(\.\d+)?", "#", re.sub(r"(?<=_K)_(XS|S|M|L|XL)$", "", name))
 
 
@@ -60,7 +59,11 @@ def group_in_words(group: str, members: Sequence[Point], points: Sequence[Point]
     """The points of one group that are on a front: the first and the last of them where all between are on it, too."""
     names = [each.split[1] for each in members]
     between = [each for each in points if each.split[0] == group and members[0].x <= each.x <= members[-1].x]
-    if len(members) >= RANGE and len({scheme_of(each) for each in members}) == 1 and len(between) == len(members):
+    if (
+        len(members) >= RANGE
+        and len({scheme_of(*each.split) for each in members}) == 1
+        and len(between) == len(members)
+    ):
         return f"{group} {names[0]} to {names[-1]}"
     return f"{group} {', '.join(names)}" if names != [group] else group
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 NAME_LETTERS = 40
-"""Letters of a label beside the axes or in the name of a line: 40 W take 6 of the 13 inches."""
+"""Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
 
 # Okabe-Ito, but grey for its yellow, which vanishes on white, and ink ("") for its black; the groups that prefer each.
 # Without red or green sight a lighter grey (#8C8C8C) is as good as the green beside it: 0.08 apart, this one 0.12.

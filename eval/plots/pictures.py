@@ -10,13 +10,19 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import curves, figures, grouping, spread, style
+from eval.plots import curves, figures, front, grouping, spread, style
 from eval.plots.curves import Line
+from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.spread import Divergence
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import token_scores
 
 Picture = Callable[[], Figure]
+SCATTER = {
+    "ppl_bpw": (BPW, PPL), "ppl_vram": (VRAM, PPL), "ppl_size": (FILES, PPL), "kld_bpw": (BPW, KLD),
+    "kld_vram": (VRAM, KLD), "kld_size": (FILES, KLD), "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
+}  # fmt: skip
+"""Name -> what is drawn over what.  The last one is what people post."""
 
 
 def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
@@ -25,8 +31,10 @@ def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = Fa
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
     """
-    measured = (False, True) if run.reference else (False,)
-    lines = [line for kld in measured for line in figures.scatter_points(run, vram=False, kld=kld)[1]]
+    lines = [
+        line for size, measure in SCATTER.values() if has_both(run, size, measure)
+        for line in figures.scatter_points(run, size, measure)[1]
+    ]  # fmt: skip
     for line in dict.fromkeys(lines):
         print(line)
     for name, picture in all_pictures(run, dark=dark, title=title).items():
@@ -46,11 +54,8 @@ def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = Fa
 def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
     """Name of a picture -> the function that draws it; ValueError from that function if the run has nothing to draw."""
     found: dict[str, Picture] = {
-        f"{measure}_{size}": partial(
-            figures.scatter_figure, run, kld=measure == "kld", vram=size == "vram", title=title or None, dark=dark
-        )
-        for measure in ("ppl", "kld")
-        for size in ("bpw", "vram")
+        name: partial(figures.scatter_figure, run, size=size, measure=measure, title=title or None, dark=dark)
+        for name, (size, measure) in SCATTER.items()
     }
     models = [model for model in run.models if has_spread(model)]
     divergences = [divergence(model) for model in models]
@@ -69,6 +74,11 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     }
 
 
+def has_both(run: RunResult, size: Size, measure: Measure) -> bool:
+    """Whether a plot has a point: else its own line says why it is missing, and not one for each model."""
+    return bool(figures.scatter_points(run, size, measure)[0])
+
+
 def has_spread(model: ModelResult) -> bool:
     """Whether it is known how the KLD of its tokens is spread, and not only its mean (results of older programs)."""
     return bool(model.estimates and model.estimates.against and model.estimates.against.kld_percentiles)
@@ -84,18 +94,24 @@ def divergence(model: ModelResult) -> Divergence:
 
 
 def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
-    """Loss, or KLD, over the position in the window."""
+    """Loss, or KLD, over the position in the window; a model has one style in both."""
+    points = [figures.scatter_points(run, BPW, measure)[0] for measure in (KLD, PPL)]
+    best = {point.label for point in front.pareto_front(points[0] or points[1])}
     lines = []
     for model in run.models:
         curve = model.estimates.curve if model.estimates else None
         values = None if curve is None else curve.kld if kld else curve.nll
-        if curve is not None and values:
-            lines.append(Line(model.marked_label, curve.edges, values, model.is_reference, model.group))
+        if curve is not None:
+            look = model.is_reference, model.group, model.storage.bpw_layer
+            matters = model.marked_label in best or model is run.noise_floor
+            lines.append(Line(model.marked_label, curve.edges, values or (), *look, matters))
+    grey = curves.count_of_grey(lines)
+    others = f"in colour: the reference, the noise floor, and rows that no other row beats; grey: the {grey} others"
     return curves.over_position(
         lines,
         y_label=figures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
         title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
-        subtitle=figures.marked_subtitle(run, [line.label for line in lines]),
+        subtitle=figures.marked_subtitle(run, [line.label for line in lines]) + (f"\n{others}" if grey else ""),
         dark=dark,
         log_y=kld,
     )

@@ -16,30 +16,30 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from eval.plots import front, grouping, labels, style
+from eval.plots import front, grouping, labels, style, y_axis
 from eval.plots.grouping import Styles
 from eval.plots.scatter_points import Level, Point
 from eval.plots.style import Theme
+from eval.plots.y_axis import Excess
 
-HEIGHT = 9.0
+HEIGHT = 8.4
 """Inches."""
 MARKER_SIZE = 9.0
 """Points."""
-RING = 8.0
-"""Points: a marker is so much larger than the marker that covers it (less for each further one)."""
+RING, CARD_RING = 8.0, 5.0
+"""Points: a marker is so much larger than the marker that covers it (less for each further one), on a card less."""
 COVERED = 10.0
 """Pixels, half a marker: a point is covered by every later point that is nearer."""
-FLOOR = 0.045
-"""Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
 
 
 def scatter_plot(
     points: Sequence[Point], *, x_label: str, y_label: str, title: str, subtitle: str = "", dark: bool = False,
     levels: Sequence[Level] = (), from_zero: bool = False, to_scale: float = -math.inf, log_y: bool = False,
-    card: bool = False,
+    excess: Excess | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
     """The finished plot.  A y far above all others is drawn hollow on the upper edge, and its label says so; a
-    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own.
+    logarithmic axis shows every y above 0 to scale, and any other y hollow at a tick of its own; on the scale of an
+    ``excess`` every y has its place.
 
     ``from_zero`` starts a linear y axis at 0; a y up to ``to_scale`` always counts as to scale.  Unquantized points far
     to the right stand at the edge, behind a break of the axis.  Labels of points that no other beats are bold; a
@@ -51,16 +51,17 @@ def scatter_plot(
         raise ValueError("nothing above 0 for a logarithmic axis")
     size = next((p.x for p in points if p.unquantized), 0.0)
     points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    height, width, letters = (*style.CARD[::-1], 70) if card else (HEIGHT, style.WIDTH, 130)
+    height, width, letters = (*style.CARD[::-1], 70) if card else (HEIGHT, style.WIDTH, style.LETTERS)
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
-        _set_limits(axes, points, levels, _ceiling([p.y for p in points], math.inf if log_y else to_scale), log_y, card)
+        top = y_axis.ceiling([p.y for p in points], math.inf if log_y or excess else to_scale)
+        y_axis.set_limits(axes, points, levels, top, excess or log_y, sparse=card)
         if from_zero and not log_y:
-            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
+            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - y_axis.FLOOR * axes.get_ylim()[1])
         if edge is not None:
             same = len({p.x for p in points if p.unquantized}) == 1
-            _draw_edge(axes, edge, style.tick_text(size) if same else "", theme)
+            _draw_edge(axes, edge, style.tick_text(float(f"{size:.3g}")) if same else "", theme)
         names = _draw_levels(axes, levels, theme)
         _draw_groups(axes, points, styles)
         marks, texts = _draw_points(axes, points, styles, theme, card=card)
@@ -71,44 +72,6 @@ def scatter_plot(
         speaking = [mark for mark, is_named in zip(marks, named, strict=True) if is_named]
         labels.place_labels(axes, speaking, [text for text in texts if text is not None], names, silent)
     return figure
-
-
-def _ceiling(values: Sequence[float], least: float) -> float:
-    """The largest value to draw to scale: with a larger one, half of the values would share a tenth of the axis."""
-    ranked = sorted(values)
-    for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
-        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
-            return below
-    return ranked[-1]
-
-
-def _set_limits(
-    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, log_y: bool, sparse: bool
-) -> None:
-    """Room for all points up to the top, their error bars, and the levels (not those among points off the scale)."""
-    all_to_scale = top >= max(p.y for p in points)
-    heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
-    heights += [p.y + sign * p.error for p in points if p.error and p.y <= top for sign in (1, -1)]
-    if log_y:
-        lowest = min(p.y for p in points if p.y > 0)
-        heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0
-        axes.set_yscale("log")
-    axes.update_datalim([(p.x, heights[0]) for p in points] + [(points[0].x, y) for y in heights])
-    axes.autoscale_view()
-    axes.autoscale(False)
-    if log_y:
-        style.log_ticks(axes.yaxis, sparse=sparse)
-    if log_y and any(p.y <= 0 for p in points):
-        low, high = axes.get_ylim()
-        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-        axes.set_ylim(bottom=low / (high / low) ** (2 * FLOOR))
-        axes.set_yticks([_zero(axes), *ticks], ["0", *axes.yaxis.get_major_formatter().format_ticks(ticks)])
-
-
-def _zero(axes: Axes) -> float:
-    """The y at which a logarithmic axis shows 0."""
-    low, high = axes.get_ylim()
-    return float(low * (high / low) ** FLOOR)
 
 
 def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text]:
@@ -146,7 +109,7 @@ def _draw_edge(axes: Axes, edge: float, size: str, theme: Theme) -> None:
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
     """A dotted line through the points of each scheme, and the legend, outside the axes, where it covers nothing."""
     handles, ranked = [], sorted(styles, key=str.casefold)
-    joined = front.series([p for p in points if p.y > 0 or axes.get_yscale() == "linear"])
+    joined = front.series([p for p in points if p.y > 0 or axes.get_yscale() != "log"])
     for group in ranked:
         colour, marker = styles[group]
         own = [members for members in joined if members[0].split[0] == group]
@@ -171,14 +134,16 @@ def _draw_points(
     texts: list[Text | None] = []
     best = front.pareto_front(points)
     high = axes.get_ylim()[1]
-    heights = [_zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
+    heights = [y_axis.zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
     for i, (point, y) in enumerate(zip(points, heights, strict=True)):
         group, name = point.split
         colour, marker = styles[group]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
         covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
-        size = MARKER_SIZE + RING * covering**0.75  # of points at about one place, each shows around the next
+        size = (
+            MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75
+        )  # of points at about one place, each shows around the next
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{i}")
         marks.append(mark)

@@ -25,15 +25,17 @@ from eval.plots.style import Theme
 from eval.stats.distributions import Histogram
 
 X_LABEL = "KL divergence of single tokens (nats)"
-BOXES = "box: median and quartiles; whiskers: 1 to 99 % of the tokens; marker: mean; tick: maximum"
-ROW, MARGINS, SINGLE = 0.3, 3.0, 6.5
+BOXES = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
+ROW, MARGINS, SINGLE = 0.3, 3.0, 5.6
 """Inches: height of each model's row, of what is above and below all rows, and of the histogram of one model."""
-LABEL_WIDTH, LETTERS = 3.0, 100
+LABEL_WIDTH, LETTERS = 2.3, 80
 """Inches that the labels of the rows take at most, and letters that a line of the heading then holds."""
 LEGEND = 62.0
 """Points from the axes to the legend: ticks, and two lines of the axis' name."""
-LABEL_LETTERS = 64
+LABEL_LETTERS = 50
 """Letters of a label in a line of the heading, even if all are W."""
+COLUMN = 57
+"""Points that a column of numbers takes."""
 SMALLEST = 1e-8
 """Nats; smaller values are roundings of float32, and lie beyond the left end of an axis."""
 COLUMNS = ("median", "mean", "p99", "max")
@@ -68,7 +70,7 @@ def spread_plot(
     shown = [x for m in ranked for x in (m.mean, *(m.percentiles[p] for p in ("1", "max"))) if x >= SMALLEST]
     if not shown:
         raise ValueError("no token has a KLD above 0")
-    with style.canvas(MARGINS + ROW * len(ranked), title, f"{subtitle}\n{BOXES}", dark=dark, letters=LETTERS) as drawn:
+    with style.canvas(_height(title, len(ranked)), title, f"{subtitle}\n{BOXES}", dark=dark, letters=LETTERS) as drawn:
         figure, axes, theme = drawn
         axes.set(xscale="log", xlabel=X_LABEL, xlim=(min(shown) / 1.5, max(shown) * 1.5))
         style.log_ticks(axes.xaxis)
@@ -98,7 +100,7 @@ def ridge_plot(
     ranked = _ranked(models)
     edges, shares, note = binned_shares([model.histogram for model in ranked])
     subtitle = f"{subtitle}\nshare of tokens by KLD, all at one scale; marker: mean"
-    with style.canvas(MARGINS + ROW * (len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
+    with style.canvas(_height(title, len(ranked) + 1), title, subtitle, dark=dark, letters=LETTERS) as drawn:
         figure, axes, theme = drawn
         _bin_axis(axes, edges, note)
         colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
@@ -176,6 +178,11 @@ def binned_shares(histograms: Sequence[Histogram]) -> tuple[NDArray[np.float64],
     return edges[start : stop + 1], np.hstack([pooled, shares[:, start + 1 : stop]]), "; ".join(notes)
 
 
+def _height(title: str, rows: int) -> float:
+    """Inches of the figure: for rows, what is above and below them, and each further line of the title."""
+    return MARGINS + ROW * (rows + max(len(textwrap.wrap(title, LETTERS // 2)) - 1, 0))
+
+
 def _ranked(models: Sequence[Divergence]) -> list[Divergence]:
     """The smallest mean first."""
     if not models:
@@ -222,7 +229,7 @@ def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
 def _numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
     """Columns of numbers right of a row; row -1 for their heads."""
     for column, text in enumerate(texts):
-        place = axes.annotate(text, (1, max(row, -0.9)), (62 * (column + 1), 0), ("axes fraction", "data"),
+        place = axes.annotate(text, (1, max(row, -0.9)), (COLUMN * (column + 1), 0), ("axes fraction", "data"),
                               "offset points", ha="right", va="center", size=10)  # fmt: skip
         place.set(color=theme.muted if row < 0 else theme.ink, gid=f"number-{row}-{column}")
 

@@ -21,8 +21,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from eval.common.files import replacing
 
 DPI = 160
-WIDTH = 13.0
-"""Inches."""
+WIDTH, LETTERS = 10.5, 105
+"""Inches, and letters that a line of the heading holds: a phone shows a picture 390 pixels wide, and letters of 10.5
+points then are 5.7 pixels high; with 13 inches they were 4.4."""
 CARD = 7.5, 4.21875
 """Inches of a picture for social media, 1,200 x 675 pixels, whose letters are as large as those of a plot."""
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -63,7 +64,7 @@ def halo(theme: Theme) -> list[withStroke]:
 
 @contextmanager
 def canvas(
-    height: float, title: str, subtitle: str, *, dark: bool, letters: int = 130, width: float = WIDTH
+    height: float, title: str, subtitle: str, *, dark: bool, letters: int = LETTERS, width: float = WIDTH
 ) -> Iterator[tuple[Figure, Axes, Theme]]:
     """A figure of that height (inches) with one pair of axes and its heading; all is to be drawn within the block.
 
@@ -75,9 +76,7 @@ def canvas(
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        axes.set_title(
-            textwrap.fill(title, round(0.54 * letters)), loc="left", pad=16 + 17 * len(below.splitlines())
-        )  # points
+        axes.set_title(textwrap.fill(title, letters // 2), loc="left", pad=16 + 17 * len(below.splitlines()))  # points
         axes.annotate(below, (0, 1), (0, 12), "axes fraction", "offset points", va="bottom", size=12, color=theme.muted)
         yield figure, axes, theme
 

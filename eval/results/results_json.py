@@ -52,6 +52,7 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "head_bpw": model.storage.bpw_head,
         "vram_gb": model.storage.vram_gib,
         "vram_bits": model.storage.vram_bits,
+        "file_bytes": model.storage.file_bytes,
         "storage_note": model.storage.note or None,
         **flat_estimates(model),
         "reference": model.is_reference,
@@ -169,7 +170,7 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
             "provenance", "notes", "estimates")  # fmt: skip
     size = {"bpw_layer": raw["layer_bpw"], "bpw_head": raw["head_bpw"], "vram_bits": raw["vram_bits"]}
     return {key: raw[key] for key in same} | {
-        "storage": {**size, "note": raw["storage_note"] or ""},
+        "storage": {**size, "note": raw["storage_note"] or "", "file_bytes": raw.get("file_bytes")},
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
         "reference_key": raw.get("reference_key") or "",

@@ -37,7 +37,7 @@ def scored_row(
     record = stored.run_record
     return replace(
         row_of(job),
-        storage=overridden(job.backend(job.request).storage(), job.spec),
+        storage=overridden(replace(job.backend(job.request).storage(), file_bytes=file_bytes(job)), job.spec),
         estimates=found,
         windows=stored.windows,
         load_seconds=record["load_seconds"],
@@ -62,6 +62,11 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
     return estimates.summarize(
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)
     )
+
+
+def file_bytes(job: Job) -> int | None:
+    """Bytes on disk of the files that the engine loads; None where they are not here (a server)."""
+    return sum(file.stat().st_size for file in job.backend.weight_files(job.request)) or None
 
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:

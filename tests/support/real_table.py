@@ -46,6 +46,8 @@ ROWS = (
     ("GGUF Q8_0", 8.5, 1624375296, 22.0841, 0.00485109, 0.0096, 4.9e-05),
     ("GGUF F16", 16, 3057647616, 21.9845, 0.000968678, 0.00228, 1.1e-05),
 )
+EMBEDDING = 75_497_472
+"""Bytes of the embedding (49,152 x 768 in bfloat16), which files hold and VRAM does not count."""
 FLOOR = "bf16 Transformers"
 MARKED = "NVFP4 W4A4 as run"
 EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -77,8 +79,8 @@ def row_result(row: tuple) -> ModelResult:
     layers = made.LAYERS | {"asked": "nvfp4"} if label == MARKED else made.LAYERS
     spec = {"noise_floor": True} if label == FLOOR else {}
     return ModelResult(
-        label, "fake", Storage(bpw, 16.0, bits), estimates, is_reference=not kld, spec=spec,
-        provenance={"layers": [layers]},
+        label, "fake", Storage(bpw, 16.0, bits, file_bytes=bits // 8 + EMBEDDING), estimates, is_reference=not kld,
+        spec=spec, provenance={"layers": [layers]},
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from backends.worker.segments import ALONE
 from eval.cli import delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
-from eval.plots import figures
+from eval.plots import figures, measures
 from eval.results import results_json
 from eval.results.run_result import RunResult
 from eval.run.runner import FinishedRun
@@ -43,7 +43,7 @@ def test_plot_limits_can_leave_nothing(compare_q: Run, write_specs: Specs, tmp_p
     data, spec = write_specs([{**FAKE, "override_bpw_layer": 4.0}])
     ran = compare_q("-d", data, "-m", spec, "-pf", tmp_path / "p.png", "-mx", "3")
     assert ran.status == 0
-    assert "no plot: no model has both values within the limits" in ran.out
+    assert "no plot: no model has both PPL and bits per weight within the limits" in ran.out
     assert not (tmp_path / "p.png").exists()
 
 
@@ -60,25 +60,35 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
     told: list[Any] = []
     monkeypatch.setattr(figures, "draw", lambda run, file, **keys: told.append((file, keys)))
     plot = tmp_path / "p.svg"
-    assert compare_q("--from", finished, "-pf", plot).status == 0
-    assert compare_q("--from", finished, "-pf", plot, "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark",
-                     "--no-log_y").status == 0  # fmt: skip
-    assert compare_q("--from", finished, "-pf", plot, "-ppl").status == 0
+    plain = {"size": measures.BPW, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf, "title": None,
+             "dark": False, "log_y": None, "card": False}  # fmt: skip
+    asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True, "log_y": False}
+    words = "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark", "--no-log_y"
+    posted = {"size": measures.FILES, "measure": measures.KLD_VALUES["p99.9"]}
+    for flags, changed in (
+        ((), {}), (words, asked), (("-ppl",), {"measure": measures.PPL}),
+        (("--x-axis", "size", "--kld-value", "p99.9"), posted),
+        (("--x-axis", "bpw", "-kld", "--kld-value", "mean"), {}),
+    ):  # fmt: skip
+        assert compare_q("--from", finished, "-pf", plot, *flags).status == 0
+        assert told.pop() == (plot, plain | changed)
     card = tmp_path / "card.png"
     assert compare_q("--from", finished, "--card", card, "-v").status == 0
-    plain = {
-        "card": False,
-        "vram": False,
-        "kld": True,
-        "max_x": math.inf,
-        "max_y": math.inf,
-        "title": None,
-        "dark": False,
-    }
-    asked = {"card": False, "vram": True, "kld": True, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True}
-    plain, asked = {**plain, "log_y": None}, {**asked, "log_y": False}
-    assert told == [(plot, plain), (plot, asked), (plot, {**plain, "kld": False}),
-                    (card, {**plain, "card": True, "vram": True})]  # fmt: skip
+    assert told == [(card, plain | {"card": True, "size": measures.VRAM})]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("-v", "--x-axis", "size"), "--x-axis: not allowed with argument -v/--vram"),
+        (("--x-axis", "gib"), "--x-axis: invalid choice: 'gib'"),
+        (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
+    ],
+)
+def test_flags_of_the_plot_that_cannot_go_together(
+    compare_q: Run, finished: Path, flags: tuple[str, ...], reason: str
+) -> None:
+    assert_refused(compare_q("--from", finished, "-p", *flags), reason)
 
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

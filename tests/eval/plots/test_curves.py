@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import curves, grouping, labels
+from eval.plots import curves, grouping, labels, pictures
 from eval.plots.curves import Line
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
@@ -60,7 +60,7 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
-    assert line.get_color() == grouping.group_styles(["EXL3"], "")["EXL3"][0]
+    assert line.get_color() == grouping.group_styles(["EXL3"], "")["EXL3"][0].lower()
 
 
 def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
@@ -83,14 +83,32 @@ def test_nothing_to_draw_is_an_error() -> None:
 
 
 def test_the_reference_is_thicker_above_the_others_and_named() -> None:
-    widths = {line.get_linewidth() for line in artists_of_kind(real(False), "line")[1:]}
-    assert widths == {1.4}
     reference, *others = artists_of_kind(real(False), "line")
-    assert reference.get_linewidth() == 3.0
+    assert reference.get_linewidth() == 3.0 > max(line.get_linewidth() for line in others)
     assert reference.get_zorder() > max(line.get_zorder() for line in others)
     names = [text.get_text() for text in artists_of_kind(real(False), "label")]
     assert [name for name in names if "reference" in name] == [names[0]]
     assert names[0].endswith(" (reference)")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_of_many_models_those_that_matter_are_coloured(dark: bool) -> None:
+    """The reference, the noise floor, and EXL3, Q4_K_M and W8A16, which no row of the table beats; no style twice."""
+    drawn = {}
+    for kld in (False, True):
+        figure = pictures.by_position(real_table.real_run(), kld=kld, dark=dark)
+        names = [text.get_text() for text in artists_of_kind(figure, "label")]
+        lines = artists_of_kind(figure, "line")
+        looks = {name: (line.get_color(), line._unscaled_dash_pattern) for name, line in zip(names, lines, strict=True)}
+        (grey,) = {look for look in looks.values() if list(looks.values()).count(look) > 1}
+        drawn[kld] = {name: look for name, look in looks.items() if look != grey}
+        assert len(set(drawn[kld].values())) == len(drawn[kld])
+        assert f"grey: the {len(looks) - len(drawn[kld])} others" in figure.axes[0].texts[0].get_text()
+    reference = drawn[False].pop("bf16 vLLM (reference)")
+    assert drawn[False] == drawn[True]
+    assert reference not in drawn[True].values()
+    bits = ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")
+    assert set(drawn[True]) == {real_table.FLOOR, "GGUF Q4_K_M", "W8A16 g128", *(f"EXL3 {each} bpw" for each in bits)}
 
 
 def test_many_names_get_a_smaller_font() -> None:

@@ -5,12 +5,15 @@ import math
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from backends.base import Storage
 from eval.plots import figures, labels, style
+from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.scatter_points import Point
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.uncertainty import Mean, Perplexity
@@ -20,25 +23,26 @@ from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, w
 
 pytestmark = pytest.mark.slow
 
-KINDS = [*((kld, vram, False) for kld in (False, True) for vram in (False, True)), (True, False, True)]
-"""KLD, VRAM, dark: the dark theme changes colours alone."""
+KINDS = [*((measure, size, False) for measure in (PPL, KLD) for size in (BPW, VRAM)), (KLD, BPW, True)]
+"""The dark theme changes colours alone."""
 
 
-def real(kld: bool, vram: bool, dark: bool, log_y: bool | None = None) -> Figure:
+def real(measure: Measure, size: Size, dark: bool = False, log_y: bool | None = None) -> Figure:
     """The finished plot of the real table, drawn once."""
-    return real_figure(kld, vram, dark, log_y)
+    return real_figure(measure, size, dark, log_y)
 
 
 @functools.cache
-def real_figure(kld: bool, vram: bool, dark: bool, log_y: bool | None) -> Figure:
-    return figures.scatter_figure(real_table.real_run(), kld=kld, vram=vram, dark=dark, log_y=log_y)
+def real_figure(measure: Measure, size: Size, dark: bool, log_y: bool | None) -> Figure:
+    return figures.scatter_figure(real_table.real_run(), measure=measure, size=size, dark=dark, log_y=log_y)
 
 
-@pytest.mark.parametrize(("kld", "vram", "dark", "log_y"), [*((*kind, None) for kind in KINDS),
-                                                           (True, False, False, False), (True, True, False, False),
-                                                           (False, False, False, True)])  # fmt: skip
-def test_nothing_overlaps_on_the_real_table(kld: bool, vram: bool, dark: bool, log_y: bool | None) -> None:
-    figure = real(kld, vram, dark, log_y)
+@pytest.mark.parametrize(("measure", "size", "dark", "log_y"), [
+    *((*kind, None) for kind in KINDS), (KLD_VALUES["p99.9"], FILES, False, None), (PPL, BPW, False, True),
+    (PPL, BPW, False, False),
+])  # fmt: skip
+def test_nothing_overlaps_on_the_real_table(measure: Measure, size: Size, dark: bool, log_y: bool | None) -> None:
+    figure = real(measure, size, dark, log_y)
     axes = figure.axes[0]
     texts, marks, names = (labels.boxes_of(figure, kind) for kind in ("label", "point", "level-name"))
     assert (len(texts), len(marks), len(names)) == (27, 27, 1)
@@ -48,13 +52,14 @@ def test_nothing_overlaps_on_the_real_table(kld: bool, vram: bool, dark: bool, l
     assert all(is_within(box, axes.bbox) for box in [*texts, *names])
     outside = extents([axes.get_legend(), *axes.get_xticklabels(), *axes.get_yticklabels()])
     assert smallest_gap(outside, [*texts, *marks, *names]) > 1
-    assert {text.get_fontsize() for text in artists_of_kind(figure, "label")} == {labels.FONT_SIZES[0]}
+    sizes = {text.get_fontsize() for text in artists_of_kind(figure, "label")}
+    assert sizes <= set(labels.FONT_SIZES[: 1 if log_y is None else 2])  # linear axes crowd the labels
 
 
-@pytest.mark.parametrize(("kld", "vram", "dark"), KINDS)
-def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, dark: bool) -> None:
-    figure = real(kld, vram, dark)
-    rows = {}
+@pytest.mark.parametrize(("measure", "size", "dark"), KINDS)
+def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size, dark: bool) -> None:
+    figure = real(measure, size, dark)
+    rows, kld, vram = {}, measure.kld, size == VRAM
     sizes = [row[2] / 8 / 2**30 if vram else row[1] for row in real_table.ROWS if row[1] < 16]
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     for label, bpw, bits, ppl, value, ppl_error, kld_error in real_table.ROWS:
@@ -62,27 +67,26 @@ def test_every_row_of_the_real_table_is_where_it_belongs(kld: bool, vram: bool, 
         decimals = max(-math.floor(math.log10(error)), 0) if error else 3  # down to the error's first digit
         shown = "reference: 0" if kld and not value else f"{y:.{decimals}f}"
         mark = " †" if label == real_table.MARKED else ""
-        far = "" if kld or ppl < 100 else " (off the scale)"
         x = edge if bpw == 16 else bits / 8 / 2**30 if vram else bpw
-        rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}{far}"] = (x, y, error or 0)
+        rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}"] = (x, y, error or 0)
     found = zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "point"), strict=True)
     for text, mark in found:
         x, y, _ = rows[text.get_text()]
         assert mark.get_xdata()[0] == pytest.approx(x)
-        if y and "off" not in text.get_text():
+        if y:
             assert mark.get_ydata()[0] == y
     bars = {(round(float(bar.get_xdata()[0]), 6), *bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
     expected = {(round(x, 6), y - error, y + error) for x, y, error in rows.values()}
     assert all(any(bar == pytest.approx(other, rel=1e-9) for other in expected) for bar in bars)
-    assert len(bars) == (0 if kld else 10)  # errors of 0.4 and more; KLD's are smaller than any marker
+    assert len(bars) == (0 if kld else 8)  # KLD's errors are smaller than any marker
 
 
-@pytest.mark.parametrize("kld", [False, True])
-def test_a_card_names_the_front_alone_and_covers_nothing(kld: bool, tmp_path: Path) -> None:
-    figure = figures.scatter_figure(real_table.real_run(), kld=kld, card=True)
+@pytest.mark.parametrize("measure", [PPL, KLD])
+def test_a_card_names_the_front_alone_and_covers_nothing(measure: Measure, tmp_path: Path) -> None:
+    figure = figures.scatter_figure(real_table.real_run(), measure=measure, card=True)
     texts, marks = (artists_of_kind(figure, kind) for kind in ("label", "point"))
     exl3 = [f"{bits} bpw" for bits in ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")]
-    assert sorted(text.get_text() for text in texts) == sorted([*exl3, "Q4_K_M", *(["g128"] if kld else [])])
+    assert sorted(text.get_text() for text in texts) == sorted([*exl3, "Q4_K_M", *(["g128"] if measure.kld else [])])
     assert len(marks) == 27
     assert smallest_gap(extents(texts)) > 1
     assert smallest_gap(extents(texts), extents(marks)) > 1
@@ -91,40 +95,44 @@ def test_a_card_names_the_front_alone_and_covers_nothing(kld: bool, tmp_path: Pa
     assert struct.unpack(">II", (tmp_path / "card.png").read_bytes()[16:24]) == (1200, 675)
 
 
-def test_the_outlier_of_the_real_table_is_off_the_scale_in_ppl_and_on_it_in_kld() -> None:
-    far = [
-        text.get_text()
-        for text in artists_of_kind(real(False, False, False), "label")
-        if "off the scale" in text.get_text()
-    ]
-    assert far == ["Q2_K\n553 (off the scale)"]
-    assert real(True, False, False).axes[0].get_ylim()[1] > 3.2
+def crowd(figure: Figure) -> int:
+    """Points that share the twentieth of the axis above the lowest one."""
+    boxes = labels.boxes_of(figure, "point")
+    heights = [(box.y0 + box.y1) / 2 - min((each.y0 + each.y1) / 2 for each in boxes) for box in boxes]
+    return sum(height < figure.axes[0].bbox.height / 20 for height in heights)
 
 
-def test_kld_is_logarithmic_and_ppl_linear_unless_told_otherwise() -> None:
-    """In the linear plot, as upstream's is, 17 of the 27 rows share the lowest twentieth of the axis; in ours one."""
-    scales = {(kld, log_y): real(kld, False, False, log_y).axes[0].get_yscale()
-              for kld, log_y in ((True, None), (False, None), (True, False), (False, True))}  # fmt: skip
-    assert scales == {(True, None): "log", (False, None): "linear", (True, False): "linear", (False, True): "log"}
-    for log_y, crowd in (False, 17), (None, 1):
-        figure = real(True, False, False, log_y)
-        axes = figure.axes[0].bbox
-        zero = min((box.y0 + box.y1) / 2 for box in labels.boxes_of(figure, "point"))
-        low = [box for box in labels.boxes_of(figure, "point") if (box.y0 + box.y1) / 2 - zero < axes.height / 20]
-        assert len(low) == crowd
+def test_scales_show_the_rows_that_matter_unless_told_otherwise() -> None:
+    """On linear axes, as upstream's are, 17 rows by KLD and 15 by PPL share the lowest twentieth; on ours 1 and 5."""
+    found = {(measure.name, log_y): (real(measure, BPW, False, log_y).axes[0].get_yscale(),
+                                     crowd(real(measure, BPW, False, log_y)))
+             for measure, log_y in ((KLD, None), (KLD, False), (PPL, None), (PPL, False), (PPL, True))}  # fmt: skip
+    assert found == {("KLD", None): ("log", 1), ("KLD", False): ("linear", 17), ("PPL", None): ("function", 5),
+                     ("PPL", False): ("linear", 15), ("PPL", True): ("log", 17)}  # fmt: skip
 
 
-@pytest.mark.parametrize("vram", [False, True])
-def test_the_lines_of_the_real_table(vram: bool) -> None:
+def test_the_outlier_of_the_real_table_is_off_the_scale_only_where_the_axis_is_linear() -> None:
+    far = {}
+    for log_y in (None, False, True):
+        texts = [text.get_text() for text in artists_of_kind(real(PPL, BPW, False, log_y), "label")]
+        far[log_y] = [text for text in texts if "off" in text]
+    assert far == {None: [], False: ["Q2_K\n553 (off the scale)"], True: []}
+    assert real(KLD, BPW).axes[0].get_ylim()[1] > 3.2
+    assert real(PPL, BPW).axes[0].get_ylabel() == figures.EXCESS_AXIS
+    assert real(PPL, BPW, False, True).axes[0].get_ylabel() == "Perplexity"
+
+
+@pytest.mark.parametrize("size", [BPW, VRAM])
+def test_the_lines_of_the_real_table(size: Size) -> None:
     floor = f"noise floor ({real_table.FLOOR}) 0.0015"
-    for kld, height, name in (False, 21.991, "reference 21.99"), (True, 0.00154269, floor):
-        figure = real(kld, vram, False)
+    for measure, height, name in (PPL, 21.991, "reference 21.99"), (KLD, 0.00154269, floor):
+        figure = real(measure, size)
         (line,), (text,) = artists_of_kind(figure, "level"), artists_of_kind(figure, "level-name")
         assert tuple(line.get_ydata()) == (height, height)
         assert text.get_text() == name
 
 
-def subtitles(run: RunResult, **keys: bool) -> list[str]:
+def subtitles(run: RunResult, **keys: Any) -> list[str]:
     return str(figures.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
 
 
@@ -134,15 +142,14 @@ def test_what_is_below_the_title(unplaced: None) -> None:
     run = real_table.real_run()
     best = "bold: no other row is smaller and better: EXL3 2.0 bpw to 6.0 bpw, GGUF Q4_K_M"
     assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
-    assert subtitles(run, kld=True) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
+    assert subtitles(run, measure=KLD) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
+    unknown = "no error bars: errors of percentiles are not known"
+    assert subtitles(run, measure=KLD_VALUES["median"])[1] == unknown
     assert subtitles(run, card=True) == [mark.split(" (")[0]]
     alone = replace(run, models=tuple(on_its_own(model) for model in run.models if model.label != real_table.MARKED))
-    assert subtitles(alone)[:2] == [
-        mark.split(" (")[0],
-        f"{bars} the perplexity (about the text, so nearly common to all)",
-    ]
+    assert subtitles(alone)[:2] == [mark.split(" (")[0], f"{bars} the perplexity (mostly common to all)"]
     mixed = replace(run, models=tuple(on_its_own(m) if "Q8" in m.label else m for m in run.models))
-    assert subtitles(mixed)[1] == f"{bars} the ratio to the reference's (GGUF Q8_0: of the perplexity)"
+    assert " ".join(subtitles(mixed)[1:3]) == f"{bars} the ratio to the reference's (GGUF Q8_0: of the perplexity)"
     assert subtitles(replace(run, models=run.models[:1])) == [mark.split(" (")[0]]
 
 
@@ -198,34 +205,46 @@ def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() 
 
 
 def test_points_are_what_is_known() -> None:
-    sizeless = replace(QUANT, label="sizeless", storage=replace(QUANT.storage, bpw_layer=None, vram_bits=None))
+    sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
-    points, left_out = figures.scatter_points(run, vram=False)
+    points, left_out = figures.scatter_points(run, BPW, PPL)
     assert points == [
         Point("bf16", 4.5, 7.5, "7.500"),
         Point("W4A16", 4.5, 7.5, "7.50", error=0.015),
         Point("base", 4.5, 7.5, "7.500", error=0.0),
     ]
-    assert left_out == ["sizeless: not in the plot: size unknown", "broken: not in the plot: PPL unknown"]
-    points, left_out = figures.scatter_points(run, vram=True, kld=True)
+    assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
+    points, left_out = figures.scatter_points(run, VRAM, KLD)
     assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452)]
-    assert left_out == ["sizeless: not in the plot: size unknown", "base: not in the plot: KLD unknown",
+    assert left_out == ["sizeless: not in the plot: VRAM unknown", "base: not in the plot: KLD unknown",
                         "broken: not in the plot: KLD unknown"]  # fmt: skip
+
+
+def test_points_of_file_sizes_and_percentiles() -> None:
+    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of results made by hand, shown with two digits."""
+    files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
+    points, left_out = figures.scatter_points(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
+    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 0.3, 0.999, "1.0")]
+    assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
+    points, _ = figures.scatter_points(run_of(*files), FILES, KLD_VALUES["median"])
+    assert [point.shown for point in points] == ["reference: 0", "0.500"]
+    assert figures.scatter_points(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
 
 
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, kld=False)] == [
+    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, PPL)] == [
         (7.5, "reference 7.50", False)
     ]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, kld=True)] == [
+    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, KLD)] == [
         (0.01234567, name, True)
     ]
-    assert figures.scatter_levels(run_of(REF, QUANT), kld=True) == []
-    assert figures.scatter_levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), kld=True) == []
-    assert figures.scatter_levels(run_of(BASE, reference=None), kld=False) == []
+    assert [level.y for level in figures.scatter_levels(run, KLD_VALUES["p99.9"])] == [0.999]
+    assert figures.scatter_levels(run_of(REF, QUANT), KLD) == []
+    assert figures.scatter_levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []
+    assert figures.scatter_levels(run_of(BASE, reference=None), PPL) == []
 
 
 def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
@@ -237,7 +256,7 @@ def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
         real_table.real_run(), models=real_table.real_run().models[2:3]
     )  # ExLlamaV3, below the reference's 21.991
     assert artists_of_kind(figures.scatter_figure(low, max_y=21.99), "level") == []
-    with pytest.raises(ValueError, match="no model has both values within the limits"):
+    with pytest.raises(ValueError, match="no model has both PPL and bits per weight within the limits"):
         figures.scatter_figure(real_table.real_run(), max_x=1)
 
 
@@ -246,7 +265,7 @@ def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
     assert figures.kld_axis(real_table.real_run()) == f"{axis} against bf16 vLLM"
     assert figures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
     assert figures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
-    figure = figures.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), kld=True)
+    figure = figures.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), measure=KLD)
     assert figure.axes[0].get_ylabel().endswith("x" * 22)
     figure.draw_without_rendering()
     assert is_within(figure.axes[0].yaxis.label.get_window_extent(), figure.bbox)
@@ -259,7 +278,7 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
     ]  # fmt: skip
     assert (tmp_path / "a.png").is_file()
     figures.draw(run_of(REF, QUANT), tmp_path / "b.png", max_x=1)
-    assert capsys.readouterr().out == "no plot: no model has both values within the limits\n"
+    assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
     figures.draw(run_of(*(replace(QUANT, label=f"group{i}") for i in range(81))), tmp_path / "b.png")
     assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
     assert not (tmp_path / "b.png").exists()
@@ -267,14 +286,14 @@ def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: p
 
 def test_titles(unplaced: None) -> None:
     run = run_of(REF, QUANT)
-    titles = [figures.scatter_figure(run, kld=kld, title=title).axes[0].get_title(loc="left")
-              for kld, title in ((False, None), (True, None), (True, "mine"), (False, ""))]  # fmt: skip
-    assert titles == ["Perplexity of quantized models", "KL divergence of quantized models", "mine", ""]
+    titles = [figures.scatter_figure(run, measure=measure, title=title).axes[0].get_title(loc="left")
+              for measure, title in ((PPL, None), (KLD_VALUES["p99.9"], None), (KLD, "mine"), (PPL, ""))]  # fmt: skip
+    assert titles == ["Perplexity of quantized models", "99.9 % KLD of quantized models", "mine", ""]
 
 
 def test_axes_say_what_is_counted() -> None:
     run = run_of(REF, QUANT)
-    assert figures.scatter_figure(run).axes[0].get_xlabel() == figures.BPW_AXIS
-    assert figures.scatter_figure(run, vram=True).axes[0].get_xlabel() == figures.VRAM_AXIS
-    assert figures.scatter_figure(run, vram=True).axes[0].get_ylabel() == "Perplexity"
+    assert figures.scatter_figure(run).axes[0].get_xlabel() == BPW.axis
+    assert figures.scatter_figure(run, size=VRAM).axes[0].get_xlabel() == VRAM.axis
+    assert figures.scatter_figure(run_of(BASE, reference=None)).axes[0].get_ylabel() == "Perplexity"
     assert pixels_apart(*labels.boxes_of(figures.scatter_figure(run))[:2]) > 0

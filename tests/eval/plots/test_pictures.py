@@ -19,8 +19,8 @@ from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("ppl_bpw", "ppl_vram", "kld_bpw", "kld_vram", "kld_spread", "kld_histograms", "loss_by_position",
-         "kld_by_position")  # fmt: skip
+NAMES = ("ppl_bpw", "ppl_vram", "ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size", "kld_spread",
+         "kld_histograms", "loss_by_position", "kld_by_position")  # fmt: skip
 
 
 def small() -> RunResult:
@@ -44,10 +44,12 @@ def test_every_picture_is_written_and_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unplaced: None
 ) -> None:
     monkeypatch.setattr(style, "DPI", 40)  # at 160 the files take three times as long
+    some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
+    monkeypatch.setattr(pictures, "SCATTER", some)
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
         pictures.write_all(small(), tmp_path / name, Outputs())
-    expected = {f"{name}.{suffix}" for name in NAMES for suffix in ("png", "svg")}
+    expected = {f"{name}.{suffix}" for name in (*some, *NAMES[7:]) for suffix in ("png", "svg")}
     expected |= {f"histograms/{name}.png" for name in ("bf16_Transformers", "NVFP4_W4A4_as_run", "EXL3_4.0_bpw")}
     assert files(tmp_path / "first") == files(tmp_path / "second") == expected
     said = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path / "first") in line]
@@ -72,8 +74,11 @@ def test_without_a_reference_only_perplexity_is_drawn(
     ]
     assert [line for line in lines if not line.startswith("plot: ")] == [
         "broken: not in the plot: PPL unknown",
-        "no kld_bpw: no model has both values within the limits",
-        "no kld_vram: no model has both values within the limits",
+        "no ppl_size: no model has both PPL and file size within the limits",
+        "no kld_bpw: no model has both KLD and bits per weight within the limits",
+        "no kld_vram: no model has both KLD and VRAM within the limits",
+        "no kld_size: no model has both KLD and file size within the limits",
+        "no kld_p99.9_size: no model has both 99.9 % KLD and file size within the limits",
         "no kld_spread: no model was compared with a reference",
         "no kld_histograms: no model was compared with a reference",
         "no kld_by_position: no model has scores by position",
@@ -83,11 +88,13 @@ def test_without_a_reference_only_perplexity_is_drawn(
 def test_each_model_that_is_missing_is_named_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
-    sizeless = replace(QUANT, label="sizeless", storage=replace(QUANT.storage, bpw_layer=None))
-    pictures.write_all(run_of(REF, QUANT, BASE, sizeless), tmp_path, Outputs())
+    ref, quant, base = (replace(each, storage=replace(each.storage, file_bytes=10**9)) for each in (REF, QUANT, BASE))
+    sizeless = replace(quant, label="sizeless", storage=replace(quant.storage, bpw_layer=None))
+    pictures.write_all(run_of(ref, quant, base, sizeless), tmp_path, Outputs())
     assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("plot: ")] == [
-        "sizeless: not in the plot: size unknown",
+        "sizeless: not in the plot: bits per weight unknown",
         "base: not in the plot: KLD unknown",
+        "base: not in the plot: 99.9 % KLD unknown",
     ]
 
 
@@ -99,9 +106,10 @@ def test_models_without_a_finite_kld_are_not_in_the_pictures_of_tokens(tmp_path:
 def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
     own = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn().items()}
     assert own == {
-        **dict.fromkeys(("ppl_bpw", "ppl_vram"), "Perplexity of quantized models"),
-        **dict.fromkeys(("kld_bpw", "kld_vram"), "KL divergence of quantized models"),
-        **dict.fromkeys([name for name in own if name in NAMES[4:6] or "/" in name], "KL divergence of single tokens"),
+        **dict.fromkeys(("ppl_bpw", "ppl_vram", "ppl_size"), "Perplexity of quantized models"),
+        **dict.fromkeys(("kld_bpw", "kld_vram", "kld_size"), "KL divergence of quantized models"),
+        "kld_p99.9_size": "99.9 % KLD of quantized models",
+        **dict.fromkeys([name for name in own if name in NAMES[7:9] or "/" in name], "KL divergence of single tokens"),
         "loss_by_position": "Loss by position in the window",
         "kld_by_position": "KL divergence by position in the window",
     }
@@ -112,12 +120,9 @@ def test_titles_are_the_pictures_own_or_the_one_given(unwritten: None) -> None:
 
 def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
     found = drawn()
-    assert [artists_of_kind(found[name], "point")[0].get_xdata()[0] < 1 for name in NAMES[:4]] == [
-        False,
-        True,
-        False,
-        True,
-    ]
+    words = {"bpw": "Bits per weight", "vram": "Stored weights", "size": "Weight files"}
+    for name in NAMES[:7]:
+        assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
     for name in ("kld_spread", "kld_histograms"):
         rows = [text.get_text() for text in artists_of_kind(found[name], "label")]
         assert rows == ["bf16 Transformers", "EXL3 4.0 bpw", "NVFP4 W4A4 as run †"]

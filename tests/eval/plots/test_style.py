@@ -31,7 +31,7 @@ def test_save_is_deterministic(suffix: str, tmp_path: Path, monkeypatch: pytest.
 def test_saved_files_are_readable(tmp_path: Path) -> None:
     for name in ("a.png", "a.svg", "A.PDF"):
         style.save_figure(figure(), tmp_path / name)
-    assert imread(tmp_path / "a.png").shape == (480, 2080, 4)
+    assert imread(tmp_path / "a.png").shape == (480, 1680, 4)
     svg = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     assert "line-0" in {element.get("id") for element in svg.iter()}
@@ -103,7 +103,7 @@ def test_a_heading_wraps_and_keeps_its_lines() -> None:
     below = axes.texts[0].get_text().splitlines()
     assert below[0] == "first"
     assert len(below) == 3
-    assert len(axes.get_title(loc="left").splitlines()) == 3
+    assert len(axes.get_title(loc="left").splitlines()) == 4
     drawn.draw_without_rendering()
     title, text = axes._left_title.get_window_extent(), axes.texts[0].get_window_extent()
     assert title.y0 > text.y1 > text.y0 > axes.get_window_extent().y1

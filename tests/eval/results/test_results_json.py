@@ -102,13 +102,22 @@ def test_a_failed_reference_has_no_kld(tmp_path: Path) -> None:
 def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | None) -> None:
     """Every field of every model: floats to the last bit, tuples as tuples."""
     failed = replace(FAILED, notes=("a", "b"), is_reference=True)
-    cached = replace(REF, cached=True, scores_key="k", storage=replace(REF.storage, bpw_head=None, note="unknown"))
+    cached = replace(
+        REF, cached=True, scores_key="k", storage=replace(REF.storage, bpw_head=None, note="unknown", file_bytes=7)
+    )
     run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
     written(run, tmp_path)
     found, inspection = results_json.load(tmp_path / "r.json")
     assert inspection is None
     assert plain(found) == run
     assert [model.label for model in found.models] == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
+
+
+def test_results_without_the_size_of_files_are_read(tmp_path: Path) -> None:
+    found = written(run_of(REF, QUANT), tmp_path)
+    for model in found["models"]:
+        del model["file_bytes"]
+    assert [model.storage for model in results_json.from_json(found).models] == [REF.storage, QUANT.storage]
 
 
 def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:

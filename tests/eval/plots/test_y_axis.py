@@ -1,0 +1,57 @@
+"""The scale of values around a reference: gold values by hand, and what its ticks say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from eval.plots.scatter_points import Point
+from eval.plots.y_axis import MOST_TICKS, Excess, excess_over
+
+
+def test_heights_by_hand() -> None:
+    """asinh(x) = ln(x + sqrt(x^2 + 1)): twice ``near`` is ln(2 + sqrt(5)); far away a factor of ten is ln(10)."""
+    scale = Excess(20.0, 0.01)
+    assert scale.height([20.0, 20.4, 19.6]).tolist() == pytest.approx([0, math.log(2 + 5**0.5), -math.log(2 + 5**0.5)])
+    tenfold = scale.height(20 + 200.0) - scale.height(20 + 20.0)
+    assert tenfold == pytest.approx(math.log(10), rel=1e-4)
+    values = np.array([1.0, 19.99, 20.0, 20.01, 25.0, 1e7])
+    assert scale.value(scale.height(values)) == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    ("rows", "near"),
+    [
+        ([("a", 20.2, None, False), ("b", 30.0, None, False), ("bf16", 20.001, None, True)], 0.01),
+        ([("a", 20.01, 0.1, False), ("b", 30.0, 1.0, False)], 0.005),  # no nearer than its error says
+        ([("a", 20.0, None, False), ("b", 30.0, None, False)], 1e-5),
+        ([("a", 60.0, None, False)], 0.1),
+        ([("bf16", 20.5, None, True)], 1e-5),
+    ],
+)
+def test_the_scale_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float) -> None:
+    points = [Point(label, 4.0, y, "", error, "", unquantized) for label, y, error, unquantized in rows]
+    assert excess_over(20.0, points) == Excess(20.0, pytest.approx(near))
+
+
+def test_ticks_are_percents_at_their_values() -> None:
+    values, texts = Excess(20.0, 0.01).ticks(19.7, 520.0, sparse=False)
+    assert texts == ["-1 %", "0 %", "+1 %", "+2 %", "+5 %", "+10 %", "+20 %", "+50 %", "+100 %", "+200 %", "+500 %",
+                     "+1,000 %", "+2,000 %"]  # fmt: skip
+    assert values == pytest.approx(
+        [20 * (1 + e / 100) for e in (-1, 0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)]
+    )
+    assert Excess(20.0, 0.01).ticks(19.7, 520.0, sparse=True)[1] == [
+        "-1 %",
+        "0 %",
+        "+1 %",
+        "+10 %",
+        "+100 %",
+        "+1,000 %",
+    ]
+    many = Excess(20.0, 1e-5).ticks(19.7, 520.0, sparse=False)[1]
+    assert "+0.001 %" in many
+    assert "+2 %" not in many
+    assert len(many) <= MOST_TICKS

@@ -1,0 +1,53 @@
+"""What a row says of its model's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from backends.base import Backend, LoadRequest
+from backends.fake import FakeBackend
+from backends.hf.backend import TransformersBackend
+from backends.llamacpp.backend import LlamacppBackend
+from eval.run.jobs import Job
+from eval.run.table_rows import file_bytes
+from eval.specs.types import ModelSpec
+from tests.support.checkpoints import write_checkpoint
+
+
+def job(backend: type[Backend], model: Path | str, *override_tensors: Path) -> Job:
+    spec = ModelSpec(load_fn=backend.capabilities.load_fns[0], model_dir=str(model))
+    request = LoadRequest("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
+    return Job(spec, "engine", backend, request)
+
+
+def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
+    """With files that replace tensors, and without what the engine does not load."""
+    folder = write_checkpoint(tmp_path / "model", {"lm_head.weight": ("BF16", 8, 4)})
+    (folder / "tokenizer.json").write_bytes(b"x" * 1000)
+    stored = (folder / "model.safetensors").stat().st_size
+    assert 64 < stored < 1000
+    assert file_bytes(job(TransformersBackend, folder)) == stored
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(b"x" * 500)
+    assert file_bytes(job(TransformersBackend, folder, other)) == stored + 500
+
+
+def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=1)
+    for name in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+        writer.add_tensor(name, np.zeros((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    files = sorted(tmp_path.glob("*.gguf"))
+    assert len(files) == 2
+    for file in files:
+        assert file_bytes(job(LlamacppBackend, file)) == sum(each.stat().st_size for each in files) > 8192
+
+
+def test_files_that_are_not_here_have_no_size() -> None:
+    assert file_bytes(job(FakeBackend, "anything")) is None
