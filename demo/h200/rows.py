@@ -20,7 +20,7 @@ CHECKPOINTS: dict[str, tuple[str, int | None]] = {
 }
 """Name -> preset and group size of ``demo/quantize.py``."""
 GPTQ = "gptq-w4a16-g128"
-"""A checkpoint of llm-compressor's GPTQ (``demo/gptq.py``); it is made beforehand, since it takes minutes."""
+"""A checkpoint of llm-compressor's GPTQ (``demo/h200/gptq.py``); it is made beforehand, since it takes minutes."""
 GGUF_WRITTEN = ("BF16", "F16")
 GGUF_QUANTIZED = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
 GGUF_WITH_IMATRIX = ("Q2_K", "Q3_K_M", "Q4_K_M")
