@@ -106,8 +106,8 @@ class Disagreement:
         """The standard deviation over the models at each of ``size`` tokens; if they are ``compared``, or if there is
         one model, over these and the reference, which lost nothing."""
         rows = max(self.models + (compared or self.models == 1), 1)
-        variance = self.squares / rows - (self.total / rows) ** 2
-        return np.sqrt(np.broadcast_to(np.maximum(variance, 0.0), size))
+        variance = np.broadcast_to(self.squares / rows - (self.total / rows) ** 2, size)
+        return np.asarray(np.sqrt(np.maximum(variance, 0.0)), np.float64)
 
 
 def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:

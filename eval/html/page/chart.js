@@ -45,7 +45,7 @@ function tickText(value, all) {
 function frame(width, height, x, y, label) {
   const up = ticks(y.kind, y.least ?? y.low, y.high, height / 55),
     letters = Math.max(...up.map((each) => tickText(each, up).length));
-  const box = { left: Math.max(62, 32 + 7 * letters), right: width - 14, top: 12, bottom: height - 46 };
+  const box = { left: Math.max(62, 32 + 7 * letters), right: width - 18, top: 12, bottom: height - 46 };
   const toX = scale(x.kind, x.low, x.high, box.left, box.right),
     toY = scale(y.kind, y.low, y.high, box.bottom, box.top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label });

@@ -5,7 +5,7 @@ const lost = (p, id, i) =>
     : null;
 const PAINTS = {
   kld: { name: "KLD", floor: true, of: (p, id, i) => (p.kld[id] ? p.kld[id][i] : null) },
-  more: { name: "loss − reference", floor: true, of: lost },
+  more: { name: "loss − reference", words: "loss above the reference's", floor: true, of: lost },
   loss: { name: "loss", floor: false, of: (p, id, i) => (p.logprob[id] && known(p.logprob[id][i]) ? -p.logprob[id][i] : null) },
 };
 const SHARES = [0.5, 0.25, 0.1, 0.05, 0.01]; // of the tokens shown, which have at least the first, second, ... colour
@@ -36,8 +36,8 @@ function colourLegend(paint, found) {
     .map((step, k) => step !== null && h("li", {}, h("span", { class: "token", "data-step": k + 1 }, `≥ ${short(step)}`), `${fixed(100 * SHARES[k], 0)} %`))
     .filter(Boolean);
   const what = found.above
-    ? `how far its ${paint.name} lies above that of the noise floor (${FLOOR.raw.label}) at the same token, in nats`
-    : `its ${paint.name} in nats, as the row has it (${!paint.floor ? "a loss has no noise floor" : FLOOR ? "it is the noise floor" : "the run has no noise floor"})`;
+    ? `how far its ${paint.words || paint.name} lies above that of the noise floor (${FLOOR.raw.label}) at the same token, in nats`
+    : `its ${paint.words || paint.name} in nats, as the row has it (${!paint.floor ? "a loss has no noise floor" : FLOOR ? "it is the noise floor" : "the run has no noise floor"})`;
   const least = steps.length ? "" : ` No token has a colour: ${found.above ? "nothing here can be told from noise." : "all are 0."}`;
   return [
     h("p", { class: "hint" }, `Colour of a token: ${what}, in quantiles of the ${fixed(found.tokens, 0)} tokens shown (the last colour has 1 % of them).` +

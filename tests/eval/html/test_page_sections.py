@@ -52,7 +52,7 @@ def test_selection_reaches_all_sections(show: ShowPage) -> None:
         )
         for each in (".curve", ".legend line")
     ]
-    assert dashes == [["none", "none", "7px, 3px"]] * 2  # a group's second model
+    assert dashes == [["none", "7px, 3px", "2px, 3px"]] * 2
     opened.page.locator("#table tr[data-model='4'] td").first.click()
     assert opened.page.locator("#tokens select").input_value() == "6"
     assert opened.page.locator("#scatter .ring").count() == 2
