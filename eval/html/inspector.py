@@ -26,7 +26,9 @@ from eval.text.windows import EvalData
 
 PASSAGE, PASSAGES, STEP = 256, 4, 32
 """Tokens in a passage, how many there are, and tokens between the places where one may begin."""
-CHOSEN = "where models differ most beyond noise in part {part} of {parts} of the text"
+CONTEXT = 32
+"""Tokens before a token that counts for the choice of passages: with less, every model guesses."""
+CHOSEN = "where models differ most in part {part} of {parts}"
 WORST, BEFORE, AFTER = 30, 24, 4
 """Most damaged tokens of a model, and the tokens around each."""
 Numbers = tuple[float | None, ...]
@@ -130,9 +132,9 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
     if order is None:
         return None
     window, position = order
-    begins = choose_passages(
-        found.deviation(run.reference is not None, len(window)), data.text_index(window, position), window
-    )
+    deviation = found.deviation(run.reference is not None, len(window))
+    deviation[position < CONTEXT] = 0
+    begins = choose_passages(deviation, data.text_index(window, position), window)
     spans = {
         part: slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right"))))
         for part, begin in begins.items()

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "page"
 SCRIPTS = (
-    "core", "statistics", "chart", "saving", "table", "drawings/front", "drawings/labels", "drawings/scatter",
-    "drawings/spread", "drawings/position", "drawings/confidence", "differences", "inspector", "ran",
+    "core", "statistics", "chart", "saving", "table", "selection",
+    "drawings/front", "drawings/labels", "drawings/scatter", "drawings/spread", "drawings/position",
+    "drawings/confidence", "differences", "inspector", "ran",
 )  # fmt: skip
 """In the order in which they need each other; the last one starts it all."""
 TITLE = "Quantized models compared"

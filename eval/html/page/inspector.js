@@ -140,7 +140,7 @@ function tokensSection() {
     if (!paints.some(([key]) => key === inspecting.paint)) inspecting.paint = paints[0][0];
     const found = colours(PAINTS[inspecting.paint], each.id, passages),
       how = passages.some((p) => p.chosen)
-        ? "of each part of the text the passage in which models differ most, each model's loss beyond the noise floor counted in units of its own mean"
+        ? "of each quarter of the text the passage in which models differ most, each model's loss beyond the noise floor counted in units of its own mean"
         : "they were chosen where models lost most";
     body.replaceChildren(...[
       h(

@@ -111,8 +111,10 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) 
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
-    assert "".join(passage.tokens) == TEXT[1 : 1 + inspector.PASSAGE].decode(errors="ignore")
-    at = TEXT.index("Ü".encode()) - 1
+    begin = passage.position  # the first at which no token is guessed
+    assert inspector.CONTEXT <= begin < inspector.CONTEXT + inspector.STEP
+    assert "".join(passage.tokens) == TEXT[begin : begin + inspector.PASSAGE].decode(errors="ignore")
+    at = TEXT.index("Ü".encode(), begin) - begin
     assert passage.tokens[at : at + 2] == ("", "Ü")
 
 
@@ -140,13 +142,14 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 
 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
-    model = compared(cache, data, "a", {10: np.inf, 11: np.nan, 12: 1.0})
+    model = compared(cache, data, "a", {100: np.inf, 101: np.nan, 102: 1.0})
     found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
     assert worst is not None
     assert kld is not None
-    assert (worst[0].position, kld[9:12]) == (12, (None, None, 1.0))
+    begin = 100 - found.passages[0].position
+    assert (worst[0].position, kld[begin : begin + 3]) == (102, (None, None, 1.0))
 
 
 def test_models_without_scores(data: EvalData, cache: Cache) -> None:
