@@ -24,8 +24,11 @@ from eval.run.token_scores import StoredScores
 from eval.text import vocabulary
 from eval.text.windows import EvalData
 
-PASSAGE, PASSAGES = 256, 4
-"""Tokens in a passage, and how many there are."""
+PASSAGE, PASSAGES, STEP = 256, 4, 32
+"""Tokens in a passage, how many there are, and tokens between the places where one may begin."""
+CONTEXT = 32
+"""Tokens before a token that counts for the choice of passages: with less, every model guesses."""
+CHOSEN = "where models differ most in part {part} of {parts}"
 WORST, BEFORE, AFTER = 30, 24, 4
 """Most damaged tokens of a model, and the tokens around each."""
 Numbers = tuple[float | None, ...]
@@ -36,6 +39,7 @@ class Passage:
     """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
 
     ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
+    ``chosen``: why it is shown.
     """
 
     window: int
@@ -44,6 +48,7 @@ class Passage:
     ref_logprob: Numbers | None
     logprob: tuple[Numbers | None, ...]
     kld: tuple[Numbers | None, ...]
+    chosen: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,44 @@ class Piece:
     ends: list[int]
 
 
+class Disagreement:
+    """How far models differ at each scored token [N], from sums to which one model after the other is added."""
+
+    def __init__(self, noise: NDArray[np.float64] | None) -> None:
+        """``noise``: what the noise floor's row lost at each token; None without one."""
+        self.noise = noise
+        self.models = 0
+        self.total: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, stored: StoredScores) -> None:
+        """Add what a model lost beyond the noise floor, in units of its mean, by its logarithm.
+
+        So neither a broken model nor one token of 10 nats chooses the passages, nor does a model at the noise floor.
+        """
+        noise = np.zeros(1) if self.noise is None else self.noise
+        beyond = np.maximum(token_damage(stored) - noise, 0)
+        unit = beyond.mean() + noise.mean()
+        scaled = np.log1p(beyond / unit) if unit > 0 else beyond
+        self.models += 1
+        self.total = self.total + scaled
+        self.squares = self.squares + scaled**2
+
+    def deviation(self, compared: bool, size: int) -> NDArray[np.float64]:
+        """The standard deviation over the models at each of ``size`` tokens; if they are ``compared``, or if there is
+        one model, over these and the reference, which lost nothing."""
+        rows = max(self.models + (compared or self.models == 1), 1)
+        variance = np.broadcast_to(self.squares / rows - (self.total / rows) ** 2, size)
+        return np.asarray(np.sqrt(np.maximum(variance, 0.0)), np.float64)
+
+
 def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
     """The inspection of a run; None if no model has stored scores.  InputError if the tokens cannot be decoded."""
     keys = [model.scores_key if not model.error else "" for model in run.models]
     worst: list[list[tuple[Damaged, Piece]] | None] = []
-    total, reference, order = None, None, None
+    floor = token_scores.of_row(cache, run.noise_floor.scores_key if run.noise_floor else "", data.windows)
+    found = Disagreement(token_damage(floor) if floor else None)
+    reference, order = None, None
     for model, key in zip(run.models, keys, strict=True):
         stored = token_scores.of_row(cache, key, data.windows)
         worst.append(None if stored is None else most_damaged(stored, data))
@@ -88,24 +126,26 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
             continue
         if model.is_reference or reference is None:
             reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
-        if not (model.is_reference and run.reference):
-            total = relative_to_mean(token_damage(stored)) + (0 if total is None else total)
+        if not (model.is_noise_floor or (model.is_reference and run.reference)):
+            found.add(stored)
         order = stored.window, stored.position
     if order is None:
         return None
     window, position = order
-    begins = choose_passages(
-        np.zeros(len(window)) if total is None else total, data.text_index(window, position), window
-    )
-    spans = [
-        slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right")))) for begin in begins
-    ]
-    columns = [columns_of(cache, key, data, spans) for key in keys]
+    deviation = found.deviation(run.reference is not None, len(window))
+    deviation[position < CONTEXT] = 0
+    begins = choose_passages(deviation, data.text_index(window, position), window)
+    spans = {
+        part: slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right"))))
+        for part, begin in begins.items()
+    }
+    columns = [columns_of(cache, key, data, list(spans.values())) for key in keys]
     passages = []
-    for i, span in enumerate(spans):
+    for i, (part, span) in enumerate(spans.items()):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
         ref_logprob = None if reference is None else three_digits(reference[span])
-        passage = Passage(int(window[span.start]), int(position[span.start]), (), ref_logprob, logprob, kld)
+        chosen = CHOSEN.format(part=part + 1, parts=PASSAGES)
+        passage = Passage(int(window[span.start]), int(position[span.start]), (), ref_logprob, logprob, kld, chosen)
         passages.append((passage, piece_of(span, window, position, data)))
     return with_texts(passages, worst, data)
 
@@ -143,27 +183,28 @@ def token_damage(stored: StoredScores) -> NDArray[np.float64]:
     return np.where(np.isfinite(found), found, 0).astype(np.float64)
 
 
-def relative_to_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Values in units of their own mean, so that a broken model does not choose the passages for all."""
-    mean = values.mean()
-    return values / mean if mean > 0 else values
+def choose_passages(deviation: NDArray[np.float64], index: NDArray[Any], window: NDArray[Any]) -> dict[int, int]:
+    """Number of a part of the text -> first entry of the passage that begins there and in which models differ most.
 
-
-def choose_passages(total: NDArray[np.float64], index: NDArray[Any], window: NDArray[Any]) -> list[int]:
-    """First entries of the passages: the first of all, then the passages with the largest totals; no text twice."""
+    The text, of which ``index`` [N] is the place of each entry, has ``PASSAGES`` parts of one length, so that passages
+    are spread over it; no text is in two of them.  Of equal passages the first is chosen.
+    """
     starts = np.flatnonzero(np.diff(window, prepend=window[0] - 1))
     ends = np.append(starts[1:], len(window))
-    begins = np.concatenate([np.arange(a, max(b - PASSAGE, a) + 1, PASSAGE) for a, b in zip(starts, ends, strict=True)])
-    sums = np.concatenate(([0.0], np.cumsum(total)))
+    begins = np.concatenate([np.arange(a, max(b - PASSAGE, a) + 1, STEP) for a, b in zip(starts, ends, strict=True)])
+    sums = np.concatenate(([0.0], np.cumsum(deviation)))
     stops = np.minimum(begins + PASSAGE, ends[np.searchsorted(starts, begins, "right") - 1])
-    ranked = begins[np.argsort(-(sums[stops] - sums[begins]), kind="stable")]
-    chosen = [0]
+    found = np.round(sums[stops] - sums[begins], 6)  # what differs in the last bits only is equal
+    ranked = begins[np.argsort(-found, kind="stable")]
+    first, length = int(index.min()), int(np.ptp(index)) + 1
+    chosen: dict[int, int] = {}
     for begin in ranked.tolist():
+        part = (int(index[begin]) - first) * PASSAGES // length
+        if part not in chosen and all(abs(int(index[begin] - index[other])) >= PASSAGE for other in chosen.values()):
+            chosen[part] = begin
         if len(chosen) == PASSAGES:
             break
-        if all(abs(int(index[begin]) - int(index[other])) >= PASSAGE for other in chosen):
-            chosen.append(begin)
-    return chosen
+    return dict(sorted(chosen.items()))
 
 
 def columns_of(

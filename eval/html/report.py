@@ -1,7 +1,7 @@
 """``--html``: one file that shows a run in a browser, without a network.
 
-The file holds its data as JSON (``{"run": results.json, "inspection": ...}``, and group styles, footnotes and
-Student's t, by which the page follows the same rules as the table) and the plain JavaScript of ``eval/html/page/``,
+The file holds its data as JSON (``{"run": results.json, "inspection": ...}``, and what the page need not find again:
+group styles, schemes, footnotes, the table as Markdown, Student's t) and the plain JavaScript of ``eval/html/page/``,
 which draws everything from these data.  The file's content policy lets nothing be loaded and no other script run,
 whatever a label or a token of the text holds.
 """
@@ -13,17 +13,20 @@ import dataclasses
 import hashlib
 import html
 import json
+import shlex
 import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
-from eval.plots import grouping
+from eval.plots import front, grouping
+from eval.plots.scatter_points import Point
 from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
+from eval.table import markdown
 from eval.table.footnotes import footnotes
 
 if TYPE_CHECKING:
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "page"
 SCRIPTS = (
-    "core", "statistics", "chart", "table", "labels", "scatter", "spread", "position", "confidence", "differences",
-    "inspector", "ran",
+    "core", "statistics", "chart", "saving", "table", "selection",
+    "drawings/front", "drawings/labels", "drawings/scatter", "drawings/spread", "drawings/position",
+    "drawings/confidence", "differences", "inspector", "ran",
 )  # fmt: skip
 """In the order in which they need each other; the last one starts it all."""
 TITLE = "Quantized models compared"
@@ -48,19 +52,39 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
 def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
     names = [grouping.split_label(model.label, model.group) for model in run.models]
+    schemes = [front.scheme_of(Point(model.marked_label, 0, 0, group=model.group)) for model in run.models]
+    found = results_json.run_json(run, command)
     return {
-        "run": results_json.run_json(run, command),
+        "run": found,
         "inspection": inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection),
         "names": names,
+        "schemes": [schemes.index(scheme) for scheme in schemes],
+        "commands": [shell_command(each) for each in commands_of(found)],
+        "markdown": markdown.markdown_text(run).split("\n"),
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run),
         "quantized": [model.is_quantized for model in run.models],
         "t975": T975,
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
-            "least": LEAST_TOKENS,
+            "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE,
         },
     }  # fmt: skip
+
+
+def commands_of(run: dict[str, Any]) -> list[Any]:
+    """The command lines of a run (``run_json``): its own, or of each run that was merged."""
+    return [each["origin"].get("command") for each in run["parts"]] if "parts" in run else [run["command"]]
+
+
+def shell_command(command: Any) -> str:
+    """A command line for a shell; if it names the file of compare_q, for the folder that holds ``eval/``.
+
+    Empty if it is not known, or no list (in results that were read back).
+    """
+    words = list(map(str, command)) if isinstance(command, list) else []
+    start = ["python", "eval/compare_q.py"] if words[:1] == ["compare_q.py"] else words[:1]
+    return shlex.join([*start, *words[1:]])
 
 
 def page_footnotes(run: RunResult) -> list[str]:

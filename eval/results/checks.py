@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
@@ -46,6 +46,7 @@ class Passage(TypedDict):
     ref_logprob: Numbers | None
     logprob: list[Numbers | None]
     kld: list[Numbers | None]
+    chosen: NotRequired[str]  # not in reports of 0.1
 
 
 @with_config(ConfigDict(strict=True))

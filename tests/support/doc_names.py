@@ -68,7 +68,7 @@ def python_files() -> list[Path]:
 def other_files() -> list[Path]:
     """What else has comments: the page's scripts, make, the package, what is locked and how llama.cpp is built."""
     page = ROOT / "eval" / "html" / "page"
-    return sorted([ROOT / "Makefile", ROOT / "pyproject.toml", *page.iterdir(), *(ROOT / "requirements").iterdir()])
+    return sorted([ROOT / "Makefile", ROOT / "pyproject.toml", *page.rglob("*.*"), *(ROOT / "requirements").iterdir()])
 
 
 def is_made(file: Path) -> bool:

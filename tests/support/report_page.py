@@ -73,16 +73,19 @@ def run_of(*models: ModelResult) -> RunResult:
 
 
 def inspection_of(run: RunResult) -> Inspection:
-    """Twenty tokens, whose KLD is their number in hundredths and twice that for the next model."""
+    """Twenty tokens, whose KLD is their number in hundredths, twice that for the next model, next to 0 for noise."""
     tokens = ("", "Ü", "\n\n", " <b>", "</script>", *(f" t{i}" for i in range(15)))
 
     def numbers(scale: float) -> tuple[float, ...]:
         return tuple(scale * i for i in range(20))
 
-    klds = tuple(None if m.error or m.is_reference else numbers(0.01 * at) for at, m in enumerate(run.models))
-    logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in enumerate(run.models))
+    places = [0.01 if m.is_noise_floor else at for at, m in enumerate(run.models)]
+    klds = tuple(
+        None if m.error or m.is_reference else numbers(0.01 * at) for at, m in zip(places, run.models, strict=True)
+    )
+    logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in zip(places, run.models, strict=True))
     worst = (Damaged(1, 7, "before\n", " <i>", " after", math.log(0.5), math.log(0.01), 4.25),)
-    passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds)
+    passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds, "for its words")
     return Inspection((passage,), tuple(None if m.error else worst for m in run.models))
 
 

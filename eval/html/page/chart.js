@@ -40,21 +40,23 @@ function tickText(value, all) {
 }
 
 // A drawing of that width, with grid, axes and their names. x and y: {kind, low, high, name}; y can have zero, the place
-// at which a logarithmic axis shows 0, and least: below that value there is no other tick.
+// at which a logarithmic axis shows 0, and least: below that value there is no other tick. x can have an edge,
+// {at, broken, text}: a last tick with that text behind a break of the axis.
 function frame(width, height, x, y, label) {
   const up = ticks(y.kind, y.least ?? y.low, y.high, height / 55),
     letters = Math.max(...up.map((each) => tickText(each, up).length));
-  const box = { left: Math.max(62, 32 + 7 * letters), right: width - 14, top: 12, bottom: height - 46 };
+  const box = { left: Math.max(62, 32 + 7 * letters), right: width - 18, top: 12, bottom: height - 46 };
   const toX = scale(x.kind, x.low, x.high, box.left, box.right),
     toY = scale(y.kind, y.low, y.high, box.bottom, box.top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label });
-  const across = ticks(x.kind, x.low, x.high, width / 90);
+  const across = ticks(x.kind, x.low, x.edge ? x.edge.broken : x.high, width / 90),
+    end = x.edge ? toX(x.edge.at) - 3.5 * x.edge.text.length - 6 : Infinity;
   let last = -Infinity;
   for (const each of across) {
     const at = toX(each),
       text = tickText(each, across);
     root.append(svg("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom }));
-    if (at - last < 7 * text.length + 6) continue;
+    if (at - last < 7 * text.length + 6 || at + 3.5 * text.length > end) continue;
     root.append(svg("text", { class: "tick", x: at, y: box.bottom + 18, "text-anchor": "middle" }, text));
     last = at;
   }
@@ -65,6 +67,14 @@ function frame(width, height, x, y, label) {
     root.append(svg("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, text));
   }
   root.append(svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
+  if (x.edge) {
+    const [at, broken] = [x.edge.at, x.edge.broken].map(toX);
+    root.append(
+      svg("line", { class: "edge", x1: at, x2: at, y1: box.top, y2: box.bottom }),
+      svg("text", { class: "tick", x: at, y: box.bottom + 18, "text-anchor": "middle" }, x.edge.text),
+      svg("text", { class: "break", x: broken, y: box.bottom + 4, "text-anchor": "middle" }, "//"),
+    );
+  }
   root.append(
     svg("text", { class: "name", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, x.name),
   );
@@ -132,8 +142,9 @@ function swatch(group, dash) {
 // The tooltip: rows of [name, text] under a heading, beside a place (a function, since the page may scroll), inside the browser's window.
 const tip = byId("tip");
 let tipPlace = null;
-function hideTip() {
-  tip.hidden = true;
+// Hides the tooltip; with a place only if it is the place of the one shown, as a finger shows the next before it leaves.
+function hideTip(place = tipPlace) {
+  if (place === tipPlace) tip.hidden = true;
 }
 function showTip(heading, rows, place) {
   const terms = rows.map(([name, text]) =>
@@ -144,25 +155,36 @@ function showTip(heading, rows, place) {
   tipPlace = place;
   moveTip();
 }
+// Right of its place, else left, else below, else above: where it is whole. A place that scrolled away has none.
 function moveTip() {
   if (tip.hidden) return;
   const place = tipPlace(),
-    box = tip.getBoundingClientRect(),
-    room = document.documentElement;
-  const left = place.right + 12 + box.width > room.clientWidth ? place.left - box.width - 12 : place.right + 12;
-  const x = Math.min(Math.max(left, 6), Math.max(room.clientWidth - box.width - 6, 6));
-  const below = left < 6 ? place.bottom + 10 : place.top - 10;
-  const y = Math.min(Math.max(below, 6), Math.max(room.clientHeight - box.height - 6, 6));
-  tip.style.setProperty("left", `${x}px`);
-  tip.style.setProperty("top", `${y}px`);
+    { width, height } = tip.getBoundingClientRect(),
+    { clientWidth, clientHeight } = document.documentElement;
+  if (place.bottom < 0 || place.top > clientHeight) return hideTip();
+  const within = (at, size, room) => Math.min(Math.max(at, 6), Math.max(room - size - 6, 6));
+  const x = within((place.left + place.right - width) / 2, width, clientWidth),
+    y = within(place.top - 10, height, clientHeight);
+  const places = [
+    [place.right + 12, y],
+    [place.left - width - 12, y],
+    [x, place.bottom + 10],
+    [x, place.top - height - 10],
+  ];
+  const [left, top] = places.find(
+    ([a, b]) => a >= 6 && a + width <= clientWidth - 6 && b >= 6 && b + height <= clientHeight - 6,
+  ) || [x, within(place.bottom + 10, height, clientHeight)];
+  tip.style.setProperty("left", `${left}px`);
+  tip.style.setProperty("top", `${top}px`);
 }
-// Shows a tooltip while the pointer is over an element, or while it has the focus.
+// Shows a tooltip while the pointer is over an element, or while it has the focus, which a finger gives it.
 function explain(node, heading, rows) {
-  const show = () => showTip(heading, typeof rows === "function" ? rows() : rows, () => node.getBoundingClientRect());
+  const place = () => node.getBoundingClientRect(),
+    show = () => showTip(heading, typeof rows === "function" ? rows() : rows, place);
   node.addEventListener("pointerenter", show);
   node.addEventListener("focus", show);
-  node.addEventListener("pointerleave", hideTip);
-  node.addEventListener("blur", hideTip);
+  node.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && hideTip(place));
+  node.addEventListener("blur", () => hideTip(place));
   return node;
 }
 

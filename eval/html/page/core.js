@@ -119,10 +119,10 @@ function toggleGroup(group) {
 const visible = (each) => !state.hidden.has(each.group);
 const chosenModels = () => state.chosen.map((id) => MODELS[id]).filter(visible);
 
-// A dash of its own for each selected model of a group, since these models share a colour.
+// A dash of its own for each selected model: a group's models share a colour, and in grey all groups are alike.
 function dashOf(each) {
-  const alike = chosenModels().filter((other) => other.group === each.group);
-  return [null, "7 3", "2 3", "9 3 2 3", "12 4", "1 2"][Math.max(alike.indexOf(each), 0) % 6];
+  const at = chosenModels().indexOf(each);
+  return at < 0 ? "1 2" : [null, "7 3", "2 3", "9 3 2 3", "14 4"][at % 5];
 }
 
 // A label for the name of a line.

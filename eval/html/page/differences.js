@@ -96,7 +96,7 @@ function matrixCell(a, b, score, largest) {
   const cell = h(
     "td",
     {
-      class: `cell ${side}${told ? " told" : ""}${strength > 0.65 ? " strong" : ""}`,
+      class: `cell ${side}${told ? " told" : ""}`,
       "data-a": a.id,
       "data-b": b.id,
       "data-value": found && found.value,

@@ -1,58 +1,75 @@
 // The text's tokens, coloured by what they cost the current model, and the tokens that suffered most.
+const lost = (p, id, i) =>
+  p.logprob[id] && p.ref_logprob && known(p.ref_logprob[i]) && known(p.logprob[id][i])
+    ? p.ref_logprob[i] - p.logprob[id][i]
+    : null;
 const PAINTS = {
-  kld: {
-    name: "KLD",
-    text: "KLD, from 0.001 (no colour) to 10 nats, by its logarithm",
-    of: (p, id, i) => p.kld[id] && p.kld[id][i],
-    strength: (v) => (v > 0 ? (Math.log10(v) + 3) / 4 : 0),
-  },
-  more: {
-    name: "loss − reference",
-    text: "loss minus the reference's, from 0 to 6 nats; blue: the model gives the token more than the reference does",
-    of: (p, id, i) =>
-      p.logprob[id] && p.ref_logprob && known(p.ref_logprob[i]) && known(p.logprob[id][i])
-        ? p.ref_logprob[i] - p.logprob[id][i]
-        : null,
-    strength: (v) => Math.sqrt(Math.abs(v) / 6),
-  },
-  loss: {
-    name: "loss",
-    text: "loss, from 0 to 12 nats",
-    of: (p, id, i) => (p.logprob[id] && known(p.logprob[id][i]) ? -p.logprob[id][i] : null),
-    strength: (v) => v / 12,
-  },
+  kld: { name: "KLD", floor: true, of: (p, id, i) => (p.kld[id] ? p.kld[id][i] : null) },
+  more: { name: "loss − reference", words: "loss above the reference's", floor: true, of: lost },
+  loss: { name: "loss", floor: false, of: (p, id, i) => (p.logprob[id] && known(p.logprob[id][i]) ? -p.logprob[id][i] : null) },
 };
+const SHARES = [0.5, 0.25, 0.1, 0.05, 0.01]; // of the tokens shown, which have at least the first, second, ... colour
+function quantile(values, share) {
+  const ranked = [...values].sort((a, b) => a - b);
+  return ranked[Math.min(Math.floor(share * ranked.length), ranked.length - 1)];
+}
+// How tokens are coloured: beyond(p, i), a token's value above the noise floor's at the same token, or the value where
+// there is no floor; and the value from which a token has each colour, null for colours within what 99 % of the floor's
+// own values stay below: nothing of these can be told from noise.
+function colours(paint, id, passages) {
+  const all = (of) => passages.flatMap((p) => p.tokens.map((_, i) => of(p, i)).filter(known)),
+    floor = paint.floor && FLOOR && FLOOR.id !== id ? all((p, i) => paint.of(p, FLOOR.id, i)) : [];
+  const above = floor.length > 0,
+    beyond = (p, i) => {
+      const value = paint.of(p, id, i),
+        base = above ? paint.of(p, FLOOR.id, i) : 0;
+      return known(value) && known(base) ? value - base : null;
+    };
+  const noise = above ? Math.max(quantile(floor.map(Math.abs), 0.99), 0) : 0,
+    sizes = all(beyond).map(Math.abs),
+    steps = SHARES.map((share) => quantile(sizes, 1 - share)).map((step) => (step > noise ? step : null));
+  const stepOf = (value) => (known(value) ? steps.findLastIndex((step) => step !== null && Math.abs(value) >= step) + 1 : 0);
+  return { beyond, steps, noise, above, stepOf, tokens: sizes.length };
+}
+function colourLegend(paint, found) {
+  const steps = found.steps
+    .map((step, k) => step !== null && h("li", {}, h("span", { class: "token", "data-step": k + 1 }, `≥ ${short(step)}`), `${fixed(100 * SHARES[k], 0)} %`))
+    .filter(Boolean);
+  const what = found.above
+    ? `how far its ${paint.words || paint.name} lies above that of the noise floor (${FLOOR.raw.label}) at the same token, in nats`
+    : `its ${paint.words || paint.name} in nats, as the row has it (${!paint.floor ? "a loss has no noise floor" : FLOOR ? "it is the noise floor" : "the run has no noise floor"})`;
+  const least = steps.length ? "" : ` No token has a colour: ${found.above ? "nothing here can be told from noise." : "all are 0."}`;
+  return [
+    h("p", { class: "hint" }, `Colour of a token: ${what}, in quantiles of the ${fixed(found.tokens, 0)} tokens shown (the last colour has 1 % of them).` +
+      (found.above ? ` No colour: below ${short(found.noise)} nats, as 99 % of the noise floor's own are, or below the upper half.` : "") + least),
+    h("ul", { class: "legend", id: "colours" }, steps, paint.name === PAINTS.more.name && steps.length ? h("li", {}, h("span", { class: "token gain", "data-step": 3 }, "dotted"), "less loss, by as much") : null),
+  ];
+}
 const inspecting = { paint: "kld" };
 function probability(logprob) {
   const p = Math.exp(logprob);
-  return !known(logprob) ? NA : p > 0.9995 ? "> 99.9 %" : percent(p, p >= 0.1 ? 1 : decimals(100 * p, 2));
+  return !known(logprob) ? NA : p < 1e-6 ? "< 0.0001 %" : p > 0.9995 ? "> 99.9 %" : percent(p, p >= 0.1 ? 1 : decimals(100 * p, 2));
 }
 const visibleText = (text, end = "↵\n") => (text === "" ? "▯" : text.replace(/\n/g, end));
 
-function tokenRows(p, id, i) {
+function tokenRows(p, id, i, found) {
   const own = p.logprob[id] ? p.logprob[id][i] : null,
     ref = p.ref_logprob ? p.ref_logprob[i] : null,
     kld = p.kld[id] ? p.kld[id][i] : null;
   const rows = [["logprob", `${short(own, 3)} (${probability(own)})`]];
   if (p.ref_logprob) rows.push(["reference's", `${short(ref, 3)} (${probability(ref)})`]);
   if (p.kld[id]) rows.push(["KLD", short(kld, 3)]);
+  if (found.above) rows.push(["above the floor", short(found.beyond(p, i), 3)]);
   return [...rows, ["position", `${p.position + i} of window ${p.window + 1}`]];
 }
-function passage(p, id) {
-  const paint = PAINTS[inspecting.paint];
+function passage(p, id, found) {
+  const signed = inspecting.paint === "more";
   const cells = p.tokens.map((text, i) => {
-    const value = paint.of(p, id, i),
-      strength = known(value) ? Math.min(Math.max(paint.strength(value), 0), 1) : 0;
-    const cell = h(
-      "span",
-      {
-        class: known(value) && value < 0 ? "token gain" : "token",
-        role: "listitem",
-        style: { "--strength": strength.toFixed(3) },
-      },
-      visibleText(text),
-    );
-    return explain(cell, JSON.stringify(text), tokenRows(p, id, i));
+    const value = found.beyond(p, i),
+      gain = value < 0,
+      step = gain && !signed ? 0 : found.stepOf(value);
+    const cell = h("span", { class: gain && step ? "token gain" : "token", role: "listitem", "data-step": step || null }, visibleText(text));
+    return explain(cell, JSON.stringify(text), () => tokenRows(p, id, i, found));
   });
   const text = h(
     "div",
@@ -63,7 +80,7 @@ function passage(p, id) {
   return h(
     "figure",
     {},
-    h("figcaption", {}, `Window ${p.window + 1}, positions ${p.position} to ${p.position + p.tokens.length - 1}`),
+    h("figcaption", {}, `Window ${p.window + 1}, positions ${p.position} to ${p.position + p.tokens.length - 1}${p.chosen ? `: ${p.chosen}` : ""}`),
     text,
   );
 }
@@ -118,10 +135,14 @@ function tokensSection() {
       passages = INSPECTION.passages.filter((p) => p.logprob[each.id]),
       first = passages.some((p) => p.kld[each.id]);
     const paints = Object.entries(PAINTS).filter(
-      ([key]) => key === "loss" || (key === "kld" ? first : passages.some((p) => p.ref_logprob)),
+      ([key]) => key === "loss" || (key === "kld" ? first : !each.isReference && passages.some((p) => p.ref_logprob)),
     );
     if (!paints.some(([key]) => key === inspecting.paint)) inspecting.paint = paints[0][0];
-    body.replaceChildren(
+    const found = colours(PAINTS[inspecting.paint], each.id, passages),
+      how = passages.some((p) => p.chosen)
+        ? "of each quarter of the text the passage in which models differ most, each model's loss beyond the noise floor counted in units of its own mean"
+        : "they were chosen where models lost most";
+    body.replaceChildren(...[
       h(
         "div",
         { class: "controls" },
@@ -133,15 +154,13 @@ function tokensSection() {
           (value) => ((inspecting.paint = value), changed()),
         ),
       ),
+      colourLegend(PAINTS[inspecting.paint], found),
       h(
         "p",
         { class: "hint" },
-        h("span", { class: "ramp", "aria-hidden": "true" }),
-        `Colour: ${PAINTS[inspecting.paint].text}. Excerpts of the text: its beginning, and where the models, each by its own average, lost most. Pointer or arrow keys show a token's numbers; ▯ begins a character that the next token ends.`,
+        `The excerpts are a selection, not a sample: ${how}. Pointer, finger or arrow keys show a token's numbers; ▯ begins a character that the next token ends.`,
       ),
-      passages
-        .map((p) => passage(p, each.id))
-        .reduce((all, one) => (all.append(one), all), h("div", { class: "passages" })),
+      h("div", { class: "passages" }, passages.map((p) => passage(p, each.id, found))),
       h("h3", {}, "Tokens that suffered most"),
       h(
         "p",
@@ -149,6 +168,6 @@ function tokensSection() {
         `The largest ${first ? "KLD" : "losses"} of ${each.label}; the probabilities are of the text's own token.`,
       ),
       sufferers(each.id),
-    );
+    ].flat());
   });
 }

@@ -57,12 +57,16 @@ function details(each) {
     titledList("Warnings of the engine", warnings),
   ];
 }
+// A command line as a shell takes it.
+function commandLine(text) {
+  return text ? [h("pre", { class: "command" }, text), h("div", { class: "acts" }, telling("Copy the command", () => copyText(text)))] : [];
+}
 // One of the runs that were merged.
-function mergedPart({ file, labels, origin, reference_ppl }) {
-  const { created, commit, command, versions, hardware } = origin;
+function mergedPart({ file, labels, origin, reference_ppl }, i) {
+  const { created, commit, versions, hardware } = origin;
   return [
     h("h3", {}, `Merged: ${file}`),
-    h("pre", { class: "command" }, (command || []).join(" ")),
+    commandLine(PAYLOAD.commands[i]),
     recordList({ rows: labels.join(", "), created, commit, "reference's PPL": reference_ppl, ...versions, ...hardware }),
   ];
 }
@@ -90,7 +94,7 @@ function ranSection() {
     models,
     h("div", { id: "parts" }, (RUN.parts || []).map(mergedPart)),
     h("h3", {}, RUN.parts ? "What these runs share" : "This run"),
-    ...(RUN.parts ? [] : [h("pre", { class: "command" }, (RUN.command || []).join(" "))]),
+    ...(RUN.parts ? [] : commandLine(PAYLOAD.commands[0])),
     recordList({ created: RUN.created, commit: RUN.commit }),
     h("h4", {}, "Versions"),
     recordList(RUN.versions),

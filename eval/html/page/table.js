@@ -1,4 +1,4 @@
-// Header, bar of selected models, and the table.
+// Header and table.
 function modelRows(each) {
   const p = each.percentiles,
     spread = known(p["50"]) ? ` (median ${short(p["50"])}, p99 ${short(p["99"])}, max ${short(p.max)})` : "";
@@ -132,6 +132,13 @@ const COLUMNS = [
   { key: "seconds", name: "seconds", title: "time of scoring", value: (m) => m.raw.score_seconds, digits: 1 },
 ].filter((column) => (!column.compared || RUN.reference) && (!column.needs || MEASURED.some(column.needs)));
 const sorting = { key: null, down: false };
+// On a phone the numbers that are compared come first, and words last.
+const phone = matchMedia("(max-width: 40rem)");
+const FIRST = ["label", "bpw", "kld", "ppl", "same", "ratio", "p99", "vram"];
+function shownColumns() {
+  const place = (column) => (FIRST.includes(column.key) ? FIRST.indexOf(column.key) : column.text ? 99 : 50);
+  return phone.matches ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;
+}
 
 function sorted(models) {
   const column = COLUMNS.find((each) => each.key === sorting.key);
@@ -165,7 +172,7 @@ function heading(column) {
     },
     h("button", { type: "button", "data-key": `sort-${column.key}`, onclick: sort }, column.name, arrow),
   );
-  return column.error ? [cell, h("td", { class: "error" })] : cell;
+  return column.error && !phone.matches ? [cell, h("td", { class: "error" })] : cell;
 }
 
 const numberText = (column, each) =>
@@ -173,18 +180,20 @@ const numberText = (column, each) =>
 function numberCells(column, each, best) {
   const value = column.value(each),
     same = { "data-cell": column.key, class: "number" };
-  if (each.failed) return [h("td", { ...same, colspan: column.error ? 2 : 1 }, column.key === "ppl" ? "failed" : "")];
-  const marked = best && best.includes(each);
+  if (each.failed) return [h("td", { ...same, colspan: column.error && !phone.matches ? 2 : 1 }, column.key === "ppl" ? "failed" : "")];
+  const marked = best && best.includes(each),
+    error = column.error && column.error(each),
+    said = known(error) && known(value) ? `± ${short(error)}` : "";
   const cells = [
     h(
       "td",
       { ...same, title: marked ? "the best quantized model of its column, or not told apart from it" : null },
       marked ? h("span", { class: "best" }, "★") : null,
       numberText(column, each),
+      phone.matches && said ? h("small", { class: "error" }, said) : null, // where there is no room beside the number
     ),
   ];
-  const error = column.error && column.error(each);
-  if (column.error) cells.push(h("td", { class: "error" }, known(error) && known(value) ? `± ${short(error)}` : ""));
+  if (column.error && !phone.matches) cells.push(h("td", { class: "error" }, said));
   return cells;
 }
 
@@ -204,7 +213,7 @@ function tableRow(each, marks) {
     { scope: "row", title: each.raw.error || null },
     h("span", { class: "label" }, box, swatch(each.group), h("span", {}, each.label)),
   );
-  const cells = COLUMNS.slice(1).map((column) =>
+  const cells = shownColumns().slice(1).map((column) =>
     column.text
       ? h(
           "td",
@@ -225,11 +234,18 @@ function tableSection() {
     buttons,
     scroll,
     h(
+      "div",
+      { class: "acts" },
+      telling("Copy as Markdown", () => copyText(markdownText(sorted(MODELS.filter(visible)))), "copy-markdown"),
+      telling("Copy as CSV", () => copyText(csvText(sorted(MODELS.filter(visible)))), "copy-csv"),
+    ),
+    h(
       "ul",
       { class: "notes" },
       PAYLOAD.footnotes.map((note) => h("li", {}, note)),
     ),
   );
+  phone.addEventListener("change", changed);
   onChange(() => {
     const models = sorted(MODELS.filter(visible)),
       marks = {};
@@ -240,7 +256,7 @@ function tableSection() {
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, COLUMNS.map(heading))),
+        h("thead", {}, h("tr", {}, shownColumns().map(heading))),
         h(
           "tbody",
           {},
@@ -249,51 +265,5 @@ function tableSection() {
       ),
     );
     scroll.scrollLeft = left;
-  });
-}
-
-// Unselects a model; the focus goes to the × of the next model, else of the last, else to the model's row.
-function drop(id) {
-  const at = chosenModels().findIndex((each) => each.id === id);
-  toggleModel(id);
-  const left = [...document.querySelectorAll("#chips .drop")];
-  (left[Math.min(at, left.length - 1)] || document.querySelector(`[data-key="row-${id}"]`)).focus();
-}
-function selectionBar() {
-  const links = [...document.querySelectorAll("main > section")].filter((each) => !each.hidden);
-  byId("links").append(
-    ...links.map((each) =>
-      h("li", {}, h("a", { href: `#${each.id}` }, each.dataset.short || each.querySelector("h2").textContent)),
-    ),
-  );
-  onChange(() => {
-    const chip = (each) =>
-      h(
-        "span",
-        { class: each.id === state.current ? "chip current" : "chip" },
-        h(
-          "button",
-          {
-            type: "button",
-            "data-key": `chip-${each.id}`,
-            title: "show in the sections of one model",
-            onclick: () => makeCurrent(each.id),
-          },
-          swatch(each.group, dashOf(each)),
-          h("span", {}, each.label),
-        ),
-        h(
-          "button",
-          {
-            type: "button",
-            class: "drop",
-            "data-key": `drop-${each.id}`,
-            "aria-label": `unselect ${each.label}`,
-            onclick: () => drop(each.id),
-          },
-          "×",
-        ),
-      );
-    byId("chips").replaceChildren(...chosenModels().map(chip));
   });
 }

@@ -14,6 +14,7 @@ from eval.common.cache import Cache
 from eval.html import inspector
 from eval.results.run_result import ModelResult, RunResult
 from eval.text.windows import EvalData
+from tests.support.report_page import measured
 from tests.support.toy import save_toy_tokenizer
 
 LENGTH, STRIDE, COUNT = 1025, 512, 4
@@ -83,24 +84,25 @@ def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, c
     assert worst[2].before.encode() == TEXT[:5]
 
 
-def test_passages_are_the_beginning_and_where_models_lost_most(data: EvalData, cache: Cache) -> None:
-    """The broken model's KLD is a thousand times the other's: each counts by its own mean."""
-    fine = compared(cache, data, "fine", {1200: 5.0}, size=0.01)
-    broken = compared(cache, data, "broken", {2000: 5000.0, 400: 30.0, 700: 30.0, 2300: 30.0}, size=10.0)
-    found = inspector.inspect_tokens(run_of(fine, broken), data, cache)
+def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(data: EvalData, cache: Cache) -> None:
+    """A part is 640 tokens.  The broken model's KLD is a thousand times the other's: each counts by its own mean."""
+    noisy = compared(cache, data, "noisy", {800: 50.0})
+    floor = replace(measured("noisy", 0.01), spec={"noise_floor": True}, scores_key=noisy.scores_key)
+    fine = compared(cache, data, "fine", {100: 1.0, 800: 50.01, 1200: 5.0}, size=0.01)
+    broken = compared(cache, data, "broken", {800: 60.0, 2300: 5000.0}, size=10.0)
+    found = inspector.inspect_tokens(run_of(fine, floor, broken), data, cache)
     assert found
     places = [each.window * STRIDE + each.position for each in found.passages]
-    assert len(places) == inspector.PASSAGES
-    assert places[0] == 1
+    assert [(place - 1) // 640 for place in places] == [0, 1, 2, 3] == list(range(inspector.PASSAGES))
+    assert [each.chosen for each in found.passages] == [inspector.CHOSEN.format(part=i, parts=4) for i in (1, 2, 3, 4)]
     covered = [range(place, place + inspector.PASSAGE) for place in places]
-    assert [any(at in span for span in covered[1:3]) for at in (1200, 2000)] == [True, True]
+    assert [at in covered[part] for at, part in ((100, 0), (1200, 1), (800, 1), (2300, 3))] == [True, True, False, True]
     assert all(abs(a - b) >= inspector.PASSAGE for i, a in enumerate(places) for b in places[:i])
-    hit = next(each for each, span in zip(found.passages, covered, strict=True) if 1200 in span)
-    kld = hit.kld[0]
+    kld = found.passages[1].kld[0]
     assert kld is not None
-    assert kld[1200 - (hit.window * STRIDE + hit.position)] == 5.0
+    assert kld[1200 - places[1]] == 5.0
     assert kld.count(0.01) == inspector.PASSAGE - 1
-    assert hit.ref_logprob == (-0.5,) * inspector.PASSAGE
+    assert found.passages[1].ref_logprob == (-0.5,) * inspector.PASSAGE
 
 
 def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
@@ -109,8 +111,10 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) 
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
-    assert "".join(passage.tokens) == TEXT[1 : 1 + inspector.PASSAGE].decode(errors="ignore")
-    at = TEXT.index("Ü".encode()) - 1
+    begin = passage.position  # the first at which no token is guessed
+    assert inspector.CONTEXT <= begin < inspector.CONTEXT + inspector.STEP
+    assert "".join(passage.tokens) == TEXT[begin : begin + inspector.PASSAGE].decode(errors="ignore")
+    at = TEXT.index("Ü".encode(), begin) - begin
     assert passage.tokens[at : at + 2] == ("", "Ü")
 
 
@@ -129,8 +133,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
     loss = np.full(len(INDEX), -1, np.float32)
     loss[INDEX == 1500] = -1e6
     reference = replace(keep(cache, data, "base", logprob=loss), is_reference=True)
-    # Each lost at places of its own that fill all passages but the first.
-    model = compared(cache, data, "a", {300: 9.0, 600: 9.0, 2200: 9.0})
+    model = compared(cache, data, "a", {1800: 9.0})
     found = inspector.inspect_tokens(run_of(reference, model), data, cache)
     assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
@@ -139,13 +142,14 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 
 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
-    model = compared(cache, data, "a", {10: np.inf, 11: np.nan, 12: 1.0})
+    model = compared(cache, data, "a", {100: np.inf, 101: np.nan, 102: 1.0})
     found = inspector.inspect_tokens(run_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
     assert worst is not None
     assert kld is not None
-    assert (worst[0].position, kld[9:12]) == (12, (None, None, 1.0))
+    begin = 100 - found.passages[0].position
+    assert (worst[0].position, kld[begin : begin + 3]) == (102, (None, None, 1.0))
 
 
 def test_models_without_scores(data: EvalData, cache: Cache) -> None:
@@ -163,12 +167,13 @@ def test_passages_of_one_text_do_not_overlap() -> None:
     """The second window begins 100 tokens after the first, so that its passages hold the same text."""
     index, total = np.concatenate((np.arange(512), np.arange(100, 612))), np.zeros(1024)
     total[index == 300] = 1
-    assert inspector.choose_passages(total, index, np.repeat([0, 1], 512)) == [0, 256]
+    found = inspector.choose_passages(total, index, np.repeat([0, 1], 512))
+    assert found == {0: 64, 2: 736}  # the text from 64 and from 324 on
 
 
 def test_windows_shorter_than_a_passage() -> None:
     total, window = np.arange(30.0), np.repeat(np.arange(3), 10)
-    assert inspector.choose_passages(total, np.arange(30) * 300, window) == [0, 20, 10]
+    assert inspector.choose_passages(total, np.arange(30) * 300, window) == {0: 0, 1: 10, 2: 20}
 
 
 def test_numbers_have_three_digits() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eval.results import differences
+from eval.results.run_result import ModelResult
 from tests.support.report_page import MODELS, REFERENCE, N, ShowPage, measured, needs_browser, with_kld_error
 
 pytestmark = needs_browser
@@ -60,8 +61,19 @@ def test_too_many_for_a_matrix(show: ShowPage) -> None:
     assert opened.page.locator(".matrix tbody tr").count() == 30
 
 
+def smoothed(values: tuple[float | None, ...], edges: tuple[int, ...]) -> list[float]:
+    """Means over five bins (fewer at the ends), weighted by their positions and by how near they are."""
+    found, width = [], np.diff(edges)
+    for i in range(len(values)):
+        span = min(2, i, len(values) - 1 - i)
+        bins = slice(i - span, i + span + 1)
+        near = span + 1 - np.abs(np.arange(-span, span + 1))
+        found.append(float(np.average([value or 0.0 for value in values[bins]], weights=near * width[bins])))
+    return found
+
+
 def test_curves_are_pythons(show: ShowPage) -> None:
-    """Each bin at the middle of its first and last position, and its numbers in the tooltip."""
+    """Smoothed, each bin at the middle of its first and last position; its own number in the tooltip."""
     opened = show(*MODELS)
     model = MODELS[5]
     assert model.estimates
@@ -71,18 +83,22 @@ def test_curves_are_pythons(show: ShowPage) -> None:
     if "EXL3 4.0×" not in opened.texts("#chips .chip"):
         opened.page.locator("#table tr[data-model='5'] td").first.click()
     opened.pick("position", "KLD")
-    to_x, to_y = opened.scale("#position", "x", log=True), opened.scale("#position", "y", log=False)
-    path = opened.page.locator("#position .curve[data-model='5']").get_attribute("d")
-    found = [tuple(map(float, pair.split(","))) for pair in path[1:].split("L")]
-    expected = [
-        (to_x(math.sqrt(a * (b - 1))), to_y(value or 0))
-        for (a, b), value in zip(itertools.pairwise(edges), kld, strict=True)
-    ]  # fmt: skip
-    assert np.array(found) == pytest.approx(np.array(expected), abs=0.01)
-    box = opened.page.locator("#position svg[tabindex]").bounding_box()
-    opened.page.mouse.move(box["x"] + found[20][0], box["y"] + 50)
-    assert opened.heading() == f"position {edges[20]} to {edges[21] - 1}"
-    assert float(opened.tip()["EXL3 4.0"]) == pytest.approx(kld[20], rel=6e-4)
+    first = next(i for i, edge in enumerate(edges) if edge >= 32)
+    for start, button in ((first, str(edges[first])), (0, "1")):
+        opened.pick("position", button)
+        to_x, to_y = opened.scale("#position", "x", log=True), opened.scale("#position", "y", log=False)
+        path = opened.page.locator("#position .curve[data-model='5']").get_attribute("d")
+        found = [tuple(map(float, pair.split(","))) for pair in path[1:].split("L")]
+        expected = [
+            (to_x(math.sqrt(a * (b - 1))), to_y(value))
+            for (a, b), value in zip(itertools.pairwise(edges), smoothed(kld, edges), strict=True)
+        ][start:]
+        assert np.array(found) == pytest.approx(np.array(expected), abs=0.01)
+        assert f"Lines begin at position {button}" in opened.texts("#position > .hint")[0]
+        box = opened.page.locator("#position svg[tabindex]").bounding_box()
+        opened.page.mouse.move(box["x"] + found[20 - start][0], box["y"] + 50)
+        assert opened.heading() == f"position {edges[20]} to {edges[21] - 1}"
+        assert float(opened.tip()["EXL3 4.0"]) == pytest.approx(kld[20], rel=6e-4)
 
 
 def test_histograms_are_pythons(show: ShowPage) -> None:
@@ -137,28 +153,56 @@ def test_confidence_is_pythons(show: ShowPage) -> None:
 
 
 def test_tokens(show: ShowPage) -> None:
-    """Texts as they are, coloured by the selected model's KLD; a hover tells the numbers; the damaged ones below."""
+    """Texts as they are; a hover tells the numbers; the damaged ones below."""
     opened = show(*MODELS)
     opened.page.locator("#tokens select").select_option("2")
     assert "excerpts of the text" in opened.texts("#about dd")
-    tokens = opened.page.locator("#tokens .token")
+    tokens = opened.page.locator("#tokens .passage .token")
     assert tokens.all_text_contents()[:5] == ["▯", "Ü", "↵\n↵\n", " <b>", "</script>"]
-    strengths = [
-        float(s) for s in tokens.evaluate_all("nodes => nodes.map(n => n.style.getPropertyValue('--strength'))")
-    ]
-    assert strengths == sorted(strengths)
-    assert strengths[10] == pytest.approx((math.log10(0.2) + 3) / 4, abs=1e-3)
+    assert opened.texts("#tokens figcaption") == ["Window 3, positions 17 to 36: for its words"]
     tokens.nth(10).hover()
     assert opened.heading() == '" t5"'
     assert opened.tip() == {
-        "logprob": "−3.00 (5.0 %)", "reference's": "−1.00 (36.8 %)", "KLD": "0.200", "position": "27 of window 3",
+        "logprob": "−3.00 (5.0 %)", "reference's": "−1.00 (36.8 %)", "KLD": "0.200", "above the floor": "0.199",
+        "position": "27 of window 3",
     }  # fmt: skip
     tokens.nth(0).focus()
     opened.page.keyboard.press("ArrowRight")
     assert opened.heading() == '"Ü"'
     assert opened.texts("#worst tbody td") == ["4.25", "50.0 %", "1.0 %", "before↵ <i> after"]
-    opened.pick("tokens", "loss − reference")
-    strengths = [
-        float(s) for s in tokens.evaluate_all("nodes => nodes.map(n => n.style.getPropertyValue('--strength'))")
-    ]
-    assert strengths[10] == pytest.approx(math.sqrt(2 / 6), abs=1e-3)
+
+
+STEPS = [*[0] * 10, *[1] * 5, *[2] * 3, 3, 5]
+"""Twenty tokens of growing value: half of them have a colour, the last one lies above the upper 5 and 1 %."""
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "paint", "steps", "said", "first"),
+    [
+        pytest.param(MODELS, "2", "KLD", STEPS, "above that of the noise floor (bf16 other)", 0.199, id="above it"),
+        pytest.param(MODELS, "2", "loss − reference", STEPS, "above that of the noise floor", 1.99, id="loss above it"),
+        pytest.param(MODELS, "2", "loss", STEPS, "a loss has no noise floor", 3.0, id="loss"),
+        pytest.param(MODELS, "1", "KLD", STEPS, "it is the noise floor", 0.001, id="the floor"),
+        pytest.param(
+            (REFERENCE, *MODELS[2:4]), "1", "KLD", STEPS, "the run has no noise floor", 0.1, id="without a floor"
+        ),
+        pytest.param(
+            (*MODELS[:2], measured("x", 0.1, spec={"noise_floor": True}), MODELS[3]),
+            "1", "KLD", [0] * 20, "nothing here can be told from noise", None, id="within the floor",
+        ),
+    ],
+)  # fmt: skip
+def test_tokens_are_coloured_by_quantiles(
+    show: ShowPage, models: tuple[ModelResult, ...], model: str, paint: str, steps: list[int], said: str,
+    first: float | None,
+) -> None:  # fmt: skip
+    """The colour of each token, and the least value of each colour."""
+    opened = show(*models)
+    opened.page.locator("#tokens select").select_option(model)
+    opened.pick("tokens", paint)
+    tokens = opened.page.locator("#tokens .passage .token")
+    assert tokens.evaluate_all("all => all.map(each => Number(each.dataset.step || 0))") == steps
+    assert said in opened.texts("#tokens .hint")[0]
+    legend = [float(text.removeprefix("≥ ")) for text in opened.texts("#colours .token:not(.gain)")]
+    assert legend[:1] == ([] if first is None else [pytest.approx(first, rel=0.03)])
+    assert legend == sorted(legend)

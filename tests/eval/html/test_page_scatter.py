@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.plots import figures
+from eval.plots import figures, front
 from eval.results import digits
 from tests.support.report_page import (
     FAILED,
@@ -85,13 +85,47 @@ def test_size_axis(show: ShowPage) -> None:
     opened = show(*MODELS, SIZELESS, FAILED)
     assert opened.page.locator("#scatter .point").count() == len(MODELS)
     assert "not known: server." in "".join(opened.texts("#scatter .chart .hint"))
-    before = [opened.centre(m.label)[0] for m in MODELS]
+    small = [m.label for m in MODELS if (m.storage.bpw_layer or 16) < 16]
+    before = [opened.centre(label)[0] for label in small]
+    steps = [(b - a) / (before[1] - before[0]) for a, b in itertools.pairwise(before)]
     opened.pick("scatter", "VRAM")
-    assert [opened.centre(m.label)[0] for m in MODELS] == pytest.approx(before, abs=0.01)
+    after = [opened.centre(label)[0] for label in small]
+    assert [(b - a) / (after[1] - after[0]) for a, b in itertools.pairwise(after)] == pytest.approx(steps, abs=1e-6)
     opened.page.locator("#scatter .choice:has(legend:text-is('x scale'))").get_by_text("log").click()
-    low, middle, high = (opened.centre(name)[0] for name in ("GGUF Q2_K", "EXL3 4.0", "bf16 other"))
-    expected = math.log(8 / 6.5) / math.log(20 / 8)
+    low, middle, high = (opened.centre(name)[0] for name in ("GGUF Q2_K", "EXL3 4.0", "GGUF Q4_K"))
+    expected = math.log(8 / 6.5) / math.log(8.5 / 8)
     assert (middle - low) / (high - middle) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("view", "hidden"), [("KLD", ""), ("PPL", ""), ("KLD", "EXL3"), ("KLD", "bf16")])
+def test_front_schemes_and_edge_are_the_pngs(show: ShowPage, view: str, hidden: str) -> None:
+    """Which points lines join, which labels are bold and what words say of them, and where unquantized rows stand."""
+    more = (measured("EXL3 3.5", 0.1, 3.5, seed=9), measured("EXL3 5.0", 0.02, 5.0, seed=10))
+    run = run_of(*MODELS, *more, measured("GGUF Q8_0", 0.01, 8.5, seed=11))
+    opened = show(run=run)
+    opened.pick("scatter", view)
+    if hidden:
+        opened.page.locator(f"#scatter .group[data-group='{hidden}']").click()
+    points = [p for p in figures.scatter_points(run, vram=False, kld=view == "KLD")[0] if p.split[0] != hidden]
+    best = front.pareto_front(points)
+    caption = "".join(opened.texts("#scatter .chart .hint"))
+    assert f"Bold: no other row shown is smaller and better: {front.in_words(best, points)}. " in caption
+    bold = opened.page.locator("#scatter .label").evaluate_all(
+        "all => all.filter(each => getComputedStyle(each).fontWeight === '700').map(each => Number(each.dataset.label))"
+    )
+    assert {run.models[i].marked_label for i in bold} == {p.label for p in best}
+    paths = [path.count(",") for path in opened.page.locator("#scatter .series").evaluate_all(
+        "all => all.map(each => each.getAttribute('d'))")]  # fmt: skip
+    drawn = [p for p in points if view == "KLD" or p.label != "GGUF Q2_K"]  # whose PPL is off the scale
+    assert sorted(paths) == sorted(len(members) for members in front.series(drawn))
+    moved, edge = front.at_edge(points)
+    places = {p.label: p.x for p in moved}
+    a, b = (opened.centre(label)[0] for label in ("W4A16 g128", "GGUF Q8_0"))
+    unit = (b - a) / (8.5 - 4.125)
+    expected = {label: pytest.approx(a + unit * (x - 4.125), abs=0.01) for label, x in places.items()}
+    assert {label: opened.centre(label)[0] for label in places} == expected
+    assert opened.page.locator("#scatter .edge").count() == (edge is not None)
+    assert ("16" in opened.texts("#scatter .tick[text-anchor='middle']")) == (hidden != "bf16")
 
 
 KINDS = "#scatter :is(.label, .level-name)", "#scatter .point .mark", "#scatter svg .tick", "#scatter svg .name"

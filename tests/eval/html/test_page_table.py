@@ -99,7 +99,7 @@ def test_what_ran(show: ShowPage) -> None:
     text = details.text_content()
     for expected in ("Marlin", "0.26.0", "fp8", "float16"):
         assert expected in text
-    assert "compare_q.py -d <d>" in opened.texts("#ran .command")
+    assert opened.texts("#ran .command") == ["python eval/compare_q.py -d '<d>'"]
     failed = opened.page.locator(f"#ran details[data-model='{len(MODELS)}']")
     failed.locator("summary").click()
     failed.locator("pre").wait_for()

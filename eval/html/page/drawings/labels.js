@@ -1,8 +1,8 @@
 // Labels of the scatter plot: each takes the first place around its point that touches no point, label or edge, if there
-// is one without touching a line; a label without a place is left out.
+// is one without touching a line; a label without a place is left out. The Pareto front comes first, in bold.
 const pen = document.createElement("canvas").getContext("2d");
-function textWidth(text) {
-  pen.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
+function textWidth(text, weight = 400) {
+  pen.font = `${weight} 11.5px ${getComputedStyle(document.body).fontFamily}`;
   return pen.measureText(text).width;
 }
 function dotsOfSeries(points) {
@@ -45,7 +45,7 @@ function fartherPlace(p, width, height, half, clear, others, hit) {
     }
   return undefined;
 }
-function scatterLabels(points, axes, taken, across) {
+function scatterLabels(points, axes, taken, across, best) {
   const half = (p) => (state.chosen.includes(p.m.id) ? 10.5 : 7) + 2.2 * Math.min(p.covering, 4),
     spots = points.map((p) => [p.cx - half(p), p.cy - half(p), p.cx + half(p), p.cy + half(p)]);
   const boxes = [...taken, ...spots],
@@ -58,9 +58,11 @@ function scatterLabels(points, axes, taken, across) {
     box[3] <= axes.box.bottom &&
     !boxes.some((b) => hit(box, b));
   const found = [];
-  for (const p of [...points].sort((a, b) => state.chosen.includes(b.m.id) - state.chosen.includes(a.m.id))) {
-    const text = p.m.name + (p.off && p.y ? ` (${short(p.y, 3)})` : ""),
-      width = textWidth(text) + 4,
+  const first = (p) => 2 * best.includes(p) + state.chosen.includes(p.m.id);
+  for (const p of [...points].sort((a, b) => first(b) - first(a))) {
+    const bold = best.includes(p) ? 700 : 400,
+      text = p.m.name + (p.off && p.y ? ` (${short(p.y, 3)})` : ""),
+      width = textWidth(text, bold) + 4,
       height = 14,
       r = half(p) + 1;
     const places = [
@@ -88,7 +90,7 @@ function scatterLabels(points, axes, taken, across) {
       );
     if (!box) continue;
     boxes.push(box);
-    const style = { fill: `color-mix(in srgb, ${colourOf(p.m.group)}, var(--ink))` }; // eval/plots/style.py, ink_of()
+    const style = { fill: `color-mix(in srgb, ${colourOf(p.m.group)}, var(--ink))`, "font-weight": bold }; // eval/plots/style.py, ink_of()
     if (!free.length) found.push(svg("line", { class: "leader", ...leader(p, box) }));
     found.push(svg("text", { class: "label", x: box[0] + 2, y: box[3] - 3, "data-label": p.m.id, style }, text));
   }

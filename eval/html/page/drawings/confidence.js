@@ -100,7 +100,7 @@ function confidenceTable() {
     h(
       "tr",
       { class: state.chosen.includes(m.id) ? "chosen" : null },
-      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(m.group), m.label)),
+      h("th", { scope: "row" }, h("span", { class: "label" }, swatch(m.group), h("span", {}, m.label))),
       m.confidence.map((b) => h("td", { class: "number" }, fixed(b.kld.value, 5))),
     );
   return [
@@ -127,6 +127,7 @@ function confidenceSection() {
         (CONFIDENT.some((m) => m.confidence.some((b) => known(b.kld.stderr))) ? "; bars: ± one standard error." : "."),
     ),
     place,
+    saveButtons(place, "KLD by the reference's confidence", legendOf(place)),
     rows,
   );
   const again = drawn(place, confidenceDrawing);

@@ -155,6 +155,7 @@ function spreadSection() {
   section.append(
     h("p", { class: "hint" }, "The selected models. Circle: median; diamond: 99 % of the tokens have a smaller KLD."),
     place,
+    saveButtons(place, "Spread of KLD over tokens", legendOf(place)),
     h("h3", {}, "All models"),
     small,
     caption,

@@ -49,10 +49,11 @@ function scatterAxes(points) {
     const step = (y.high / y.low) ** 0.045;
     Object.assign(y, { least: y.low, zero: y.low / step, low: y.low / step ** 2 });
   }
-  const sizes = points.map((p) => p.x),
+  const edge = toEdge(points),
+    sizes = points.map((p) => p.x),
     xKind = view.xScale === "log" && Math.min(...sizes) > 0 ? "log" : "linear";
   return [
-    { ...limits(sizes, xKind, false), name: SIZES[view.x].axis },
+    { ...limits(sizes, xKind, false), name: SIZES[view.x].axis, edge },
     { ...y, name: measure.axis },
   ];
 }
@@ -60,7 +61,7 @@ function scatterAxes(points) {
 function scatterPoints(models) {
   const measure = MEASURES[view.y];
   return models
-    .map((m) => ({ m, x: m[view.x], y: measure.of(m).value, error: measure.of(m).stderr }))
+    .map((m) => ({ m, x: m[view.x], size: m[view.x], y: measure.of(m).value, error: measure.of(m).stderr }))
     .filter((p) => known(p.x) && known(p.y));
 }
 
@@ -147,7 +148,7 @@ function scatterPoint(p, axes, points) {
       "data-model": m.id,
       "data-off": p.off || null,
       "aria-pressed": String(state.chosen.includes(m.id)),
-      "aria-label": `${m.label}: ${SIZES[view.x].name} ${fixed(p.x, 2)}, ${MEASURES[view.y].name} ${plusMinus(view.y === "ppl" ? m.ppl : MEASURES[view.y].of(m))}`,
+      "aria-label": `${m.label}: ${SIZES[view.x].name} ${fixed(p.size, 2)}, ${MEASURES[view.y].name} ${plusMinus(view.y === "ppl" ? m.ppl : MEASURES[view.y].of(m))}`,
       onclick: () => toggleModel(m.id),
       onkeydown: (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggleModel(m.id)),
     },
@@ -157,17 +158,12 @@ function scatterPoint(p, axes, points) {
   return explain(node, m.label, rows);
 }
 
-function series(points) {
-  return GROUPS.map((group) => points.filter((p) => p.m.group === group && !p.off).sort((a, b) => a.x - b.x)).filter(
-    (members) => members.length > 1,
-  );
-}
 function scatterDrawing(width) {
   const models = MEASURED.filter(visible),
     points = scatterPoints(models);
   if (!points.length) return [h("p", { class: "hint" }, "No shown model has both values.")];
   const [x, y] = scatterAxes(points),
-    axes = frame(width, Math.round(Math.min(Math.max(width * 0.56, 330), 600)), x, y, `${y.name} over ${x.name}`);
+    axes = frame(width, Math.round(Math.min(Math.max(width * 0.56, 400), 600)), x, y, `${y.name} over ${x.name}`);
   for (const p of points) {
     p.cx = axes.toX(p.x);
     p.cy = p.off > 0 ? axes.box.top + 18 : axes.toY(p.off < 0 ? y.zero : p.y);
@@ -187,14 +183,15 @@ function scatterDrawing(width) {
       }),
     ),
   );
-  if (view.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken, across));
+  const best = paretoFront(points);
+  if (view.labels === "yes") axes.root.append(...scatterLabels(points, axes, taken, across, best));
   axes.root.append(...points.map((p) => scatterPoint(p, axes, points)));
   const out = models.filter((m) => !points.some((p) => p.m === m)).map((m) => m.label);
   const missing = `Not drawn, as size or ${MEASURES[view.y].name} is not known: ${out.join(", ")}.`;
-  return [axes.root, h("p", { class: "hint" }, caption(points)), out.length ? h("p", { class: "hint" }, missing) : []];
+  return [axes.root, h("p", { class: "hint" }, caption(points, best)), out.length ? h("p", { class: "hint" }, missing) : []];
 }
 // The explanation of the error bars and signs in the drawing: eval/plots/figures.py, error_note().
-function caption(points) {
+function caption(points, best) {
   const barred = points.filter((p) => p.error && !p.off),
     alone = view.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];
   const names = alone.map((p) => p.m.label).join(", "),
@@ -205,11 +202,14 @@ function caption(points) {
       : alone.length && alone.length === barred.length
         ? "the perplexity (about the text, so nearly common to all)"
         : `the ratio to the reference's${apart}`;
+  const bold = view.labels === "yes" ? "Bold: n" : "N";
   return [
+    best.length ? `${bold}o other row shown is smaller and better: ${inWords(best, points)}. ` : "",
+    points.some((p) => p.x !== p.size) ? "Unquantized rows stand at the edge, behind the break of the axis. " : "",
     barred.length ? `Error bars: one standard error of ${what}. ` : "",
     points.some((p) => p.off > 0) ? "Hollow, with an arrow: off the scale. " : "",
     points.some((p) => p.off < 0) ? "Hollow, at 0: not above 0. " : "",
-    "A click, or Enter, selects a model.",
+    "A click, a tap, or Enter selects a model.",
     view.labels === "yes" ? " Labels stand where there is room." : "",
   ].join("");
 }
@@ -231,7 +231,14 @@ function scatterSection() {
     ["linear", "linear"],
     ["log", "log"],
   ];
-  byId("scatter").append(controls, buttons, place);
+  const legend = () => [
+    ...GROUPS.filter((group) => !state.hidden.has(group)).map((group) => [
+      buttons.querySelector(`[data-group="${CSS.escape(group)}"] svg`),
+      group,
+    ]),
+    ...(view.labels === "yes" ? [[null, "bold: no other row shown is smaller and better"]] : []),
+  ];
+  byId("scatter").append(controls, buttons, place, saveButtons(place, "Quality over size", legend));
   onChange(() => {
     const y = choice("y", measures, view.y, pick("y")),
       x = choice(

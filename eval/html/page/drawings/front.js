@@ -1,0 +1,49 @@
+// Which points of the scatter plot a line joins, the Pareto front, and the edge where unquantized ones stand:
+// eval/plots/front.py.
+const UNQUANTIZED_BITS = 15.5; // eval/plots/figures.py
+const unquantized = (m) => known(m.bpw) && m.bpw >= UNQUANTIZED_BITS;
+const schemeOf = (p) => PAYLOAD.schemes[p.m.id];
+const bySize = (points) => [...points].sort((a, b) => a.x - b.x || a.y - b.y);
+
+// Quantized points of one scheme in order of size.
+function series(points) {
+  const kept = bySize(points.filter((p) => !p.off && !unquantized(p.m)));
+  return [...new Set(kept.map(schemeOf))]
+    .map((scheme) => kept.filter((p) => schemeOf(p) === scheme))
+    .filter((members) => new Set(members.map((p) => p.x)).size > 1);
+}
+// The quantized points that no other quantized point beats, in order of size.
+function paretoFront(points) {
+  const found = [];
+  for (const p of bySize(points.filter((each) => !unquantized(each.m)))) {
+    const best = found[found.length - 1];
+    if (!best || p.y < best.y || (p.x === best.x && p.y === best.y)) found.push(p);
+  }
+  return found;
+}
+// "EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0"
+function inWords(front, points) {
+  return [...new Set(front.map((p) => p.m.group))]
+    .map((group) => {
+      const members = front.filter((p) => p.m.group === group),
+        [first, last] = [members[0], members[members.length - 1]],
+        names = members.map((p) => p.m.name);
+      const between = points.filter((p) => p.m.group === group && first.x <= p.x && p.x <= last.x),
+        whole = between.length === members.length && new Set(members.map(schemeOf)).size === 1;
+      if (members.length >= PAYLOAD.rule.range && whole) return `${group} ${first.m.name} to ${last.m.name}`;
+      return names.length === 1 && names[0] === group ? group : `${group} ${names.join(", ")}`;
+    })
+    .join(", ");
+}
+// Moves unquantized points that are far larger than all others to just beside these; the edge: {at, broken, text}, or null.
+function toEdge(points) {
+  const sizes = points.filter((p) => !unquantized(p.m)).map((p) => p.x),
+    others = points.filter((p) => unquantized(p.m)),
+    largest = Math.max(...sizes),
+    { near, gap } = PAYLOAD.rule;
+  if (!sizes.length || !others.length || Math.min(...others.map((p) => p.x)) <= near * largest) return null;
+  const room = gap * Math.max(largest - Math.min(...sizes), largest / 2),
+    texts = new Set(others.map((p) => String(+p.x.toPrecision(3))));
+  for (const p of others) p.x = largest + room;
+  return { at: largest + room, broken: largest + room / 2, text: texts.size === 1 ? [...texts][0] : "unquantized" };
+}
