@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
 from eval.plots import front, grouping
-from eval.plots.scatter_points import Point
 from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.run_result import RunResult
@@ -52,7 +51,7 @@ def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Seq
 def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
     names = [grouping.split_label(model.label, model.group) for model in run.models]
-    schemes = [front.scheme_of(Point(model.marked_label, 0, 0, group=model.group)) for model in run.models]
+    schemes = [front.scheme_of(*grouping.split_label(model.marked_label, model.group)) for model in run.models]
     found = results_json.run_json(run, command)
     return {
         "run": found,

@@ -47,6 +47,7 @@ function model(raw, id) {
     bpw: raw.layer_bpw,
     head: raw.head_bpw,
     vram: raw.vram_gb,
+    size: raw.file_bytes == null ? null : raw.file_bytes / 1e9,
     ppl: estimate(all && all.ppl),
     kld: estimate(exact(0) || (against && against.kld)),
     ratio: estimate(exact(1) || (against && against.ppl_ratio)),

@@ -1,4 +1,4 @@
-// PPL, PPL ratio or KLD over bits per weight or VRAM.
+// PPL, PPL ratio or KLD over bits per weight, VRAM or file size.
 const MEASURES = {
   kld: { name: "KLD", axis: "KL divergence / nats", of: (m) => m.kld, zero: true, least: 1 },
   ppl: { name: "PPL", axis: "perplexity", of: (m) => ({ ...m.ppl, stderr: pplError(m).error }), least: -Infinity },
@@ -7,6 +7,7 @@ const MEASURES = {
 const SIZES = {
   bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
   vram: { name: "VRAM", axis: "stored weights / GiB (without embedding, with head)" },
+  size: { name: "file size", axis: "weight files on disk / GB" },
 };
 const view = {
   y: COMPARED.length ? "kld" : "ppl",
@@ -243,7 +244,9 @@ function scatterSection() {
     const y = choice("y", measures, view.y, pick("y")),
       x = choice(
         "x",
-        Object.entries(SIZES).map(([key, each]) => [key, each.name]),
+        Object.entries(SIZES)
+          .filter(([key]) => key === "bpw" || MEASURED.some((each) => known(each[key])))
+          .map(([key, each]) => [key, each.name]),
         view.x,
         pick("x"),
       );
