@@ -66,7 +66,7 @@ def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence
         "t975": T975,
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
-            "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE,
+            "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
         },
     }  # fmt: skip
 

@@ -13,6 +13,8 @@ NEAR = 1.2
 """Unquantized points stay where they are if they are at most so many times as large as the largest quantized one."""
 GAP = 0.1
 """Share of the width of the quantized points between the largest of them and the unquantized ones."""
+ALIKE = 1.005
+"""Sizes that differ by less count as equal: global scales make NVFP4 of 4.5 bits 4.501, which no reader sees."""
 RANGE = 3
 """Points of a series that are named by the first and the last of them."""
 
@@ -26,7 +28,7 @@ def series(points: Sequence[Point]) -> list[list[Point]]:
     for point in sorted(points, key=lambda each: each.x):
         if not point.unquantized:
             found[scheme_of(*point.split)].append(point)
-    return [members for members in found.values() if len({each.x for each in members}) > 1]
+    return [members for members in found.values() if members[-1].x > ALIKE * members[0].x]
 
 
 def scheme_of(group: str, name: str) -> tuple[str, str]:
@@ -39,12 +41,14 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
     In order of size; equal points are all on it.
     """
-    found: list[Point] = []
-    for point in sorted((each for each in points if not each.unquantized), key=lambda each: (each.x, each.y)):
-        best = found[-1] if found else None
-        if best is None or point.y < best.y or (point.x, point.y) == (best.x, best.y):
-            found.append(point)
-    return found
+    quantized = sorted((each for each in points if not each.unquantized), key=lambda each: (each.x, each.y))
+
+    def beats(other: Point, one: Point) -> bool:
+        if other.y < one.y:
+            return other.x <= ALIKE * one.x
+        return other.y == one.y and ALIKE * other.x < one.x
+
+    return [one for one in quantized if not any(beats(other, one) for other in quantized)]
 
 
 def in_words(front: Sequence[Point], points: Sequence[Point]) -> str:

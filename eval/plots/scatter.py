@@ -152,7 +152,7 @@ def _draw_points(
             continue
         note = " (off the scale)" if y < point.y else ""
         value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
-        lines = f"{textwrap.fill(name, 24)}{value}"
+        lines = f"{textwrap.fill(f'{group} {name}' if card and name != group else name, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.plots import figures, front
+from eval.plots import figures, front, measures
 from eval.results import digits
 from tests.support.report_page import (
     FAILED,
@@ -106,7 +106,11 @@ def test_front_schemes_and_edge_are_the_pngs(show: ShowPage, view: str, hidden: 
     opened.pick("scatter", view)
     if hidden:
         opened.page.locator(f"#scatter .group[data-group='{hidden}']").click()
-    points = [p for p in figures.scatter_points(run, vram=False, kld=view == "KLD")[0] if p.split[0] != hidden]
+    points = [
+        p
+        for p in figures.scatter_points(run, measures.BPW, measures.KLD if view == "KLD" else measures.PPL)[0]
+        if p.split[0] != hidden
+    ]
     best = front.pareto_front(points)
     caption = "".join(opened.texts("#scatter .chart .hint"))
     assert f"Bold: no other row shown is smaller and better: {front.in_words(best, points)}. " in caption

@@ -40,6 +40,7 @@ def test_lines_join_one_scheme_in_order_of_size() -> None:
     [
         ([("a", 2, 5), ("b", 3, 5), ("c", 4, 1), ("d", 5, 2), ("e", 6, 0.5)], "ace"),
         ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # as good and as small: both
+        ([("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)], "b"),  # 4.5 and 4.501 are alike, 4.53 is larger
         ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # of quantized rows
         ([("bf16", 16, 0)], ""),
     ],
@@ -53,7 +54,7 @@ def test_the_front_of_the_table_is_what_no_other_row_beats() -> None:
     quantized = [each for each in TABLE if each.label != "bf16"]
     beaten = {
         one.label for one in quantized for other in quantized
-        if other.x <= one.x and other.y <= one.y and (other.x, other.y) != (one.x, one.y)
+        if other.x <= 1.005 * one.x and other.y <= one.y and (other.y < one.y or 1.005 * other.x < one.x)
     }  # fmt: skip
     table = [replace(each, unquantized=each.label == "bf16") for each in TABLE]
     assert set(labels(pareto_front(table))) == {each.label for each in quantized} - beaten

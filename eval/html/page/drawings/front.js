@@ -10,16 +10,15 @@ function series(points) {
   const kept = bySize(points.filter((p) => !p.off && !unquantized(p.m)));
   return [...new Set(kept.map(schemeOf))]
     .map((scheme) => kept.filter((p) => schemeOf(p) === scheme))
-    .filter((members) => new Set(members.map((p) => p.x)).size > 1);
+    .filter((members) => members[members.length - 1].x > PAYLOAD.rule.alike * members[0].x);
 }
 // The quantized points that no other quantized point beats, in order of size.
 function paretoFront(points) {
-  const found = [];
-  for (const p of bySize(points.filter((each) => !unquantized(each.m)))) {
-    const best = found[found.length - 1];
-    if (!best || p.y < best.y || (p.x === best.x && p.y === best.y)) found.push(p);
-  }
-  return found;
+  const quantized = bySize(points.filter((each) => !unquantized(each.m))),
+    { alike } = PAYLOAD.rule,
+    beats = (other, one) =>
+      other.y < one.y ? other.x <= alike * one.x : other.y === one.y && alike * other.x < one.x;
+  return quantized.filter((one) => !quantized.some((other) => beats(other, one)));
 }
 // "EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0"
 function inWords(front, points) {
