@@ -152,13 +152,20 @@ def _draw_points(
             continue
         note = " (off the scale)" if y < point.y else ""
         value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
-        lines = f"{textwrap.fill(f'{group} {name}' if card and name != group else name, 24)}{value}"
+        shown = f"{group} {name}" if card and is_ambiguous(point, points) else name
+        lines = f"{textwrap.fill(shown, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
         text.set_fontweight("bold" if point in best else "normal")
         texts.append(text)
     return marks, texts
+
+
+def is_ambiguous(point: Point, points: Sequence[Point]) -> bool:
+    """Whether the text beside a point is also a group's name, or beside a point of another group."""
+    group, name = point.split
+    return any(name in (each.split if each.split[0] != group else ()) for each in points)
 
 
 def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:

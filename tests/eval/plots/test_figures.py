@@ -85,8 +85,10 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
 def test_a_card_names_the_front_alone_and_covers_nothing(measure: Measure, tmp_path: Path) -> None:
     figure = figures.scatter_figure(real_table.real_run(), measure=measure, card=True)
     texts, marks = (artists_of_kind(figure, kind) for kind in ("label", "point"))
-    exl3 = [f"EXL3 {bits} bpw" for bits in ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")]
-    assert sorted(text.get_text() for text in texts) == sorted([*exl3, "GGUF Q4_K_M", *(["W8A16 g128"] if measure.kld else [])])
+    exl3 = [f"{bits} bpw" for bits in ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")]
+    assert sorted(text.get_text() for text in texts) == sorted(
+        [*exl3, "Q4_K_M", *(["W8A16 g128"] if measure.kld else [])]
+    )
     assert len(marks) == 27
     assert smallest_gap(extents(texts)) > 1
     assert smallest_gap(extents(texts), extents(marks)) > 1
