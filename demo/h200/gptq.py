@@ -3,7 +3,7 @@
     pip install llmcompressor        # an environment of its own: it wants its own Transformers
     python -m demo.h200.gptq OUT/models/bf16 OUT/models/gptq-w4a16-g128
 
-Groups of 128, symmetric, 128 windows of 512 tokens from the end of the demo's text: two thirds of it.
+Groups of 128, symmetric, 32 windows of 512 tokens from the end of the demo's text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-WINDOWS, LENGTH = 128, 512
+WINDOWS, LENGTH = 32, 512
 
 
 def main() -> None:
