@@ -62,7 +62,7 @@ def scatter_figure(
     found = points_within(scatter_points(run, size, measure)[0], max_x, max_y)
     if not found:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
-    reference = None if measure.kld or log_y is not None else run.reference_ppl
+    reference = None if measure.kld or log_y is not None else finite_reference(run)
     best = front.in_words(front.pareto_front(found), found)
     bold = f"bold: no other row is smaller and better: {best}" if best else ""
     bars = error_note(run, [point.label for point in found if point.error is not None], measure)
@@ -158,13 +158,19 @@ def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str
 def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:
     """The horizontal line at the reference's perplexity, or at the noise floor's KLD."""
     if not measure.kld:
-        found = run.reference_ppl
+        found = finite_reference(run)
         return [] if found is None else [Level(found, f"reference {found:.2f}")]
     floor = run.noise_floor
     height = measure.of(floor) if floor else None
     if floor is None or not height:
         return []
     return [Level(height, f"noise floor ({grouping.short_label(floor.label)}) {height:.2g}", dotted=True)]
+
+
+def finite_reference(run: RunResult) -> float | None:
+    """The reference's perplexity; None also where it is infinite, as where it excludes a token of the text."""
+    found = run.reference_ppl
+    return found if found is not None and math.isfinite(found) else None
 
 
 def kld_axis(run: RunResult, measure: Measure = KLD) -> str:

@@ -141,9 +141,8 @@ def _draw_points(
         colour, marker = styles[group]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
         covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
-        size = (
-            MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75
-        )  # of points at about one place, each shows around the next
+        # of points at about one place, each shows around the next
+        size = MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
         mark.set(zorder=4, gid=f"point-{i}")
         marks.append(mark)

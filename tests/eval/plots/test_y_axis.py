@@ -7,8 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from eval.plots import figures
+from eval.plots.measures import PPL
 from eval.plots.scatter_points import Point
 from eval.plots.y_axis import MOST_TICKS, Excess, excess_over
+from eval.results.run_result import RunResult
+from tests.support import real_table
 
 
 def test_heights_by_hand() -> None:
@@ -55,3 +59,15 @@ def test_ticks_are_percents_at_their_values() -> None:
     assert "+0.001 %" in many
     assert "+2 %" not in many
     assert len(many) <= MOST_TICKS
+
+
+@pytest.mark.parametrize("reference", [math.inf, math.nan, None])
+def test_a_reference_of_no_finite_perplexity_has_no_excess(
+    reference: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The axis is perplexity itself then, and no line is drawn."""
+    monkeypatch.setattr(RunResult, "reference_ppl", property(lambda run: reference))
+    axes = figures.scatter_figure(real_table.real_run(), measure=PPL).axes[0]
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylabel() == "Perplexity"
+    assert not [line for line in axes.lines if (line.get_gid() or "").startswith("level")]
