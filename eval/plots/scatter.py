@@ -49,7 +49,7 @@ def scatter_plot(
         raise ValueError("no points to plot")
     if log_y and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
-    size = next((p.x for p in points if p.unquantized), 0.0)
+    unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
     points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
     height, width, letters = (*style.CARD[::-1], 70) if card else (HEIGHT, style.WIDTH, style.LETTERS)
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
@@ -60,8 +60,8 @@ def scatter_plot(
         if from_zero and not log_y:
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - y_axis.FLOOR * axes.get_ylim()[1])
         if edge is not None:
-            same = len({p.x for p in points if p.unquantized}) == 1
-            _draw_edge(axes, edge, style.tick_text(float(f"{size:.3g}")) if same else "", theme)
+            name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
+            _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
         names = _draw_levels(axes, levels, theme)
         _draw_groups(axes, points, styles)
         marks, texts = _draw_points(axes, points, styles, theme, card=card)
@@ -93,12 +93,11 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
     return names
 
 
-def _draw_edge(axes: Axes, edge: float, size: str, theme: Theme) -> None:
-    """The line on which unquantized points stand, a tick with their size, and the break of the axis before it."""
+def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) -> None:
+    """The line on which unquantized points stand, a tick of that name, and a break of the axis behind the ``last``."""
     low, high = axes.get_xlim()
-    last = edge / (1 + front.GAP)
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= last]
-    axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), size or "unquantized"])
+    axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), name])
     axes.set_xlim(low, high)
     axes.plot([edge] * 2, axes.get_ylim(), color=theme.grid, lw=6, zorder=0.9, gid="edge-0", solid_capstyle="butt")
     broken = (last + edge) / 2

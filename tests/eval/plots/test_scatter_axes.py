@@ -88,3 +88,19 @@ def test_without_zero_a_logarithmic_axis_has_no_such_tick() -> None:
 def test_nothing_above_zero_cannot_be_logarithmic() -> None:
     with pytest.raises(ValueError, match="nothing above 0"):
         draw_kld(KLDS[:1], log_y=True)
+
+
+@pytest.mark.parametrize(("other", "name"), [(16.0, "16"), (16.01, "16"), (32.0, "unquantized")])
+def test_the_break_is_behind_the_last_quantized_point_and_the_edge_says_what_is_there(other: float, name: str) -> None:
+    """The tick has the size of the unquantized rows if it is one size; the ticks before the break are all there."""
+    points = [
+        Point("Q 4.5", 4.5, 9.0), Point("Q 8.02", 8.02, 8.0),
+        Point("bf16 a", 16, 7.0, unquantized=True), Point("bf16 b", other, 7.1, unquantized=True),
+    ]  # fmt: skip
+    axes = draw(points).axes[0]
+    edge = 8.02 + 0.1 * (8.02 / 2)
+    assert axes.get_xticks()[-1] == pytest.approx(edge)
+    assert 8.0 in axes.get_xticks()
+    assert axes.get_xticklabels()[-1].get_text() == name
+    (broken,) = [text for text in axes.texts if text.get_gid() == "break-0"]
+    assert broken.get_position()[0] == pytest.approx((8.02 + edge) / 2)
