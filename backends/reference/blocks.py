@@ -39,8 +39,9 @@ class Blocks:
     def __init__(self, read: Callable[[StoredRows], torch.Tensor], device: torch.device) -> None:
         self.read, self.device = read, device
         self.rows: torch.Tensor | None = None
-        self.size = 0
+        self.size = self.n_rows = 0
         self.held: dict[int, Block] = {}
+        self.used: dict[int, int] = {}
         self.free: list[int] = []
 
     def get(self, parts: Sequence[StoredRows], out: torch.Tensor) -> bool:
@@ -48,22 +49,40 @@ class Blocks:
         import torch
 
         windows = {part.window for part in parts}
-        if self.rows is None or len(parts) * self.size > len(self.rows):
-            self.size, self.held = min(ROWS // len(parts), MOST), {}
-            self.free = [place * self.size for place in range(len(parts))]
-            self.rows = torch.empty(self.size * len(parts), out.shape[1], dtype=out.dtype, device=self.device)
         most = max(part.end - part.begin for part in parts)
-        if self.size < 2 or most > self.size or len(windows) < len(parts):
+        if len(windows) < len(parts) or most > MOST:
             return False
         if missing := [part for part in parts if not self.has(part)]:
-            self.load(missing, windows)
+            waiting = {window for window, block in self.held.items() if self.used[window] < block.end} - windows
+            if ROWS // (len(parts) + len(waiting)) < 2:
+                waiting = set()
+            count = len(parts) + len(waiting)  # the others of this step, where a step has more than one chunk
+            if ROWS // count < 2:
+                return False
+            if not self.size or count * self.size > self.n_rows:
+                self.plan(count, out)
+                missing = list(parts)
+            if most > self.size:
+                return False
+            self.load(missing, windows | waiting)
+        assert self.rows is not None
         index: list[int] = []
         for part in parts:
             block = self.held[part.window]
             begin = block.place + part.begin - block.begin
+            self.used[part.window] = part.end
             index.extend(range(begin, begin + part.end - part.begin))
         torch.index_select(self.rows, 0, self.sent(np.array(index, np.int64)), out=out)
         return True
+
+    def plan(self, count: int, like: torch.Tensor) -> None:
+        """Make room for blocks of so many windows, with rows like [n, H]; what was held is read again."""
+        import torch
+
+        self.size, self.held = min(ROWS // count, MOST), {}
+        self.n_rows = self.size * count
+        self.free = [place * self.size for place in range(count)]
+        self.rows = torch.empty(self.n_rows, like.shape[1], dtype=like.dtype, device=self.device)
 
     def has(self, part: StoredRows) -> bool:
         """Whether a part's rows are on the device."""

@@ -64,13 +64,29 @@ def test_windows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     chance, held, sizes = random.Random(0), Blocks(Reads(), CPU), set()
     for _ in range(500):
         windows = chance.sample(range(N_WINDOWS), chance.randint(2, 20))
-        parts = [rows(window, begin, chance.randint(1, min(3, LENGTH - begin)))
+        parts = [rows(window, begin, chance.randint(1, min(2, LENGTH - begin)))
                  for window in windows for begin in [chance.randrange(LENGTH)]]  # fmt: skip
         found = got(held, parts)
         sizes.add(held.size)
         assert found is not None
         assert torch.equal(found, stored(parts))
-    assert max(sizes) > min(sizes) == 3  # 20 windows
+    assert max(sizes) > min(sizes) == 2  # as small as a block can be
+
+
+def test_the_chunks_of_a_step_do_not_push_each_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of 8 windows take turns: the first step makes room for 16, and then every row is read once."""
+    monkeypatch.setattr(blocks, "ROWS", 80)
+    reads = Reads()
+    held = Blocks(reads, CPU)
+    for begin in range(LENGTH):
+        for first in (0, 8):
+            parts = [rows(window, begin) for window in range(first, first + 8)]
+            found = got(held, parts)
+            assert found is not None
+            assert torch.equal(found, stored(parts))
+    assert held.size == 5
+    n_read = sum(part.end - part.begin for part in reads.pieces)
+    assert n_read <= 16 * LENGTH + 8 * 10  # and the first chunk's first blocks of 10, made when it was alone
 
 
 @pytest.mark.parametrize(
