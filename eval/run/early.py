@@ -6,6 +6,7 @@ that; meanwhile the model's files are read ahead, too.  Only on a machine with G
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +33,11 @@ def begun(session: Session, job: Job | None) -> Iterator[None]:
         yield
         return
     label = job.request.label
-    log = None if session.verbose else session.cache.log_file(label, Cache.key("logs", {"label": label}))
+    log = (
+        None
+        if session.verbose
+        else session.cache.log_file(label, Cache.key("logs", {"label": label, "pid": os.getpid()}))
+    )
     try:
         with ExitStack() as ending:
             with suppress(CompareQError):  # loading will say it
@@ -57,14 +62,15 @@ def started(hosts: Hosts, job: Job, log: Path | None, ending: ExitStack) -> Earl
     pool = ending.enter_context(ThreadPoolExecutor(1))
     request = replace(job.request, log_file=log)
     prepare_job = PrepareJob(job.engine, request, tuple(job.backend.weight_files(request)))
-    found = EarlyWorker(worker, log, pool.submit(prepare, worker, prepare_job), ending)
+    prepared = pool.submit(prepare, worker, prepare_job, hosts.limits)
+    found = EarlyWorker(worker, log, prepared, ending)
     ending.callback(found.end)  # before the pool waits for the thread
     return found
 
 
-def prepare(worker: Worker, job: PrepareJob) -> bool:
+def prepare(worker: Worker, job: PrepareJob, limits: Deadline) -> bool:
     """Whether a worker has imported its engine."""
     try:
-        return all(isinstance(message, Prepared) for message in worker.perform(job, Deadline()))
+        return all(isinstance(message, Prepared) for message in worker.perform(job, limits))
     except CompareQError:
         return False

@@ -21,7 +21,7 @@ from eval.common.processes import in_process
 from eval.run import devices
 from eval.run.devices import Devices, Kind, Overlap
 from eval.run.worker_process import WorkerProcess
-from eval.run.workers import InThisProcess, Make, Wanted, Worker
+from eval.run.workers import Deadline, InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
 
 LOCK_POLL_S = 0.5
@@ -107,6 +107,11 @@ class Hosts:
     make_worker: Make = WorkerProcess
     nodes: Nodes | None = None
     spares: bool = True
+
+    @property
+    def limits(self) -> Deadline:
+        """How long workers may be silent."""
+        return Deadline() if self.deadline_s is None else Deadline(self.deadline_s, self.deadline_s, patience=0)
 
     def worker(self, wanted: Wanted) -> Worker:
         """A worker that is not started yet."""

@@ -97,8 +97,7 @@ class Crew:
     @cached_property
     def limits(self) -> Deadline:
         """How long its workers may be silent."""
-        given = self.session.hosts.deadline_s
-        limits = Deadline() if given is None else Deadline(given, given, patience=0)
+        limits = self.session.hosts.limits
         return replace(limits, load_s=max(limits.load_s, limits.patience * (self.expected or 0.0)))
 
     def make_ready(self) -> None:
@@ -144,8 +143,11 @@ class Crew:
         early = self.session.early.pop(self.request.label, None)
         if early is not None:
             ending, worker = early.taken(self.request.log_file)
+            if worker is None:
+                ending.close()
+                return
             self.at_work.enter_context(ending)
-            self.workers = [] if worker is None else [worker]
+            self.workers = [worker]
 
     def _prepare(self) -> None:
         """Start a spare, if there is memory for it; one that fails is none."""

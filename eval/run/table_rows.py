@@ -65,8 +65,11 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
 
 
 def file_bytes(job: Job) -> int | None:
-    """Bytes on disk of the files that the engine loads; None where they are not here (a server)."""
-    return sum(file.stat().st_size for file in job.backend.weight_files(job.request)) or None
+    """Bytes on disk of the files that the engine loads; None where they are not here (a server, or removed since)."""
+    try:
+        return sum(file.stat().st_size for file in job.backend.weight_files(job.request)) or None
+    except OSError:
+        return None
 
 
 def overridden(storage: Storage, spec: ModelSpec) -> Storage:

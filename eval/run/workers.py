@@ -100,6 +100,8 @@ class EarlyWorker:
         """(what ends the worker, the worker, None if it could not be prepared); its output is in ``log_file`` now."""
         self.is_taken = True
         if not self.prepared.result():
+            if self.log is not None:
+                self.log.unlink(missing_ok=True)
             return self.ending.pop_all(), None
         if self.log is not None and log_file is not None:
             with suppress(OSError):
