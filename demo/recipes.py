@@ -17,11 +17,13 @@ MODELS = HERE / "models"
 BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
+COMMANDS = {"__main__.py", "measuring.py"}
+"""Files that only run the models that the other files make."""
 
 
 def code_hash() -> str:
     """SHA-256 of the code that makes models."""
-    files = [file for file in sorted(HERE.glob("*.py")) if file.name != "__main__.py"]  # which only runs the models
+    files = [file for file in sorted(HERE.rglob("*.py")) if file.name not in COMMANDS]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from demo.h200.rows import HIDDEN, STRIDE, WINDOW, Row
+from demo.h200.rows import GPTQ, HIDDEN, STRIDE, WINDOW, Row
 from demo.recipes import ROOT
 
 
@@ -29,11 +29,25 @@ def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
         }  # fmt: skip
         entry |= {"noise_floor": True} if row.noise_floor else {}
         _, problems = jobs.plan([reading.parse_model_spec(entry, out / "models.json")], WINDOW, Hosts())
+        if row.model == GPTQ and not problems and not has_one_embedding(out / "models" / GPTQ, out / "models" / "bf16"):
+            problems = [f"{row.label}: {model}: was made of another base; make it again (demo/h200/gptq.py)"]
         for problem in problems:
             print(f"left out: {problem}", flush=True)
         if not problems:
             entries.append(entry)
     return [{**entry, "reference": True} if i == 0 else entry for i, entry in enumerate(entries)]
+
+
+def has_one_embedding(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same embedding: GPTQ leaves the base's as it is."""
+    import torch
+    from safetensors import safe_open
+
+    parts = []
+    for folder in (one, other):
+        with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+            parts.append(tensors.get_slice("model.embed_tokens.weight")[:64])
+    return torch.equal(*parts)
 
 
 def measure_table(out: Path, rows: list[Row], text: Path, limit: str, seconds: float | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from demo.h200 import exllama, logged, making, measuring
-from demo.h200.rows import EXL2_BITS, EXL3_BITS, Row, table_rows
+from demo.h200.rows import EXL2_BITS, EXL3_BITS, GPTQ, Row, table_rows
 from eval.plots import grouping
 
 
@@ -165,3 +165,22 @@ def test_an_end_after_seconds_lets_compare_q_write(
     monkeypatch.setattr(measuring, "WINDOW", 100)
     assert measuring.measure_table(tmp_path, rows, tmp_path / "text", "all", seconds=3) == 130
     assert (tmp_path / "results" / "table.txt").read_text() == "written\n"
+
+
+def test_a_gptq_checkpoint_of_another_base_is_left_out(
+    tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    models = tmp_path / "models"
+    for name in ("bf16", GPTQ):
+        shutil.copytree(toy_model, models / name)
+    rows = [Row("W4A16 g128 GPTQ", "transformers_auto_bf16", GPTQ)]
+    monkeypatch.setattr(measuring, "WINDOW", 100)
+    assert len(measuring.usable_rows(tmp_path, rows)) == 1
+    file = models / GPTQ / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"] * 2
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert measuring.usable_rows(tmp_path, rows) == []
+    assert "was made of another base; make it again (demo/h200/gptq.py)" in capsys.readouterr().out
