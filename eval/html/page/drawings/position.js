@@ -27,7 +27,7 @@ function firstBin(edges) {
 function smoothed(values, edges, first) {
   return values.map((value, i) => {
     if (!known(value) || i < first) return null;
-    const span = Math.min(SPAN, i, values.length - 1 - i); // as many on both sides
+    const span = Math.min(SPAN, i - first, values.length - 1 - i); // as many on both sides, and none that is not drawn
     let total = 0,
       weight = 0;
     for (let j = i - span; j <= i + span; j++)
