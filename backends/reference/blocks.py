@@ -39,7 +39,7 @@ class Blocks:
     def __init__(self, read: Callable[[StoredRows], torch.Tensor], device: torch.device) -> None:
         self.read, self.device = read, device
         self.rows: torch.Tensor | None = None
-        self.size = self.n_rows = 0
+        self.size = 0
         self.held: dict[int, Block] = {}
         self.used: dict[int, int] = {}
         self.free: list[int] = []
@@ -59,7 +59,7 @@ class Blocks:
             count = len(parts) + len(waiting)  # the others of this step, where a step has more than one chunk
             if ROWS // count < 2:
                 return False
-            if not self.size or count * self.size > self.n_rows:
+            if self.rows is None or count * self.size > len(self.rows):
                 self.plan(count, out)
                 missing = list(parts)
             if most > self.size:
@@ -80,9 +80,8 @@ class Blocks:
         import torch
 
         self.size, self.held = min(ROWS // count, MOST), {}
-        self.n_rows = self.size * count
         self.free = [place * self.size for place in range(count)]
-        self.rows = torch.empty(self.n_rows, like.shape[1], dtype=like.dtype, device=self.device)
+        self.rows = torch.empty(self.size * count, like.shape[1], dtype=like.dtype, device=self.device)
 
     def has(self, part: StoredRows) -> bool:
         """Whether a part's rows are on the device."""

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from eval.common.outputs import Outputs
 from eval.plots import curves, figures, front, grouping, spread, style
 from eval.plots.curves import Line
-from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM
 from eval.plots.spread import Divergence
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import token_scores
@@ -31,10 +31,9 @@ def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = Fa
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
     """
-    lines = [
-        line for size, measure in SCATTER.values() if has_both(run, size, measure)
-        for line in figures.scatter_points(run, size, measure)[1]
-    ]  # fmt: skip
+    found = [figures.scatter_points(run, size, measure) for size, measure in SCATTER.values()]
+    # of a plot without a point one line says why it is missing, and not one for each model
+    lines = [line for points, left_out in found if points for line in left_out]
     for line in dict.fromkeys(lines):
         print(line)
     for name, picture in all_pictures(run, dark=dark, title=title).items():
@@ -72,11 +71,6 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
         "loss_by_position": partial(by_position, run, title=title, dark=dark),
         "kld_by_position": partial(by_position, run, kld=True, title=title, dark=dark),
     }
-
-
-def has_both(run: RunResult, size: Size, measure: Measure) -> bool:
-    """Whether a plot has a point: else its own line says why it is missing, and not one for each model."""
-    return bool(figures.scatter_points(run, size, measure)[0])
 
 
 def has_spread(model: ModelResult) -> bool:
