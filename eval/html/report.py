@@ -1,7 +1,7 @@
 """``--html``: one file that shows a run in a browser, without a network.
 
 The file holds its data as JSON (``{"run": results.json, "inspection": ...}``, and what the page need not find again:
-group styles, schemes, footnotes, the table as Markdown, Student's t) and the plain JavaScript of ``eval/html/page/``,
+group styles, schemes, footnotes, the table as text, Student's t) and the plain JavaScript of ``eval/html/page/``,
 which draws everything from these data.  The file's content policy lets nothing be loaded and no other script run,
 whatever a label or a token of the text holds.
 """
@@ -60,6 +60,7 @@ def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence
         "schemes": [schemes.index(scheme) for scheme in schemes],
         "commands": [shell_command(each) for each in commands_of(found)],
         "markdown": markdown.markdown_text(run).split("\n"),
+        "csv": results_json.csv_text(run).split("\r\n"),
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run),
         "quantized": [model.is_quantized for model in run.models],

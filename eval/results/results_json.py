@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import datetime
+import io
 import json
 import re
 from collections.abc import Sequence
@@ -222,14 +223,21 @@ def csv_cell(value: Any) -> Any:
 
 
 def write_csv(run: RunResult, file: Path) -> None:
-    """Write the flat fields of every model as CSV, and its notes as one text, atomically."""
+    """Write ``csv_text`` atomically."""
+    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
+        stream.write(csv_text(run))
+
+
+def csv_text(run: RunResult) -> str:
+    """The flat fields of every model as CSV, and its notes as one text: a line of names, and a line for each model."""
     nested = ("spec", "provenance", "estimates", "seconds", "timing")
     rows = [
         {key: csv_cell(value) for key, value in model_json(model).items() if key not in nested}
         | {"notes": printable("; ".join(model.notes))}
         for model in run.models
     ]
-    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -47,14 +47,7 @@ function markdownText(models) {
   ].join("\n");
 }
 function csvText(models) {
-  const nested = ["spec", "provenance", "estimates", "seconds", "timing"]; // as eval/results/results_json.py, write_csv()
-  const keys = Object.keys(RUN.models[0]).filter((key) => !nested.includes(key));
-  const cell = (value) => {
-    const words = Array.isArray(value) ? value.join("; ") : typeof value === "boolean" ? (value ? "True" : "False") : (value ?? "");
-    const text = `${words}`.replace(/[\u0000-\u001f\u007f-\u009f]/g, (c) => `\\x${c.charCodeAt(0).toString(16).padStart(2, "0")}`);
-    return /[",]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
-  };
-  return [keys, ...models.map((each) => keys.map((key) => each.raw[key]))].map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  return [0, ...models.map((each) => each.id + 1)].map((line) => `${PAYLOAD.csv[line]}\r\n`).join("");
 }
 
 // Colours as every reader of SVG knows them: browsers compute color-mix() to color(srgb ...).
