@@ -11,7 +11,7 @@ from pathlib import Path
 from backends.common.errors import InputError
 from eval.cli import plot_flags
 from eval.cli.flag_values import path_argument
-from eval.table.columns import ORDERS
+from eval.table import registry
 
 
 def add(p: argparse.ArgumentParser) -> None:
@@ -23,12 +23,23 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--tokens-out", type=path_argument, help="folder for the token scores of each model, as <label>.parquet"
     )
-    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: the order of the specs)")
+    p.add_argument("--columns", type=column_names, metavar="A,B,C",
+                   help=f"columns of table, Markdown, CSV and report, of {', '.join(registry.BY_NAME)}")  # fmt: skip
+    p.add_argument("--sort", choices=tuple(registry.BY_NAME), metavar="COLUMN",
+                   help="order the table's rows by a column (default: the order of the specs)")  # fmt: skip
     p.add_argument("--statistics", action="store_true", help="print llama.cpp's block of statistics for every model")
     p.add_argument("--timing", action="store_true", help="print where the seconds of every row went")
     p.add_argument("--pairs", action="store_true", help="print how every row differs from the next one, with errors")
     p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"),
                    help="print how the models with these two labels differ, with errors")  # fmt: skip
+
+
+def column_names(given: str) -> tuple[str, ...]:
+    """``--columns``: names of columns with commas between."""
+    try:
+        return registry.checked([name for each in given.split(",") if (name := each.strip())])
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
