@@ -28,7 +28,11 @@ def words_beside(model: ModelResult, run: RunResult) -> str:
 
 
 def on_one_machine(one: ModelResult, other: ModelResult, run: RunResult) -> bool:
-    """Whether two rows ran on one machine: of one name, and in one run where several were merged."""
+    """Whether two rows ran on one machine, by its name, and in one run where several were merged.
+
+    llama.cpp names the CPU behind the GPUs, where other engines name GPUs alone.
+    """
     parts = run.parts if isinstance(run, StoredRun) else ()
     apart = any((one.label in part.labels) != (other.label in part.labels) for part in parts)
-    return one.where == other.where and not apart
+    fewer, more = sorted((set(each.where.split(", ")) for each in (one, other)), key=len)
+    return fewer <= more and not apart

@@ -20,22 +20,24 @@ FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
 EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 """Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
-ALWAYS = ("where", "kv_cache", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
+ALWAYS = ("where", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
 WORTH_SAYING = 0.1
 """Share of a row's seconds from which its first step, in which engines compile, is told."""
 TOP_ERROR = "same_top_stderr"
-EXTRAS = ("ratio", TOP_ERROR, "kld_p99.9", "reverse_kld", "js", "tv", "top5", "speed", "head_bpw")
+EXTRAS = ("kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed", "head_bpw")
+IF_DIFFERENT = ("kv_cache", "head_bpw")
 """Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
 of PPL is mostly the text's."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number and its standard error as they are written, or words; both may be empty."""
+    """A number, its standard error and marks behind it as they are written, or words; each may be empty."""
 
     value: str
     error: str = ""
     is_best: bool = False
+    marks: str = ""
 
     @property
     def shown(self) -> str:
@@ -83,15 +85,13 @@ def fields_of(names: Sequence[str] | None) -> list[str] | None:
 
 
 def always_shown(run: RunResult) -> tuple[str, ...]:
-    """The columns that a table of any width has: what differs between rows, sizes, and what is compared.
+    """The columns that a table of any width has: machines that differ, sizes, and what is compared.
 
     Without the size of any file the size of the weights stands in its place.
     """
     wanted = set(ALWAYS) - (set() if run.reference else {"kld", "same_top"})
     if not machine_letters(run):
         wanted.discard("where")
-    if len({model.kv_cache for model in run.models if model.kv_cache}) < 2:
-        wanted.discard("kv_cache")
     if not any(model.ppl and model.ppl.non_finite for model in run.models):
         wanted.discard("non_finite")
     if not any(model.storage.file_bytes for model in run.models):
@@ -100,7 +100,7 @@ def always_shown(run: RunResult) -> tuple[str, ...]:
 
 
 def possible_extras(run: RunResult) -> tuple[str, ...]:
-    """The ``EXTRAS`` that tell something of a run: what some row has, and of heads what differs."""
+    """The ``EXTRAS`` that tell something of a run: what some row has, and of ``IF_DIFFERENT`` what differs."""
     flats, shown = [flat_json(model, run) for model in run.models], always_shown(run)
 
     def tells(extra: str) -> bool:
@@ -109,7 +109,7 @@ def possible_extras(run: RunResult) -> tuple[str, ...]:
         column = BY_NAME[extra]
         known = {flat.get(column.source) for flat in flats} - {None}
         compared = column.exact is None or run.reference is not None
-        return extra not in shown and compared and len(known) > (1 if extra == "head_bpw" else 0)
+        return extra not in shown and compared and len(known) > (extra in IF_DIFFERENT)
 
     return tuple(extra for extra in EXTRAS if tells(extra))
 
@@ -167,7 +167,7 @@ def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_
     marks = (EARLIER if model.cached else "") if column.name in ("seconds", "speed", "load") else ""
     marks += BESIDE if column.name == "speed" and flat["beside"] else ""
     error = error_text(column.times * stderr) if column.error and stderr is not None else ""
-    return Cell(f"{number}{marks}", error, is_best)
+    return Cell(number, error, is_best, marks)
 
 
 def machine_letters(run: RunResult) -> dict[str, str]:

@@ -44,7 +44,7 @@ def markdown_row(cells: list[str]) -> str:
 def markdown_cell(found: Filled, i: int) -> str:
     """A number with its error; the best in bold."""
     cell = found.cells[i]
-    value = escaped(cell.shown)
+    value = escaped(cell.shown + cell.marks)
     return (f"**{value}**" if cell.is_best else value) + (f" ± {cell.error}" if cell.error else "")
 
 

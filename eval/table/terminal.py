@@ -99,10 +99,10 @@ def word_cells(found: Filled) -> tuple[int, str, list[Text]]:
 
 
 def aligned_cells(found: Filled) -> tuple[int, str, list[Text]]:
-    """(width, header, cells): numbers flush right, their errors flush left behind them."""
+    """(width, header, cells): numbers flush right, their errors, or marks, flush left behind them."""
     lines = found.column.header.split("\n")
     shown = [printable(cell.shown) for cell in found.cells]
-    errors = [f"±{cell.error}" if cell.error else "" for cell in found.cells]
+    errors = [f"±{cell.error}" if cell.error else cell.marks for cell in found.cells]
     behind = max(map(len, errors), default=0)
     before = max(*map(len, shown), max(map(len, lines)) - behind)
     texts = [

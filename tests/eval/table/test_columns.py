@@ -127,10 +127,13 @@ def test_the_best_of_each_column_is_marked() -> None:
 def test_speeds_have_marks_and_a_note() -> None:
     """Of an earlier run (*); while another row was scored (‡), of which results.json says more."""
     stored = replace(BASE, cached=True, score_seconds=1234.56)
-    assert cells(run_of(stored), "base", ("seconds", "speed")) == {"seconds": Cell("1,234.6*"), "tok/s": Cell("0*")}
+    assert cells(run_of(stored), "base", ("seconds", "speed")) == {
+        "seconds": Cell("1,234.6", marks="*"),
+        "tok/s": Cell("0", marks="*"),
+    }
     timing = Timing(0.0, None, 0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
     one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
-    assert cells(run_of(one, other), "one")["tok/s"] == Cell("20‡")
+    assert cells(run_of(one, other), "one")["tok/s"] == Cell("20", marks="‡")
     assert results_json.flat_json(one, run_of(one, other))["beside"] == "other scored 100 %"
     notes = [columns.column_notes(run_of(*models), ["speed"]) for models in ((one,), (one, other), (QUANT, FAILED))]
     about = "tok/s: scored tokens a second, the first step included"

@@ -35,7 +35,7 @@ def row(run: RunResult, label: str, width: int = 80) -> str:
 
 def test_rows_with_a_reference() -> None:
     run = run_of(REF, QUANT, FAILED)
-    assert row(run, "bf16") == "bf16 Linear 4.50 1.00 7.5000±0.85 ref ref ref"
+    assert row(run, "bf16") == "bf16 Linear 4.50 1.00 7.5000±0.85 ref ref ref ref"
     assert (
         row(run, "W4A16", 100) == "W4A16 Linear 4.50 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9990 98.77±0.52 20"
     )
