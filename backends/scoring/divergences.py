@@ -7,8 +7,8 @@ With p = softmax(r) of the reference and q = softmax(z) of the model, as in ``ba
     top5         |A and B| / 5, A and B the five most probable tokens of each (of equals, the lowest ids)
 
 JS and TV of a token need both of its probabilities, and so the sums over the whole vocabulary.  Ranks therefore
-exchange their rows of the first pass (``normalizers``) before ``partial`` reads the logits again.  With x = ln q - ln p,
-M the larger of p and q, and y = 1 - exp(-|x|), a token adds
+exchange their rows of the first pass (``normalizers``) before ``partial`` reads the logits again.  With
+x = ln q - ln p, M the larger of p and q, and y = 1 - exp(-|x|), a token adds
 
     q x      to reverse_kld        M y / 2      to tv        M ((y - 2) ln(1 - y / 2) - (1 - y) |x|) / 2      to js
 
@@ -93,6 +93,20 @@ def _fused() -> Callable[..., None] | None:
     except ImportError:
         return None
     return triton_divergences.partial
+
+
+def both_passes(
+    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, reference: torch.Tensor, *, first: int = 0,
+    of_all_shards: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None],
+) -> None:  # fmt: skip
+    """``statistics.partial`` against a reference, and ``partial`` if ``out`` [n, F] has columns for it.
+
+    ``of_all_shards``: one shard's rows [n, 10] of the first pass -> those of all shards [R, n, 10].
+    """
+    rows = out[:, :FIRST]
+    statistics.partial(logits, targets, rows, first=first, reference=reference)
+    if out.shape[1] > FIRST:
+        partial(logits, reference, normalizers(of_all_shards(rows)), out[:, FIRST:], first=first)
 
 
 def torch_partial(

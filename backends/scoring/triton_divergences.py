@@ -35,9 +35,7 @@ TILES = tl.constexpr(16)
 NOWHERE = tl.constexpr(2147483647)
 
 
-def partial(
-    logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, out: torch.Tensor, first: int
-) -> None:
+def partial(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, out: torch.Tensor, first: int) -> None:
     """``divergences.partial`` for at least one column; rows may lie at any distance and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(reference)

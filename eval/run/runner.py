@@ -142,7 +142,7 @@ def awaited(session: Session, reference: Future[Reference]) -> Reference:
 
 def given_store(session: Session, path: Path, others: Sequence[Job], data: EvalData) -> HeldReference:
     """The reference that is a store without a model; every byte is checked if any of the others needs it."""
-    reference = references.of_store(path, data, session.progress)
+    reference = references.of_store(path, data, session)
     session.cache.use("references", reference.path.name)
     if not all_stored(session, others, data, reference):
         verify(session, reference)

@@ -1,4 +1,4 @@
-"""Reverse KLD, Jensen-Shannon, total variation and top-5 agreement against float64, in torch and in the Triton kernel."""
+"""The divergences of the second pass against float64 in plain Python loops, in torch and in the Triton kernel."""
 
 from __future__ import annotations
 
