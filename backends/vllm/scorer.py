@@ -143,7 +143,8 @@ class Scorer:
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
         if self.has_head_beside or self.exchanges:  # which may differ between ranks, whose chunks must not
             states, products = 5, 2
-        results = max(self.width, divergences.FIRST) * 4 + 8 + (self.tp_size * divergences.FIRST * 4 if self.exchanges else 0)
+        ranks = self.tp_size if self.exchanges else 0
+        results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
         rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)

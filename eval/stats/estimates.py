@@ -83,8 +83,8 @@ class AgainstReference:
     ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
     reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
 
-    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless they were asked for; each has percentiles in
-    ``divergence_percentiles``, under its name.
+    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless they were asked for; each has percentiles
+    in ``divergence_percentiles``, under its name.
     """
 
     ref_ppl: Perplexity

@@ -60,6 +60,20 @@ def divergence_definitions(logits: torch.Tensor, reference: torch.Tensor) -> dic
     return found
 
 
+def assert_divergences_of(found: TokenScores, logits: torch.Tensor, reference: torch.Tensor, atol: float) -> None:
+    """The four divergences of a window against float64 on the logits [T, V] that they are of, all finite."""
+    q, p = (each.double().log_softmax(-1) for each in (logits, reference))
+    middle = (p.exp() + q.exp()).log() - math.log(2)
+    tops = [each.sort(dim=-1, descending=True, stable=True).indices[:, :5] for each in (logits, reference)]
+    expected = {
+        "reverse_kld": (q.exp() * (q - p)).sum(-1), "tv": (p.exp() - q.exp()).abs().sum(-1) / 2,
+        "js": (p.exp() * (p - middle) + q.exp() * (q - middle)).sum(-1) / 2,
+        "top5": (tops[0][:, :, None] == tops[1][:, None]).sum((1, 2)) / 5,
+    }  # fmt: skip
+    for name, values in expected.items():
+        np.testing.assert_allclose(getattr(found, name), values, atol=atol, rtol=0, err_msg=name)
+
+
 def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
     for name, values in expected.items():
         array = getattr(found, name)
