@@ -52,6 +52,8 @@ def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_win
     InputError with all problems, one a line, before anything loads.  InterruptedRun is raised as long as no model is at
     work; after that it ends the run early.
     """
+    if session.divergences and session.logits_file is None and not any(spec.is_reference for spec in specs):
+        raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     planned, problems = jobs.plan(specs, data_spec.longest, session.hosts)
     raise_all(problems)  # before the text is tokenized, which takes longer
     with early.begun(session, first_of(session, planned, data_spec)):
