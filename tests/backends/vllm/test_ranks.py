@@ -41,7 +41,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
         found = scores_of(backend, WINDOWS, against(toy_store, divergences=True))
         assert_same(found, gold, 10 * ATOL_BATCH)
         for window in WINDOWS[-2:]:
-            ref, logits = own_logits(toy_engine, window), own_logits(noisy_engine, window)
+            ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
             assert_exact(found[window.index], logits, window, EXACT, ref)
         plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
         backend.llm.collective_rpc("compare_q_spied")
