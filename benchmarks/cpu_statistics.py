@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/cpu_statistics.py
 
 Prints, for vocabularies of 49,152 and 128,256, the median time of scoring bf16 logits against a bf16 reference and
-alone, as a ratio to the bf16 matrix product of the same rows with a head of hidden size 576.
+alone, as a ratio to the bf16 matrix product of the same rows with a head of hidden size 576; then both passes of
+``--divergences`` as a ratio to the first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from backends.scoring import divergences
 from backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
 
 HIDDEN = 576
@@ -52,6 +54,15 @@ def table(vocabulary: int, rows: int, repeats: int) -> None:
     for size, pair, alone in zip(SIZES, seconds[::2], seconds[1::2], strict=True):
         rows_at_once = str(size or f"{max(CPU_ELEMENTS // vocabulary, 1)} (default)")
         print(f"{rows_at_once:>14}  {pair / product:19.2f}  {alone / product:5.2f}")
+    out = torch.empty(rows, divergences.width(True, True))
+    first, both = medians(
+        [
+            score(None, reference),
+            lambda: divergences.both_passes(logits, targets, out, reference),
+        ],
+        repeats,
+    )
+    print(f"both passes: {both / first:.2f} of the first against a reference")
 
 
 def main() -> None:

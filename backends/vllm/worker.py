@@ -138,6 +138,7 @@ class ScoringExtension:
         scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
+            of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
         )  # fmt: skip
         self._compare_q_pass = ScoringPass(scorer, last_stage)
 

@@ -50,6 +50,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         running = {
             "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,
             "-cc": args.clear_cache, "-lf": args.logits_file, "--check": args.check, "--tokens-out": args.tokens_out,
+            "--divergences": args.divergences,
         }  # fmt: skip
         for flag, given in running.items():
             if given:

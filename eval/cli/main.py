@@ -137,8 +137,9 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     output_flags.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
     session = Session(
-        cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights
-    )
+        cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
+        divergences=args.divergences,
+    )  # fmt: skip
     with signals_interrupt():
         finished = runner.run(session, data_spec, model_specs, args.rows)
     run = finished.results

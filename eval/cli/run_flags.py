@@ -27,6 +27,8 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "-lf", "--logits_file", type=path_argument, help="reference store for KL divergence: read, or made there"
     )
+    p.add_argument("--divergences", action="store_true",
+                   help="measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too")  # fmt: skip
     p.add_argument("--from", dest="source", type=path_argument, nargs="+", action="extend", default=[], metavar="FILE",
                    help="show a finished run (results.json, report.html), or several merged; runs nothing")  # fmt: skip
     p.add_argument(
