@@ -104,13 +104,15 @@ class ModelResult:
 
     @property
     def kv_cache(self) -> str:
-        """The precision in which its keys and values were kept ("bf16", "fp8"); empty where the engine does not tell.
+        """The precision in which its keys and values were kept ("bf16", "fp8 +bf16"); empty: the engine does not tell.
 
         The key "kv_cache" of ``provenance``; results of compare_q 0.2 have vLLM's option, whose "auto" is the model's.
         """
         told = self.provenance.get("kv_cache") or self.provenance.get("kv_cache_dtype") or ""
-        kept = self.provenance.get("dtype") or "" if told == "auto" else told
-        return BRIEF.get(str(kept), str(kept))
+        kept = str(self.provenance.get("dtype") or "" if told == "auto" else told)
+        for name, brief in BRIEF.items():
+            kept = kept.replace(name, brief)
+        return kept
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -11,6 +11,7 @@ from backends.base import Storage
 from eval.results import results_json
 from eval.results.run_result import ModelResult, RunResult
 from eval.results.timing import Timing
+from eval.stats.estimates import DIVERGENCES
 from eval.stats.uncertainty import Mean, Value
 from eval.table import columns
 from eval.table.columns import Cell
@@ -40,10 +41,8 @@ def test_every_cell_of_a_model() -> None:
 
 
 def test_every_column_shows_a_field_of_the_results() -> None:
-    """But for statistics that are measured only if they are asked for."""
     flat = results_json.flat_json(QUANT, run_of(REF, QUANT))
-    asked_for = {"reverse_kld", "js", "tv", "top5"}
-    assert {field for each in COLUMNS if each.name not in asked_for for field in each.fields} <= flat.keys()
+    assert {field for each in COLUMNS for field in each.fields} <= flat.keys()
     assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
 
 
@@ -69,6 +68,14 @@ def test_columns_of_a_table_that_nobody_chose() -> None:
     assert bare[-1].cells[1] == Cell("98.77")
 
 
+def test_divergences_that_were_asked_for_have_columns() -> None:
+    known = {name: Mean(0.125, 5.0, 40, 0, 0.015) for name in DIVERGENCES}
+    names = {"reverse KLD": "0.12500", "JS": "0.12500", "TV %": "12.50", "top 5 %": "12.50"}
+    found = cells(run_of(REF, with_against(QUANT, **known)), "W4A16")
+    assert {name: found[name].value for name in names} == names
+    assert (found["JS"].error, found["TV %"].error) == ("0.015", "1.5")
+
+
 def narrowed(run: RunResult) -> list[columns.Filled]:
     """The columns without all extras."""
     return columns.narrowed(columns.table_columns(run), columns.EXTRAS)
@@ -76,10 +83,15 @@ def narrowed(run: RunResult) -> list[columns.Filled]:
 
 def test_kv_caches_have_a_column_only_if_they_differ() -> None:
     """By what the engine tells; vLLM's "auto" of older results is the model's number format."""
-    told = [{"kv_cache": "fp8"}, {"kv_cache_dtype": "auto", "dtype": "bfloat16"}, {"kv_cache_dtype": "fp8_e4m3"}, {}]
+    told = [
+        {"kv_cache": "fp8 +bfloat16"},
+        {"kv_cache_dtype": "auto", "dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {},
+    ]
     models = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(told)]
     (found,) = [each for each in columns.table_columns(run_of(*models)) if each.column.name == "kv_cache"]
-    assert [cell.value for cell in found.cells] == ["fp8", "bf16", "fp8_e4m3", "n/a"]
+    assert [cell.value for cell in found.cells] == ["fp8 +bf16", "bf16", "fp8_e4m3", "n/a"]
     assert columns.column_notes(run_of(*models), ["kv_cache"])[0].startswith("KV cache: ")
     alike = run_of(models[1], models[3])
     assert "kv_cache" not in [each.column.name for each in columns.table_columns(alike)]
