@@ -138,7 +138,7 @@ def comparable(file: Path) -> Any:
     for key in ("created", "command"):
         found.pop(key)
     for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "from_cache", "seconds", "timing"):
+        for key in ("load_seconds", "score_seconds", "tokens_per_second", "beside", "from_cache", "seconds", "timing"):
             model.pop(key, None)
     return found
 

@@ -19,10 +19,11 @@ def words_beside(model: ModelResult, run: RunResult) -> str:
         return ""
     mine, seconds, found = model.timing.scored, model.timing.scoring_seconds, []
     for other in run.models:
-        if other is model or other.timing is None or not on_one_machine(model, other, run):
+        if other is model or other.timing is None:
             continue
         for what, spans in (("scored", [other.timing.scored]), ("loading", other.timing.loads)):
-            if (share := sum(shared_seconds(mine, span) for span in spans) / seconds) >= LEAST:
+            share = sum(shared_seconds(mine, span) for span in spans) / seconds
+            if share >= LEAST and on_one_machine(model, other, run):
                 found.append(f"{other.label} {what} {100 * share:.0f} %")
     return ", ".join(found)
 

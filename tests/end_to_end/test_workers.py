@@ -53,13 +53,16 @@ def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, 
     return status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 
+TIMES = ("load_seconds", "score_seconds", "tokens_per_second", "beside", "seconds", "timing")
+
+
 def results(file: Path) -> dict[str, Any]:
     """results.json without what differs from run to run: times, and where a row came from."""
     found: dict[str, Any] = json.loads(file.read_text())
     for key in ("created", "command"):
         del found[key]
     for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "seconds", "timing", "from_cache"):
+        for key in (*TIMES, "from_cache"):
             del model[key]
     return found
 

@@ -21,6 +21,6 @@ def in_transformers(model: Path, **keys: Any) -> dict[str, Any]:
 
 def shown_ppl(ran: Ran, label: str) -> float:
     """PPL in the printed table's row of a model whose stored size is n/a."""
-    found = re.search(rf"^ ?{label} +closed form +n/a +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
+    found = re.search(rf"^ ?{label} +closed form +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
     assert found, ran.out
     return float(found[1].replace(",", ""))

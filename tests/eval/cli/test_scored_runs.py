@@ -153,8 +153,8 @@ def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: P
     ran = compare_q("-d", data, "-m", spec, "-kld", "-pf", tmp_path / "p.svg", "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     first, second = (line.split() for line in ran.out.splitlines() if line.split()[:1] in (["uniform"], ["boosted"]))
-    assert (first[6].partition("±")[0], first[8].partition("±")[0]) == ("500.0000", "0.07862")
-    assert (second[6].partition("±")[0], second[7:9]) == ("25.8437", ["ref", "ref"])
+    assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
+    assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "against boosted" in ran.out
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["reference"]["label"] == "boosted"
