@@ -171,9 +171,15 @@ def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_
 
 
 def machine_letters(run: RunResult) -> dict[str, str]:
-    """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one."""
+    """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one.
+
+    A name that is a part of one other name is the same machine: llama.cpp names the CPU too where others name GPUs.
+    """
     found = dict.fromkeys(model.where for model in run.models if model.where)
-    return dict(zip(found, map(chr, itertools.count(ord("A"))), strict=False)) if len(found) > 1 else {}
+    fuller = {each: [other for other in found if set(each.split(", ")) < set(other.split(", "))] for each in found}
+    whole = {each: others[0] if len(others) == 1 else each for each, others in fuller.items()}
+    letters = dict(zip(dict.fromkeys(whole.values()), map(chr, itertools.count(ord("A"))), strict=False))
+    return {each: letters[whole[each]] for each in found} if len(letters) > 1 else {}
 
 
 def label_of(model: ModelResult) -> str:

@@ -18,7 +18,10 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
     ]  # fmt: skip
-    notes += [f"where {letter}: {machine}" for machine, letter in machine_letters(run).items() if letters]
+    fullest = {
+        letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
+    }
+    notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
     notes += [*merge_notes(run), *window_notes(run), *error_notes(run)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")

@@ -1,6 +1,6 @@
 // Header and table.
 // Numbers that a tooltip leaves to the table; it has three percentiles beside the KLD.
-const QUIET = ["kld_median", "kld_p99", "kld_max", "top1", "entropy", "load", "seconds"];
+const QUIET = ["kld_median", "kld_p99", "kld_max", "top1", "entropy", "non_finite", "load", "seconds"];
 function modelRows(each) {
   const p = each.percentiles,
     spread = known(p["50"]) ? ` (median ${short(p["50"])}, p99 ${short(p["99"])}, max ${short(p.max)})` : "";
@@ -16,6 +16,9 @@ function modelRows(each) {
       text + (known(error) && text !== "ref" ? ` ± ${short(error)}` : "") + (column.key === "kld" ? spread : ""),
     ]);
   }
+  if (each.raw.non_finite) rows.push(["non-finite", fixed(each.raw.non_finite, 0)]);
+  if (each.raw.kv_cache) rows.push(["KV cache", each.raw.kv_cache]);
+  if (each.raw.beside) rows.push(["‡ beside", each.raw.beside]);
   if (each.noiseFloor) rows.push(["", "a noise floor"]);
   if (each.raw.deviations) rows.push(["†", each.raw.deviations]);
   for (const note of each.raw.notes || []) rows.push(["", note]);

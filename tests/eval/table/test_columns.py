@@ -158,6 +158,20 @@ def test_speeds_have_marks_and_a_note() -> None:
     assert columns.column_notes(run_of(one, other), ["ppl"]) == []
 
 
+def test_machines_have_letters_if_there_are_several() -> None:
+    """llama.cpp names the CPU of its machine too, which makes no other machine of it, but where two are possible."""
+    gpu, cpu, other = {"gpus": ["NVIDIA H200"]}, {"gpus": ["NVIDIA H200"], "cpu": "AMD EPYC"}, {"cpu": "Intel Xeon"}
+    names = "NVIDIA H200", "NVIDIA H200, AMD EPYC", "Intel Xeon", "NVIDIA H200, Intel Xeon"
+
+    def letters(*facts: dict[str, object]) -> dict[str, str]:
+        models = [replace(BASE, label=str(i), provenance=each) for i, each in enumerate(facts)]
+        return columns.machine_letters(run_of(*models))
+
+    assert letters(gpu, cpu) == {}
+    assert letters(gpu, cpu, other) == {names[0]: "A", names[1]: "A", names[2]: "B"}
+    assert letters(gpu, cpu, gpu | other) == {names[0]: "A", names[1]: "B", names[3]: "C"}
+
+
 def test_labels_have_their_marks() -> None:
     assert columns.label_of(replace(QUANT, spec={"noise_floor": True})) == "W4A16 ≈"
     assert columns.label_of(QUANT) == "W4A16"
