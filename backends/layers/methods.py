@@ -151,7 +151,7 @@ def w4afp8(config: Config) -> Declared:
     group, scheme = config.get("group_size", 128), config.get("moe_activation_scheme", "static")
     if config.get("moe_weight_format", "int4") != "int4" or config.get("linear_weight_format", "fp8") != "fp8":
         return Declared()
-    experts = Scheme(f"int4 g{group}", "fp8 tensor" if scheme == "static" else "fp8")
+    experts = Scheme(with_group_size("int4", group), "fp8 tensor" if scheme == "static" else "fp8")
     return Declared(block_scheme(config.get("weight_block_size") or [128, 128]), patterns=((ROUTED, experts),))
 
 
