@@ -88,6 +88,32 @@ def test_names_of_torchao() -> None:
     assert found.of(f"{LAYER}.mlp.down_proj") is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "scheme"),
+    [
+        ("Int8WeightOnlyConfig", {"group_size": None, "granularity": {"_type": "PerRow", "_data": {"dim": -1}}},
+         Scheme("int8 channel")),
+        ("Int8WeightOnlyConfig", {"granularity": {"_type": "PerTensor", "_data": {}}}, Scheme("int8 tensor")),
+        ("Float8WeightOnlyConfig", {}, Scheme("fp8 channel")),
+        ("Float8DynamicActivationFloat8WeightConfig", {}, FP8),
+        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerTensor", "_data": {}}] * 2}, FP8),
+        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerBlock"}, {"_type": "PerRow"}]},
+         None),
+        ("IntxWeightOnlyConfig", {"weight_dtype": {"_type": "torch.dtype", "_data": "int4"},
+                                  "granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}},
+         Scheme("int4 g32")),
+        ("Int8DynamicActivationIntxWeightConfig", {
+            "weight_dtype": {"_type": "torch.dtype", "_data": "int2"},
+            "weight_granularity": {"_type": "PerRow", "_data": {"dim": -1}}}, Scheme("int2 channel", "int8 token")),
+        ("GemliteUIntXWeightOnlyConfig", {}, None),
+    ],
+)  # fmt: skip
+def test_configs_of_torchao(kind: str, data: dict[str, Any], scheme: Scheme | None) -> None:
+    """As torchao 0.18 writes them into JSON."""
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
+    assert declared(config).of(f"{LAYER}.mlp.up_proj") == scheme
+
+
 def test_experts_of_deepseek_v4_in_nvfp4() -> None:
     config = {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4", "moe_quant_algo": "NVFP4"}
     assert declared(config).of("model.layers.0.ffn.experts") == NVFP4
