@@ -94,15 +94,15 @@ def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | st
 def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
     """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
 
-    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8, ``scale``) has a power of two for 16
+    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two for 16
     bytes, MXFP6 for 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
     """
     weight, inverse = parts["weight"], parts.get("weight_scale_inv")
-    scale = parts.get("weight_scale") or parts.get("scale")
+    scale = parts.get("weight_scale") or parts.get("scale") or inverse
     if "SCB" in parts:
         return weight.numel if weight.dtype == "I8" else UNKNOWN
-    if inverse is not None:
-        rows = inverse.dtype in FLOATS and inverse.shape[:-1] == weight.shape[:-1]
+    if inverse is not None and inverse.dtype in FLOATS:
+        rows = inverse.shape[:-1] == weight.shape[:-1]
         return weight.numel * 2 if weight.dtype == "I8" and hints.int4_bytes and rows else UNKNOWN
     if scale is None:
         return UNKNOWN
@@ -113,7 +113,7 @@ def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
     if scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
         return UNKNOWN if rest or group not in (16, 24) else weight.numel * 32 // group
-    return weight.numel if weight.dtype == "I8" and scale.dtype in FLOATS else UNKNOWN
+    return weight.numel if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS else UNKNOWN
 
 
 def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:

@@ -123,6 +123,7 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
         ({"weight": ("U8", 16, 16), "weight_scale": ("U8", 8, 2)}, "weight"),  # scales for pairs of rows
         ({"weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1)}, "weight"),  # int4 in W4AFP8, or int8
         ({"weight": ("BF16", 8, 64), "scale": ("F8_E8M0", 8, 2)}, "weight"),
+        ({"weight": ("I8", 8, 32), "scale": ("F32", 8, 2)}, "weight"),
         ({"weight": ("I32", 8, 8), "weight_scale": ("BF16", 1, 8)}, "weight"),
         ({"weight": ("I8", 8, 4)}, "weight"),
         ({"weight": ("I32", 8, 4)}, "weight"),
