@@ -24,6 +24,8 @@ UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
 LONGEST = 1 << 20
 """Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
+LONGEST_LIST = 1024
+"""Integers in one row that may describe something else than weights."""
 PADDED = "padded, and config.json does not say from which size"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 POWERS = {"U8", "F8_E8M0"}
@@ -236,7 +238,7 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
-        strange = sorted(part for part, tensor in parts.items() if len(tensor.shape) > 1 and not _beside(part))
+        strange = sorted(part for part, tensor in parts.items() if _matrix(tensor) and not _beside(part))
         return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
     form = FORMATS[main]
     strange = sorted(part for part in parts if part not in form.bits and not _beside(part) and parts[part].numel)
@@ -252,6 +254,11 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     if weights < 0:
         return f".{main}: {DAMAGED}"
     return StoredWeights(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
+
+
+def _matrix(tensor: Tensor) -> bool:
+    """Whether a tensor can be the weights of a matrix: by its dimensions, or, as SpQR has them, a long row of words."""
+    return len(tensor.shape) > 1 or (tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST)
 
 
 def _beside(part: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
-from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from backends.vllm.options import ONLINE, engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from tests.support import ROOT
 from tests.support.toy import refusal
 from tests.support.vllm_engine import request_for
 
@@ -139,6 +141,12 @@ def test_what_quantizes_while_loading(options: dict[str, Any], quantized: bool, 
 )  # fmt: skip
 def test_what_vllm_stores_of_what_it_quantizes_while_loading(options: dict[str, Any], words: str) -> None:
     assert stored_on_load(options) == words
+
+
+def test_page_of_the_formats_has_every_online_scheme() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    section = page[page.index("## Quantized while loading") :].split("\n\n")[1]
+    assert set(re.findall(r"`(\w+)`", section)) == ONLINE.keys()
 
 
 @pytest.mark.parametrize(
