@@ -49,7 +49,7 @@ ENGINE = {"max_num_batched_tokens": 16384, "max_num_seqs": 64, "gpu_memory_utili
 def windows_of(count: int, length: int) -> list[Window]:
     """Windows of random tokens."""
     generator = np.random.default_rng(0)
-    return [Window(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
+    return [Window.scored_from(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
 
 
 def opened(folder: Path, **options: Any) -> VllmScoreBackend:
