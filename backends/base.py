@@ -52,8 +52,10 @@ class TokenScores:
     Each array is [T], T = ``Window.n_scored``, with one entry for each scored position, in order.  ``logprob`` (of the
     real token), ``entropy`` and ``top1_logprob`` (of the most probable token) are float32, in nats; ``top1`` is bool:
     the real token is the most probable one.  Against a reference: ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` =
-    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token.  An array is
-    None where the engine cannot tell, and without a reference.
+    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token; and if they
+    are asked for, float32: ``reverse_kld`` = KL(model || reference) and ``js`` (Jensen-Shannon), in nats, ``tv`` (total
+    variation) and ``top5`` (share of the five most probable tokens that both have), from 0 to 1.  An array is None
+    where the engine cannot tell, and without a reference.
     """
 
     window: int
@@ -65,10 +67,18 @@ class TokenScores:
     ref_top1_logprob: NDArray[np.float32] | None = None
     kld: NDArray[np.float32] | None = None
     same_top: NDArray[np.bool_] | None = None
+    reverse_kld: NDArray[np.float32] | None = None
+    js: NDArray[np.float32] | None = None
+    tv: NDArray[np.float32] | None = None
+    top5: NDArray[np.float32] | None = None
+
+    def without_divergences(self) -> TokenScores:
+        """The same scores without the arrays that have to be asked for."""
+        return replace(self, reverse_kld=None, js=None, tv=None, top5=None)
 
     def alone(self) -> TokenScores:
         """The same scores without the arrays that depend on a reference."""
-        return replace(self, ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
+        return replace(self.without_divergences(), ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,14 @@ class Task:
 
     ``reference``: the folder of the reference store; ``vocab_size``: the number of vocabulary entries that model and
     reference share, to which logits are cut, None for all of the model's; ``record``: an existing empty folder, into
-    which ``backends/reference/store.py`` writes this model's states or logits.
+    which ``backends/reference/store.py`` writes this model's states or logits; ``divergences``: compare by
+    ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores`` too.
     """
 
     reference: Path | None = None
     vocab_size: int | None = None
     record: Path | None = None
+    divergences: bool = False
 
 
 @dataclass(frozen=True)

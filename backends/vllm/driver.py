@@ -21,7 +21,7 @@ from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
-from backends.scoring import statistics
+from backends.scoring import divergences, statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
 
@@ -84,6 +84,7 @@ class VllmDriver:
             record=None if task.record is None else str(task.record),
             record_contents="states" if route.states else "logits",
             record_reason=route.reason,
+            divergences=task.divergences,
         )
         yield from self.scored(windows, plan)
 
@@ -96,7 +97,7 @@ class VllmDriver:
             collected = self.collect(list(indices))
             for index in indices:
                 window = pending.pop(index)
-                yield statistics.scores(index, window.token_ids[window.score_from :], collected[index])
+                yield divergences.scores(index, window.token_ids[window.score_from :], collected[index])
         self.pass_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")

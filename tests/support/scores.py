@@ -9,7 +9,7 @@ import numpy as np
 from backends.base import TokenScores, Window
 from backends.worker.segments import COLUMNS
 
-REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top")
+REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
 
 
 def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:

@@ -18,12 +18,15 @@ from backends.base import LoadRequest, Task, TokenScores, Window
 from backends.common.engine_log import captured
 from backends.reference import store as reference
 from backends.vllm.backend import VllmScoreBackend
+from tests.support.definitions import assert_divergences_of
 from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
 EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
 TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
-FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
+FIELDS = (
+    "logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld", "reverse_kld", "js", "tv", "top5",
+)  # fmt: skip
 WINDOWS = [*toy_windows(5, 100), *(replace(window, index=5) for window in toy_windows(1, 150, 20))]
 
 ARGUMENTS = frozenset({
@@ -74,8 +77,8 @@ def recorded(backend: VllmScoreBackend, windows: list[Window], folder: Path) -> 
     return folder / "store"
 
 
-def against(store: Path, vocab_size: int = TOY_VOCAB) -> Task:
-    return Task(reference=store, vocab_size=vocab_size)
+def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> Task:
+    return Task(reference=store, vocab_size=vocab_size, divergences=divergences)
 
 
 def own_logits(backend: VllmScoreBackend, window: Window) -> torch.Tensor:
@@ -110,6 +113,8 @@ def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol:
             "ref_top1_logprob": p.max(-1).values.numpy(),
         }  # fmt: skip
         np.testing.assert_array_equal(found.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
+        if found.tv is not None:
+            assert_divergences_of(found, logits[scored], ref[scored], atol)
     np.testing.assert_array_equal(found.top1, (q.argmax(-1) == targets).numpy())
     for field, value in gold.items():
         np.testing.assert_allclose(getattr(found, field), value, atol=atol, rtol=0)

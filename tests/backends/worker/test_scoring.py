@@ -19,6 +19,7 @@ from backends.common.errors import ModelError
 from backends.reference import comparison
 from backends.reference import store as reference
 from backends.worker import scoring
+from tests.support.definitions import assert_divergences_of
 from tests.support.toy import brute_force, toy_windows
 
 REQUEST = LoadRequest("given", "given", "none", 100)
@@ -106,7 +107,7 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scores_of(before, window, Task(record=tmp_path / "building"))
     reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
-    task = Task(reference=tmp_path / "store", vocab_size=300)
+    task = Task(reference=tmp_path / "store", vocab_size=300, divergences=True)
     found = scores_of(after, window, task)
     p, q = (logits[score_from - 1 : 39].double().log_softmax(-1) for logits in (before, after))
     assert found.kld is not None
@@ -117,6 +118,8 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 300 * 5)
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
+    assert_divergences_of(found, after[score_from - 1 : 39], before[score_from - 1 : 39], atol=1e-5)
+    assert scores_of(after, window, replace(task, divergences=False)).tv is None
 
 
 class Masked(Given):

@@ -18,7 +18,7 @@ from backends.worker import segment_names, segments
 from backends.worker.segments import ALONE, commit, committed, load
 from tests.support.scores import REFERENCE, random_scores, random_windows, same
 
-TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
+TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"
 
 
 def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -> list[tuple[Window, TokenScores]]:
