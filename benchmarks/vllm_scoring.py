@@ -70,7 +70,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Prefill, prompt_logprobs=0, perplexity, recording, KL divergence without and with ``--divergences``, in one engine."""
+    """Prefill, prompt_logprobs=0, perplexity, recording, KLD without and with ``--divergences``, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     backend, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
