@@ -27,22 +27,52 @@ if TYPE_CHECKING:
     from backends.common.head import Head
 
 
+Spans = tuple[tuple[int, int], ...]
+"""The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
+
+
+def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
+    """Where all positions behind the first scored one are scored too, that one; else each range's begin and end."""
+    (first, end), *more = spans
+    return (first,) if end == length and not more else tuple(number for span in spans for number in span)
+
+
 @dataclass(frozen=True)
 class Window:
     """A piece of tokenized text that one forward pass scores; ``index`` is its number in the run, from 0.
 
-    ``token_ids`` is int32 [L].  Positions ``score_from`` (>= 1) to L - 1 are scored: the token at each of them is
+    ``token_ids`` is int32 [L].  The positions in ``spans`` (from 1 to L - 1) are scored: the token at each of them is
     predicted from all tokens before it in the window.
     """
 
     index: int
     token_ids: NDArray[np.int32]
-    score_from: int = 1
+    spans: Spans
+
+    @classmethod
+    def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
+        """A window of which every position from ``first`` on is scored."""
+        return cls(index, token_ids, ((first, len(token_ids)),))
 
     @property
     def n_scored(self) -> int:
-        """Number of scored positions T = L - score_from."""
-        return len(self.token_ids) - self.score_from
+        """Number of scored positions T."""
+        return sum(end - begin for begin, end in self.spans)
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """The scored positions [T]."""
+        return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in self.spans])
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """The scored tokens [T]."""
+        return self.token_ids[self.positions]
+
+    @property
+    def what_is_scored(self) -> str:
+        """The scored positions as text, for digests."""
+        return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
 
 
 @dataclass(frozen=True)

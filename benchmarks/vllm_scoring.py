@@ -49,7 +49,7 @@ ENGINE = {"max_num_batched_tokens": 16384, "max_num_seqs": 64, "gpu_memory_utili
 def windows_of(count: int, length: int) -> list[Window]:
     """Windows of random tokens."""
     generator = np.random.default_rng(0)
-    return [Window(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
+    return [Window.scored_from(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
 
 
 def opened(folder: Path, **options: Any) -> VllmScoreBackend:
@@ -70,7 +70,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Prefill, prompt_logprobs=0, perplexity, recording, KL divergence without and with ``--divergences``, in one engine."""
+    """Prefill, prompt_logprobs=0, perplexity, recording, KLD without and with ``--divergences``, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     backend, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)

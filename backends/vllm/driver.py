@@ -97,7 +97,7 @@ class VllmDriver:
             collected = self.collect(list(indices))
             for index in indices:
                 window = pending.pop(index)
-                yield divergences.scores(index, window.token_ids[window.score_from :], collected[index])
+                yield divergences.scores(index, window.targets, collected[index])
         self.pass_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
@@ -117,7 +117,7 @@ class VllmDriver:
                 for window in windows:
                     params = SamplingParams(
                         max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
-                        extra_args={TAG: [window.index, window.score_from, window.n_scored]}, **sampling,
+                        extra_args={TAG: [window.index, window.spans]}, **sampling,
                     )  # fmt: skip
                     engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
             while engine.has_unfinished_requests():
@@ -187,7 +187,7 @@ class VllmDriver:
         """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
-        short = [Window(window.index, window.token_ids[:tokens], 1) for window in longest]
+        short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
         return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
 
     def _no_route(self) -> Route:

@@ -42,7 +42,7 @@ def scores_of_logits(backend: LogitsBackend, windows: Sequence[Window], task: Ta
     try:
         for window in windows:
             logits = scored_rows(backend.logits(window), window)
-            targets = window.token_ids[window.score_from :]
+            targets = window.targets
             states = partial(scored_states, backend, window)
             if task.record is not None:
                 recorder = recorder or Recorder.of_engine(task.record, head, logits, states)
@@ -75,10 +75,13 @@ def scored_states(backend: LogitsBackend, window: Window) -> torch.Tensor:
 
 
 def scored_rows(values: torch.Tensor, window: Window) -> torch.Tensor:
-    """Of logits [L, V] or states [L, H], the rows [T, ...] that predict the window's scored tokens."""
+    """Of logits [L, V] or states [L, H], the rows [T, ...] that predict the scored tokens; a view of one range."""
+    import torch
+
     length = len(window.token_ids)
     if values.ndim != 2 or values.shape[0] != length:
         raise ModelError(
             f"window {window.index}: logits of shape {tuple(values.shape)} for a window of {length} tokens"
         )
-    return values[window.score_from - 1 : length - 1]
+    rows = [values[begin - 1 : end - 1] for begin, end in window.spans]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -135,9 +135,9 @@ def keep(file: Path, data: bytes) -> None:
 
 
 def digest_of(window: Window) -> str:
-    """Digest of what a window scores: its tokens, and from where on."""
+    """Digest of what a window scores: its tokens, and which of them."""
     tokens = window.token_ids.astype("<i4").tobytes()
-    return hashlib.sha256(f"{window.score_from} ".encode() + tokens).hexdigest()[:32]
+    return hashlib.sha256(f"{window.what_is_scored} ".encode() + tokens).hexdigest()[:32]
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:

@@ -69,7 +69,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "demo" / "opticks.txt").read_text()[:20000])["input_ids"]
     windows = [
-        Window(index, np.array(ids[begin : begin + LENGTH], np.int32)) for index, begin in enumerate((1000, 2000))
+        Window.scored_from(index, np.array(ids[begin : begin + LENGTH], np.int32))
+        for index, begin in enumerate((1000, 2000))
     ]
     found = Measured(windows, {}, {})
     patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")

@@ -43,9 +43,17 @@ def assert_divergences(found: TokenScores, expected: dict[str, list[float]], ato
         np.testing.assert_allclose(array.astype(np.float64), expected[name], rtol=1e-6, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(
-    ("columns", "cuts"), [(1, ()), (3, (1,)), (7, (3,)), (129, ()), (2048, (0, 700)), (4099, (4098,))], ids=str
+    ("columns", "cuts", "dtype"),
+    [
+        (1, (), torch.bfloat16),
+        (3, (1,), torch.float16),
+        (7, (3,), torch.float32),
+        (129, (), torch.float16),
+        (2048, (0, 700), torch.float32),
+        (4099, (4098,), torch.bfloat16),
+    ],
+    ids=str,
 )
 def test_every_divergence_is_its_definition(
     second: Second, dtype: torch.dtype, columns: int, cuts: tuple[int, ...]
@@ -56,18 +64,15 @@ def test_every_divergence_is_its_definition(
     assert_divergences(compared(second, logits, reference, cuts), divergence_definitions(logits, reference))
 
 
-@pytest.mark.parametrize("sigma", [0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
-@pytest.mark.parametrize("apart", [0.01, 0.3])
+@pytest.mark.parametrize(("sigma", "apart"), [(0.1, 0.3), (3.0, 0.01), (12.0, 0.3)], ids=["flat", "usual", "peaky"])
 def test_accuracy_at_the_size_of_a_real_vocabulary(second: Second, sigma: float, apart: float) -> None:
     reference = draw(2, 49152, sigma=sigma).bfloat16()
     logits = (reference.float() + draw(2, 49152, seed=1, sigma=apart) + 5).bfloat16()
     expected = divergence_definitions(logits, reference)
-    for cuts in ((), (24576,)):
-        assert_divergences(compared(second, logits, reference, cuts), expected, atol=5e-6)
+    assert_divergences(compared(second, logits, reference, (24576,)), expected, atol=5e-6)
 
 
-@pytest.mark.parametrize("cuts", [(), (333,), (1, 4000)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("cuts", "dtype"), [((), torch.bfloat16), ((1, 4000), torch.float32)], ids=str)
 def test_equal_logits_are_exactly_no_distance_apart(second: Second, dtype: torch.dtype, cuts: tuple[int, ...]) -> None:
     logits = draw(5, 4500, sigma=6.0).to(dtype)
     logits[3, 100:900] = -INF
@@ -83,7 +88,7 @@ def test_divergences_worked_by_hand(second: Second) -> None:
     assert_divergences(compared(second, logits, reference), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("cuts", [(), (1000,), (1000, 2000)], ids=str)
+@pytest.mark.parametrize("cuts", [(), (1000, 2000)], ids=str)
 def test_excluded_tokens(second: Second, cuts: tuple[int, ...]) -> None:
     """-inf on either side, on both, in all of a shard, and in everything that the other one allows."""
     logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
@@ -109,7 +114,7 @@ def test_a_token_that_only_the_model_allows_counts_however_improbable(second: Se
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("cuts", [(), (1000,), (2048, 2500)], ids=str)
+@pytest.mark.parametrize("cuts", [(), (2048,)], ids=str)
 def test_what_is_no_distribution_has_no_divergence(second: Second, bad: float, cuts: tuple[int, ...]) -> None:
     logits, reference = draw(5, 3000), draw(5, 3000, seed=1)
     logits[0, 7], reference[1, 2990], logits[2], reference[3] = bad, bad, -INF, -INF
@@ -122,7 +127,7 @@ def test_what_is_no_distribution_has_no_divergence(second: Second, bad: float, c
     )
 
 
-@pytest.mark.parametrize("cuts", [(), (40,), (2000, 2001, 6000)], ids=str)
+@pytest.mark.parametrize("cuts", [(), (2000, 2001, 6000)], ids=str)
 def test_of_equal_logits_the_lowest_ids_are_the_top_five(second: Second, cuts: tuple[int, ...]) -> None:
     logits, reference = torch.zeros(5, 9000), torch.zeros(5, 9000)
     logits[1, [8999, 17, 16, 18]] = 2.0  # 16, 17, 18, 8999 and 0; against 0, 1, 2, 3, 4

@@ -15,6 +15,7 @@ import torch
 from backends.scoring import divergences
 from backends.vllm.hooks import Segment
 from backends.vllm.scorer import Plan, Scorer
+from backends.vllm.worker import ScoringExtension, ScoringPass
 from tests.support.definitions import assert_divergences_of, draw
 
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
@@ -88,6 +89,17 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
     scorers = ranks.step()
     assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
     assert ranks.exchanged == [[256, 256, 256, 231]] * 2
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rank_whose_error_was_told_takes_part_where_others_wait(together: bool) -> None:
+    """The engine may be some steps ahead of the driver, which ends the requests."""
+    steps: list[Any] = []
+    extension = ScoringExtension()
+    under_test: Any = SimpleNamespace(together=together, step=lambda *given: steps.append(given))
+    extension._compare_q_pass = ScoringPass(under_test, last_stage=True, error="out of memory")
+    extension._compare_q_step(STATES, [SEGMENT], tokens)
+    assert len(steps) == together
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
