@@ -23,7 +23,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
 from backends.layers import noise
-from backends.vllm import install
+from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver
 from backends.vllm.environment import kernel_environment, one_more_than, set_environment
 from backends.vllm.options import (
@@ -187,6 +187,10 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             return None
         files = sum(file.stat().st_size for file in self.weight_files(self.request))
         return files + ranks(self.request.options) * (int(cache) + WORKSPACE)
+
+    @classmethod
+    def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
+        return layers.predicted if install.installed() else "not installed"
 
     def layers(self) -> tuple[LayerGroup, ...]:
         return self.driver.layers() if self.driver else ()

@@ -5,19 +5,32 @@ a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations i
 where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
 known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
 and nothing that vLLM returns says so (on an H200, PPL 28.18 in place of the 34.87 that the emulated checkpoint has).
+
+``predicted`` asks before a weight is read: vLLM builds the model on torch's meta device, where no memory is taken, and
+chooses by its own rules.  What it only chooses once the weights are there, as for most experts, is not known by then.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from backends.base import Layer
+from backends.base import Layer, LoadRequest
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
-from backends.layers.groups import deviation
+from backends.common.messages import one_line
+from backends.layers.groups import deviation, group_layers, groups_to_json
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared_scheme
+from backends.vllm import install
+from backends.vllm.environment import set_environment
 
+LENGTH = 64
+"""Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
 """Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
@@ -115,3 +128,57 @@ def key_text(key: Any, line: str) -> str:
     if rows < 0 or columns < 0:
         return f"{name} {'tensor' if rows == columns else line}"
     return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"
+
+
+def predicted(folders: Sequence[str]) -> list[Any]:
+    """For each folder the layer groups as JSON has them, or why vLLM cannot say, in one line."""
+    found: list[Any] = []
+    for folder in folders:
+        try:
+            found.append(groups_to_json(group_layers(built_layers(Path(folder)))))
+        except Exception as error:  # refused checkpoints, models that cannot be built without a device
+            found.append(one_line(error, 160))
+    return found
+
+
+def built_layers(folder: Path) -> list[Any]:
+    """Every linear layer of a checkpoint's model as vLLM builds it on the meta device."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    set_environment(LoadRequest("", "vllm_score", str(folder), LENGTH))
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    if install.is_cpu_build():
+        importlib.import_module("backends.vllm.plugin")  # the kernels that compare_q adds there
+    stated = CheckpointConfig.read(folder)
+    config = EngineArgs(
+        str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=LENGTH, load_format="safetensors"
+    ).create_engine_config()
+    default = torch.get_default_dtype()
+    with set_current_vllm_config(config):
+        one_rank()
+        torch.set_default_dtype(config.model_config.dtype)
+        try:
+            with torch.device("meta"):
+                model = initialize_model(vllm_config=config, model_config=config.model_config)
+        finally:
+            torch.set_default_dtype(default)
+        dtype = dtype_name(config.model_config.dtype)
+        return list(layers(model, config.quant_config, stated.quantization, dtype))
+
+
+def one_rank() -> None:
+    """The process groups without which vLLM makes no layer: of this process alone, on the CPU."""
+    from vllm.distributed import (
+        init_distributed_environment,
+        initialize_model_parallel,
+        model_parallel_is_initialized,
+    )
+
+    if model_parallel_is_initialized():
+        return
+    where = Path(tempfile.mkdtemp()) / "store"
+    init_distributed_environment(1, 0, f"file://{where}", 0, "gloo")
+    initialize_model_parallel(1, 1)

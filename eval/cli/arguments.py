@@ -99,6 +99,9 @@ def add_run(p: argparse.ArgumentParser) -> None:
     p.add_argument("--verify-weights", action="store_true",
                    help="tell models apart by every byte of their files, not by samples")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
+    p.add_argument("--doctor", nargs="+", action="extend", default=[], metavar="MODEL",
+                   help="say what checkpoints are and what is wrong with them; load nothing")  # fmt: skip
+    p.add_argument("--against", metavar="MODEL", help="with --doctor: compare weights and tokens with this model's")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
 
@@ -243,6 +246,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         if args.kld is False:
             raise InputError("--kld-value: is a value of KL divergence; leave it or -ppl out")
         args.kld = True
+    if args.doctor and (args.dataspec or args.modelspec or args.source or args.cache or args.list_engines):
+        raise InputError("--doctor: examines models and does nothing else; leave -d, -m, --from and --cache out")
+    if args.against and not args.doctor:
+        raise InputError("--against: goes with --doctor")
     if args.source:
         running = {
             "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,
@@ -251,8 +258,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         for flag, given in running.items():
             if given:
                 raise InputError(f"--from: shows a finished run; {flag} is for a run that is still to start")
-    elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
-        raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
+    elif not (args.list_engines or args.cache or args.doctor) and (args.dataspec is None or not args.modelspec):
+        raise InputError("-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
     if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):

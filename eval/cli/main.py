@@ -50,6 +50,11 @@ def main(words: Sequence[str] | None = None) -> int:
             return show_again(args)
         if args.cache:
             return show_cache(args)
+        if args.doctor:
+            from eval.cli import doctor
+
+            arguments.check_outputs(args)
+            return doctor.run(args)
         data_spec = reading.load_data_spec(args.dataspec)
         model_specs = chosen_models(args)
         if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
