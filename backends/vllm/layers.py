@@ -24,8 +24,10 @@ from backends.base import Layer, LoadRequest
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
+from backends.layers.declared import Declared
 from backends.layers.groups import deviation, group_layers, groups_to_json
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared_scheme
+from backends.layers.methods import declared
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
 from backends.vllm import install
 from backends.vllm.environment import set_environment
 
@@ -38,6 +40,12 @@ QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
 """Classes without a config that says so, whose kernels quantize activations as the checkpoint asks."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
+ONLINE = {
+    "Fp8PerTensorOnline": "fp8 tensor", "Fp8OnlineLinear": "fp8 tensor", "Fp8PerBlockOnline": "fp8 block 128x128",
+    "Fp8PtpcOnline": "fp8 channel", "Mxfp8Online": "mxfp8 g32", "Mxfp4Online": "mxfp4 g32",
+    "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
+}  # fmt: skip
+"""How the names of methods begin that quantize while vLLM loads -> what their weights are stored as."""
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
@@ -47,12 +55,13 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
     ``quant_config``: vLLM's own, or None; ``checkpoint``: the ``quantization_config`` of the model's config.json;
     ``dtype``: the model's.
     """
+    stated = declared(checkpoint)
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         bases = {base.__name__ for base in type(method).__mro__}
         is_head = type(module).__name__ == "ParallelLMHead"
         if is_head or {"LinearMethodBase", "FusedMoEMethodBase"} & bases:
-            yield layer(name, module, method, scheme_of(module, method, quant_config, checkpoint), dtype)
+            yield layer(name, module, method, scheme_of(name, module, method, quant_config, stated), dtype)
 
 
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
@@ -64,18 +73,24 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
-        return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, type(kernel).__name__)
+        stored = online(type(method).__name__) if key is None else key_text(key, "channel")
+        return Layer(name, stored, ran, type(kernel).__name__)
     return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
 
 
-def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str, Any]) -> Scheme | None:
+def online(method: str) -> str:
+    """What the weights of a layer are stored as that vLLM quantized while it loaded, by the class of its method."""
+    return next((words for begins, words in ONLINE.items() if method.startswith(begins)), UNKNOWN)
+
+
+def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:
     """What the checkpoint asks of a layer; vLLM's own matching of layers to config groups decides where it has one."""
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
         found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
         return compressed_tensors(found["weights"], found["input_activations"]) if found else None
-    return declared_scheme(checkpoint)
+    return stated.of(name)
 
 
 def kernel_of(module: Any, method: Any) -> Any:

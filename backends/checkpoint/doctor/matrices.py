@@ -85,6 +85,8 @@ def _weight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     if weight.dtype == "I8" and "SCB" in parts:
         steps = values(parts["SCB"]).reshape(-1, 1) / np.float32(127)
         return _rows("int8 channel", weight, lambda raw: floats(raw, "I8"), steps)
+    if str(quantization.get("quant_method")).lower() == "w4afp8" and weight.dtype == "I8":
+        return "format W4AFP8, two int4 in a byte"
     if scale is None:
         return f"weight of dtype {weight.dtype} without a scale"
     four_bits = weight.dtype == "U8" or (weight.dtype == "I8" and scale.dtype == "F8_E8M0")

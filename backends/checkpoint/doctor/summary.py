@@ -10,12 +10,13 @@ from backends.base import Storage
 from backends.checkpoint import stored_bits
 from backends.checkpoint.doctor.ends import is_tied
 from backends.checkpoint.doctor.matrices import described
-from backends.checkpoint.doctor.subject import Checkpoint, is_embedding, is_head
+from backends.checkpoint.doctor.subject import Checkpoint, is_embedding, is_head, is_quantized
 from backends.checkpoint.gguf import GgufModel, role_of
 from backends.common.json_files import exists
 from backends.common.messages import bytes_in_words, printable, shortened
 from backends.layers.groups import NUMBER
-from backends.layers.schemes import args_text, declared_scheme
+from backends.layers.methods import declared
+from backends.layers.schemes import kv_cache
 
 SHOWN = 8
 """Names of groups of layers in one line."""
@@ -32,13 +33,16 @@ def of_folder(checkpoint: Checkpoint) -> Facts:
     yield "files", files_text([file.stat().st_size for file in checkpoint.files], "safetensors file")
     yield "size", size_text(stored_bits.storage_of(checkpoint.folder))
     groups: dict[str, Counter[str]] = {}
+    asked = declared(quantization)
     for module, parts in checkpoint.matrices:
         if not is_head(module) and not is_embedding(module):
-            groups.setdefault(described(parts, quantization), Counter())[NUMBER.sub("*", module)] += 1
-    scheme = declared_scheme(quantization) if quantization else None
-    asked = f", activations {scheme.activations}" if scheme and scheme.activations else ""
+            stored, scheme = described(parts, quantization), None
+            if is_quantized(parts):
+                scheme = asked.of(module)
+            taken = f", activations {scheme.activations}" if scheme and scheme.activations else ""
+            groups.setdefault(stored + taken, Counter())[NUMBER.sub("*", module)] += 1
     for stored, names in groups.items():
-        yield "layers", group_text(stored, asked if stored.partition(" ")[0] not in PLAIN else "", names)
+        yield "layers", group_text(stored, names)
     ends = {name: parts for name, parts in checkpoint.matrices if is_head(name) or is_embedding(name)}
     for name, parts in ends.items():
         what = "embedding and head" if is_tied(checkpoint) else "head" if is_head(name) else "embedding"
@@ -51,9 +55,6 @@ def of_folder(checkpoint: Checkpoint) -> Facts:
         yield "calibration", calibration_text(checkpoint)
 
 
-PLAIN = {"bfloat16", "float16", "float32", "float64"}
-
-
 def of_gguf(model: GgufModel) -> Facts:
     """What a GGUF model is."""
     yield "files", files_text([file.stat().st_size for file in model.files], "GGUF file")
@@ -64,7 +65,7 @@ def of_gguf(model: GgufModel) -> Facts:
             name = NUMBER.sub("*", tensor.name.removesuffix(".weight"))
             groups.setdefault(tensor.type_name, Counter())[name] += 1
     for stored, names in groups.items():
-        yield "layers", group_text(stored, "", names)
+        yield "layers", group_text(stored, names)
     for tensor in model.tensors:
         if role_of(tensor) in ("head", "embedding") and tensor.name.endswith(".weight"):
             yield role_of(tensor), f"{tensor.type_name}: {tensor.name.removesuffix('.weight')}"
@@ -84,11 +85,11 @@ def size_text(storage: Storage) -> str:
     return f"layers {storage.bpw_layer:.2f} bpw, head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
 
 
-def group_text(stored: str, asked: str, names: Mapping[str, int]) -> str:
+def group_text(stored: str, names: Mapping[str, int]) -> str:
     """``210 x int4 g32: model.layers.*.mlp.down_proj, ...``."""
     shown = list(names)[:SHOWN]
     more = f" and {len(names) - SHOWN} more kinds" if len(names) > SHOWN else ""
-    return f"{sum(names.values()):,} x {stored}{asked}: {', '.join(shorter(shown))}{more}"
+    return f"{sum(names.values()):,} x {stored}: {', '.join(shorter(shown))}{more}"
 
 
 def shorter(names: Sequence[str]) -> list[str]:
@@ -108,11 +109,8 @@ def format_text(quantization: Mapping[str, Any]) -> str:
 
 def kv_text(quantization: Mapping[str, Any]) -> str:
     """The scheme of the KV cache that a config asks for."""
-    nested = quantization.get("quantization")
-    named = (nested if isinstance(nested, Mapping) else quantization).get("kv_cache_quant_algo")
-    scheme = quantization.get("kv_cache_scheme")
-    found = args_text(scheme) if isinstance(scheme, Mapping) else str(named or scheme or "").lower()
-    return f"{found}, as the config asks" if found and found != "none" else "in the model's dtype"
+    found = kv_cache(quantization)
+    return f"{found}, as the config asks" if found else "in the model's dtype"
 
 
 def calibration_text(checkpoint: Checkpoint) -> str:
