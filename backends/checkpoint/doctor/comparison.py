@@ -50,9 +50,9 @@ def layer_errors(
 
     ``advance`` is told how many weights are done.  InputError where a file cannot be read.
     """
-    theirs = {name: matrix_of(parts, reference.quantization) for name, parts in reference.matrices}
+    theirs = dict(reference.matrices)
     for name, mine in mine_of(model, theirs):
-        other = theirs[name]
+        other = matrix_of(theirs[name], reference.quantization)
         size = 0 if isinstance(other, str) else math.prod(other.shape)
         yield one(name, mine, other, size)
         advance(size)

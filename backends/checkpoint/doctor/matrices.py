@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.checkpoint.doctor.numbers import Floats, floats, nibbles, stored, unpacked, values
+from backends.checkpoint.doctor.numbers import Floats, Scales, floats, nibbles, stored, unpacked, values
 from backends.checkpoint.doctor.subject import FLOATS, Parts, main_of
 from backends.checkpoint.files import Tensor
 from backends.layers.schemes import sizes_text
@@ -79,12 +79,11 @@ def _weight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if weight.dtype in FLOATS:
-        return _rows(NAMES[weight.dtype], weight, lambda raw: floats(raw, weight.dtype))
+        return _rows(NAMES[weight.dtype], weight)
     if any(part.startswith("weight.") for part in parts):
         return "format bitsandbytes of 4 bits"
     if weight.dtype == "I8" and "SCB" in parts:
-        steps = values(parts["SCB"]).reshape(-1, 1) / np.float32(127)
-        return _rows("int8 channel", weight, lambda raw: floats(raw, "I8"), steps)
+        return _rows("int8 channel", weight, Scales.of(parts["SCB"], weight.shape[0], 1 / 127))
     if str(quantization.get("quant_method")).lower() == "w4afp8" and weight.dtype == "I8":
         return "format W4AFP8, two int4 in a byte"
     if scale is None:
@@ -93,15 +92,15 @@ def _weight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     if four_bits:
         return _fp4(parts, weight, scale)
     columns = weight.shape[-1]
-    steps = _grid(scale, _numel(weight) // columns)
+    steps = Scales.of(scale, weight.numel // columns)
     name = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}[weight.dtype]
     if weight.dtype != "I8" and scale.dtype in ("U8", "F8_E8M0") and steps.shape[1] * 32 == columns:
-        return _rows("mxfp8 g32", weight, lambda raw: floats(raw, weight.dtype), steps)
+        return _rows("mxfp8 g32", weight, steps)
     block = _block(quantization)
-    zeros = values(parts["weight_zero_point"]) if "weight_zero_point" in parts else None
-    words = _scaling_in_words(steps.shape, (_numel(weight) // columns, columns), block)
-    offset = None if zeros is None or not zeros.any() else zeros.reshape(steps.shape)
-    return _rows(f"{name} {words}", weight, lambda raw: floats(raw, weight.dtype), steps, block, offset)
+    words = _scaling_in_words(steps.shape, (weight.numel // columns, columns), block)
+    zeros = parts.get("weight_zero_point")
+    offset = None if zeros is None else Scales.of(zeros, weight.numel // columns)
+    return _rows(f"{name} {words}", weight, steps, block, offset)
 
 
 def _weight_packed(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
@@ -115,18 +114,18 @@ def _weight_packed(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | st
     bits = next((bits for bits in (4, 8, 2) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
     if not bits or len(packed.shape) > 2:
         return "format pack-quantized of other bits, or stacked"
-    half, steps = 1 << (bits - 1), _grid(scale, rows)
+    half, steps = 1 << (bits - 1), Scales.of(scale, rows)
     zeros = None
-    if (stored_zeros := parts.get("weight_zero_point")) is not None:
-        raw = stored(stored_zeros)
-        zeros = (unpacked(raw, bits, 0)[:rows] - half if raw.dtype == np.int32 else raw).astype(np.float32)
+    if (offset := parts.get("weight_zero_point")) is not None:  # packed along the rows
+        whole = unpacked(stored(offset), bits, 0)[:rows] - half if offset.dtype == "I32" else stored(offset)
+        zeros = Scales(rows, whole, "I32")
     indices = stored(parts["weight_g_idx"]) if "weight_g_idx" in parts else None
     if indices is not None and (indices < 0).all():
         indices = None
 
     def band(begin: int, end: int) -> Floats:
         found = (unpacked(stored(packed)[begin:end], bits, 1)[:, :columns] - half).astype(np.float32)
-        return _scaled(found, begin, end, steps, (rows, columns), None, zeros, indices)
+        return _scaled(found, begin, end, steps, columns, None, zeros, indices)
 
     words = _scaling_in_words(steps.shape, (rows, columns), None)
     return Matrix(f"{'int' if zeros is None else 'uint'}{bits} {words}", (rows, columns), band)
@@ -140,14 +139,11 @@ def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix:
     rows, columns = math.prod(raw.shape[:-1]), 2 * raw.shape[-1]
     raw = raw.reshape(rows, -1)
     kind = "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
-    steps = _grid(scale, rows)
-    for name, power in GLOBAL.items():
-        if name in parts:  # one for the matrix, or for each of the stacked experts
-            whole = values(parts[name]).reshape(-1, 1) ** power
-            steps = steps * np.repeat(whole, rows // len(whole), axis=0)
+    whole = next(((parts[name], power) for name, power in GLOBAL.items() if name in parts), None)
+    steps = Scales.of(scale, rows, whole=whole)
 
     def band(begin: int, end: int) -> Floats:
-        return _scaled(nibbles(raw[begin:end]), begin, end, steps, (rows, columns))
+        return _scaled(nibbles(raw[begin:end]), begin, end, steps, columns)
 
     return Matrix(f"{kind} g{columns // steps.shape[1]}", (rows, columns), band)
 
@@ -164,12 +160,13 @@ def _qweight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     bits = packed.shape[1] * 32 // outputs if awq else packed.shape[0] * 32 // inputs
     if packed.dtype != "I32" or bits not in (2, 4, 8) or (awq and bits != 4):
         return f"format qweight of dtype {packed.dtype} and {bits} bits"
-    per_word, groups, steps = 32 // bits, scales.shape[0], values(scales)
-    offset = np.full((groups, outputs), 1 << (bits - 1), np.float32)
+    per_word, groups, steps = 32 // bits, scales.shape[0], Scales.of(scales, scales.shape[0])
+    # The first version of GPTQ's packing stores one less.
+    less = 0 if awq or quantization.get("checkpoint_format") == "gptq_v2" else 1
+    offset = Scales(1, np.full((1, outputs), 1 << (bits - 1)), "I32")
     if zeros is not None and zeros.numel:
-        offset = _ordered(unpacked(stored(zeros), bits, 1), awq=awq)[:, :outputs].astype(np.float32)
-        if not awq and quantization.get("checkpoint_format") != "gptq_v2":  # the first version stores one less
-            offset += 1
+        whole = _ordered(unpacked(stored(zeros), bits, 1), awq=awq)[:, :outputs] + less
+        offset = Scales(groups, whole, "I32")
     group_of = indices if indices is not None else np.arange(inputs) // -(-inputs // groups)
 
     def band(begin: int, end: int) -> Floats:
@@ -179,7 +176,8 @@ def _qweight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
         else:
             codes = unpacked(raw[begin // per_word : -(-end // per_word)], bits, 0)[: end - begin]
         group = group_of[begin:end]
-        found: Floats = ((codes.astype(np.float32) - offset[group]) * steps[group]).T
+        zero = offset.at(group if offset.shape[0] == groups else np.zeros(1, int))
+        found: Floats = ((codes.astype(np.float32) - zero) * steps.at(group)).T
         return found
 
     scaling = "channel" if groups == 1 else f"g{-(-inputs // groups)}"
@@ -195,34 +193,33 @@ def _ordered(columns: Any, *, awq: bool) -> Any:
 
 
 def _rows(
-    name: str, weight: Tensor, decoded: Callable[[Any], Floats], steps: Floats | None = None,
-    block: tuple[int, int] | None = None, zeros: Floats | None = None,
+    name: str, weight: Tensor, steps: Scales | None = None, block: tuple[int, int] | None = None,
+    zeros: Scales | None = None,
 ) -> Matrix:  # fmt: skip
-    """A matrix with one stored element a weight; ``steps`` are its scales as rows and columns."""
+    """A matrix with one stored element a weight, of any dtype, and perhaps scales."""
     columns = weight.shape[-1]
-    rows = _numel(weight) // columns
+    rows = weight.numel // columns
     raw = stored(weight).reshape(rows, columns)
 
     def band(begin: int, end: int) -> Floats:
-        found = decoded(raw[begin:end])
-        return found if steps is None else _scaled(found, begin, end, steps, (rows, columns), block, zeros)
+        found = floats(raw[begin:end], weight.dtype)
+        return found if steps is None else _scaled(found, begin, end, steps, columns, block, zeros)
 
     return Matrix(name, (rows, columns), band)
 
 
 def _scaled(
-    found: Floats, begin: int, end: int, steps: Floats, shape: tuple[int, int], block: tuple[int, int] | None = None,
-    zeros: Floats | None = None, indices: Any = None,
+    found: Floats, begin: int, end: int, steps: Scales, columns: int, block: tuple[int, int] | None = None,
+    zeros: Scales | None = None, indices: Any = None,
 ) -> Floats:  # fmt: skip
     """Codes of the rows ``begin`` to ``end`` times their scales; ``indices``: the group of each column."""
-    high, wide = (
-        _tile(size, count, given) for size, count, given in zip(shape, steps.shape, block or (0, 0), strict=True)
-    )
+    sizes, given = (steps.rows, columns), block or (0, 0)
+    high, wide = (_tile(*each) for each in zip(sizes, steps.shape, given, strict=True))
     row = np.arange(begin, end) // high
 
-    def spread(each: Floats) -> Floats:
-        chosen = each[row]
-        return chosen[:, indices] if indices is not None else np.repeat(chosen, wide, axis=1)[:, : shape[1]]
+    def spread(each: Scales) -> Floats:
+        chosen = each.at(row)
+        return chosen[:, indices] if indices is not None else np.repeat(chosen, wide, axis=1)[:, :columns]
 
     return (found if zeros is None else found - spread(zeros)) * spread(steps)
 
@@ -230,16 +227,6 @@ def _scaled(
 def _tile(size: int, count: int, given: int) -> int:
     """How many rows or columns share a scale: the block's where the config says so, else as many as fit."""
     return given if given and -(-size // given) == count else -(-size // count)
-
-
-def _grid(scale: Tensor, rows: int) -> Floats:
-    """Scales as rows and columns; bytes are powers of two."""
-    found = floats(stored(scale), "F8_E8M0") if scale.dtype == "U8" else values(scale)
-    if found.ndim < 2:
-        return (
-            found.reshape(-1, 1) if found.size in (1, rows) or rows % max(found.size, 1) == 0 else found.reshape(1, -1)
-        )
-    return found.reshape(-1, found.shape[-1])
 
 
 def _block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -259,10 +246,6 @@ def _scaling_in_words(grid: tuple[int, ...], shape: tuple[int, int], block: tupl
         return "tensor"
     sizes = [_tile(*each) for each in zip(shape, grid, block or (0, 0), strict=True)]
     return f"block {sizes_text(sizes)}"
-
-
-def _numel(tensor: Tensor) -> int:
-    return math.prod(tensor.shape)
 
 
 READERS: dict[str, Callable[[Parts, Mapping[str, Any]], Matrix | str]] = {

@@ -5,6 +5,7 @@ Tensors are mapped into memory, so that only what is looked at is read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -86,3 +87,40 @@ def unpacked(words: NDArray[Any], bits: int, axis: int) -> NDArray[np.int32]:
     shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
     found = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
     return np.moveaxis(found.astype(np.int32).reshape(*words.shape[:-1], -1), -1, axis)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a matrix with ``rows`` rows as stored numbers ``raw`` [r, c], which are read by rows.
+
+    ``dtype``: that of a header; ``times``: a factor of all; ``whole``: a global scale (of the matrix, or of each of the
+    stacked experts) and the power with which it counts.
+    """
+
+    rows: int
+    raw: NDArray[Any]
+    dtype: str
+    times: float = 1.0
+    whole: tuple[Tensor, int] | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, rows: int, times: float = 1.0, whole: tuple[Tensor, int] | None = None) -> Scales:
+        """The scales in a tensor; bytes are powers of two, and a vector has one for each row, or for part of them."""
+        raw = stored(tensor)
+        by_row = rows % max(raw.size, 1) == 0
+        raw = raw.reshape(-1, raw.shape[-1]) if raw.ndim > 1 else raw.reshape((-1, 1) if by_row else (1, -1))
+        return cls(rows, raw, "F8_E8M0" if tensor.dtype == "U8" else tensor.dtype, times, whole)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of scales."""
+        return self.raw.shape[0], self.raw.shape[1]
+
+    def at(self, wanted: NDArray[Any]) -> Floats:
+        """Some rows of the scales, float32 [len(wanted), c]."""
+        found = floats(self.raw[wanted], self.dtype)
+        if self.whole is not None:
+            tensor, power = self.whole
+            factors = values(tensor).reshape(-1) ** power
+            found = found * factors[wanted // (self.shape[0] // len(factors))][:, None]
+        return found if self.times == 1 else found * np.float32(self.times)
