@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plot_file and (against is None or len(patients) != 1):
         raise InputError("-p: --doctor draws the errors of one model's weights; give one model, and --against")
     reference = against or (patients[0] if len(patients) > 1 else None)
-    here, wrong = predictions(patients), False
+    wanted, here, wrong = tensors_wanted(patients), predictions(patients), False
     for number, patient in enumerate(patients):
-        found = examine(patient, None if patient == reference else reference, tensors_wanted(patient))
+        found = examine(patient, None if patient == reference else reference, wanted.get(patient))
         errors: list[LayerError] = []
         if against is not None and patient != against:
             errors = compared(patient, against, progress)
@@ -82,20 +82,23 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
 
 
-def tensors_wanted(patient: Patient) -> dict[str, Any] | None:
-    """What ``parameters.compared`` says of a folder, from a process of its own, since it imports Transformers."""
-    if patient.is_gguf:
-        return None
-    Checkpoint(patient.path).config  # noqa: B018 - what is wrong with it is told before a process starts
-    found: dict[str, Any] = apart(parameters.compared, f"reading {patient.name}", folder=str(patient.path))
-    return found
+def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
+    """Folder -> what ``parameters.compared`` says of it, from a process of its own, since it imports Transformers."""
+    folders = [patient for patient in patients if not patient.is_gguf]
+    for patient in folders:  # what cannot be read is told before a process starts
+        len(Checkpoint(patient.path).tensors)
+    paths = [str(patient.path) for patient in folders]
+    if not folders:
+        return {}
+    told = apart(parameters.all_compared, "building models from configs", folders=paths)
+    return dict(zip(folders, told, strict=True))
 
 
 def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
     """Model -> lines on what would run here, by each engine that knows before it loads a weight."""
     folders = [patient for patient in patients if not patient.is_gguf]
     found: dict[Patient, list[str]] = {patient: [] for patient in folders}
-    for engine, backend in backends.engines():
+    for engine, backend in backends.engines() if folders else ():
         predictor = backend.predictor()
         if isinstance(predictor, str):
             for patient in folders if predictor else []:

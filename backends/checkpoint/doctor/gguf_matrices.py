@@ -55,7 +55,7 @@ def heads_of(model: GgufModel, name: str) -> int:
     if not name.endswith(ROTATED):
         return 0
     heads = model.field("attention.head_count")
-    count = model.field("attention.head_count_kv") if name.endswith(ROTATED[1]) else heads
+    count = (model.field("attention.head_count_kv") if name.endswith(ROTATED[1]) else None) or heads
     return count if isinstance(count, int) and count > 0 else 0
 
 

@@ -24,7 +24,7 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield Finding("warning", file.name, f"is beside the model's files and cannot be read: {error}", DELETE)
             continue
         again = len(names & checkpoint.tensors.keys())
-        what = f"{len(names):,} tensors in a file that the index does not name; {again:,} are in the model's files too"
+        what = f"holds {len(names):,} tensors, {again:,} of them also in the model's files"
         what += ": an engine that reads every file loads other weights" if again else ": nobody will load them"
         yield Finding("warning", file.name, what, DELETE)
     pickles = [file.name for pattern in PICKLES for file in sorted(checkpoint.folder.glob(pattern))]

@@ -60,9 +60,7 @@ def eight_bits(dtype: str) -> Floats:
     if dtype == "F8_E5M2":
         return np.asarray((codes.astype(np.uint16) << 8).view(np.float16), np.float32)
     if dtype == "F8_E8M0":
-        powers = np.asarray(np.ldexp(np.float64(1), codes - 127), np.float32)
-        powers[255] = np.nan
-        return powers
+        return np.append(np.ldexp(np.float64(1), codes[:255] - 127), np.nan).astype(np.float32)
     if dtype != "F8_E4M3":
         raise ValueError(f"its dtype {dtype} is not known")
     exponent, mantissa = codes >> 3 & 15, (codes & 7) / 8

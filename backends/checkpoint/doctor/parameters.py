@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]
         "left over: the model that the config describes has no such layer, and nobody will load it",
         "give the config.json that belongs to these files, or save the model without it",
     )  # fmt: skip
+
+
+def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """``compared`` of each folder, in one process: Transformers takes three seconds to import."""
+    return [compared(folder) for folder in folders]
 
 
 def compared(folder: str) -> dict[str, Any]:

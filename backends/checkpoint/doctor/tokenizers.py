@@ -137,7 +137,7 @@ def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
         yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
-        yield Finding("wrong", where, what, f"{COPY}, or compare with both under one template")
+        yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
 
 
 def tokens_of(path: Path, gguf: GgufModel | None) -> Tokens | str:
