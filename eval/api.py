@@ -32,27 +32,30 @@ from eval.run import hosts, runner
 from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import footnotes
+from eval.table import footnotes, registry
+from eval.table.columns import fields_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Spec = str | Path | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
-COLUMNS = (
-    "label", "engine", "where", "kernel", "deviations", "bpw_layer", "bpw_head", "vram_gib", "ppl", "ppl_stderr",
-    "ln_ppl_ratio", "ln_ppl_ratio_stderr", "kld", "kld_stderr", "kld_median", "kld_p99", "kld_max", "same_top",
-    "same_top_stderr", "top1", "entropy", "bits_per_byte", "word_perplexity", "tokens", "non_finite", "reference",
-    "noise_floor", "load_seconds", "score_seconds", "from_cache", "error", "notes",
+RENAMED = {"layer_bpw": "bpw_layer", "head_bpw": "bpw_head", "vram_gb": "vram_gib"}
+"""Fields whose names in results.json are upstream's -> their names in a frame."""
+OTHERS = (
+    "deviations", "ln_ppl_ratio", "ln_ppl_ratio_stderr", "word_perplexity", "tokens", "reference", "noise_floor",
+    "from_cache", "error", "notes",
 )  # fmt: skip
-"""Columns of a frame."""
-DTYPES = dict.fromkeys(COLUMNS, "float64")
-DTYPES |= dict.fromkeys(("label", "engine", "where", "kernel", "deviations", "error", "notes"), "object")
-DTYPES |= dict.fromkeys(("tokens", "non_finite"), "Int64") | dict.fromkeys(
-    ("reference", "noise_floor", "from_cache"), "bool"
-)
-RESULTS_NAMES = {"bpw_layer": "layer_bpw", "bpw_head": "head_bpw", "vram_gib": "vram_gb"}
-"""Columns whose names in results.json are upstream's."""
+"""Fields of results.json that are no columns of a table."""
+COLUMNS = (*(RENAMED.get(field, field) for each in registry.COLUMNS for field in each.fields), *OTHERS)
+"""Columns of a frame: those that a table can have (``eval/table/registry.py``), with their errors, and ``OTHERS``."""
+DTYPES = {
+    **dict.fromkeys(COLUMNS, "float64"),
+    **{each.name: "object" for each in registry.COLUMNS if each.digits is None},
+    **dict.fromkeys(("deviations", "error", "notes"), "object"),
+    **dict.fromkeys(("tokens", "non_finite", "file_bytes"), "Int64"),
+    **dict.fromkeys(("reference", "noise_floor", "from_cache"), "bool"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,27 @@ class Comparison:
 
     run: RunResult
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A row for each model, in the order of the specs; an unknown value is NaN, None or NA, and ``notes`` say why.
+
+        ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all, and what else is
+        known of a row.  InputError for a name that is none.
 
         ``where``: GPUs or CPU.  ``bpw_layer``, ``bpw_head``: stored bits per weight.  ``vram_gib``: stored layers and
         head, GiB.  ``ppl``: perplexity; ``ln_ppl_ratio``: ln(PPL / reference's PPL), nats, with the paired error.
         ``kld``: mean KL(reference || model) in nats a token, 0 for the reference; ``kld_median``, ``kld_p99``,
         ``kld_max``: of single tokens.  ``same_top``, ``top1``: shares from 0 to 1 of positions with the reference's
         most probable token, and with the text's.  ``entropy``: nats.  ``..._stderr``: one standard error.
-        ``tokens``: scored tokens with a finite log-probability, ``non_finite``: without.  ``deviations``: in which way
-        layers ran otherwise than the checkpoint asks.  ``error``: why a model failed.
+        ``tokens``: scored tokens with a finite log-probability, ``non_finite``: without.  ``beside``: which rows loaded
+        or were scored meanwhile.  ``deviations``: in which way layers ran otherwise than the checkpoint asks.
+        ``error``: why a model failed.
         """
         import pandas as pd
 
+        chosen = COLUMNS if columns is None else frame_names(columns)
         rows = [row(model, self.run) for model in self.run.models]
-        return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype(DTYPES)
+        types = {name: DTYPES[name] for name in chosen}
+        return pd.DataFrame(rows, columns=list(chosen), dtype=object).astype(types)
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does."""
@@ -84,10 +93,16 @@ class Comparison:
 
 def row(model: ModelResult, run: RunResult) -> dict[str, Any]:
     """One model's values by ``COLUMNS``."""
-    found = results_json.model_json(model)
-    return {name: found[RESULTS_NAMES.get(name, name)] for name in COLUMNS} | {
+    found = results_json.flat_json(model, run)
+    return {RENAMED.get(name, name): value for name, value in found.items()} | {
         "notes": "; ".join(footnotes.model_notes(model, run)) or None
     }
+
+
+def frame_names(columns: Sequence[str]) -> list[str]:
+    """The columns of a frame for names of ``--columns``."""
+    fields = fields_of(registry.checked(columns)) or []
+    return [RENAMED.get(field, field) for field in fields]
 
 
 def compare(

@@ -13,6 +13,7 @@ import pytest
 
 from eval.cli.arguments import parser
 from eval.specs.types import DataSpec, ModelSpec
+from eval.table.registry import BY_NAME
 from tests.support import ROOT, doc_names
 from tests.test_imports import ORDER
 
@@ -113,6 +114,12 @@ def test_page_of_the_specs_has_every_flag_and_no_other() -> None:
     cells = re.findall(r"^\| (`-[^|]*) \|", page, re.MULTILINE)
     there = {flag for action in parser()._actions for flag in action.option_strings}
     assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == there
+
+
+def test_page_of_the_outputs_has_every_column_and_no_other() -> None:
+    section = (DOCS / "outputs.md").read_text("utf-8").split("### Columns")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)} == BY_NAME.keys()
 
 
 def test_tree_names_every_file() -> None:

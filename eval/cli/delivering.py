@@ -28,7 +28,7 @@ def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed."""
     table = columns.ordered(run, args.sort)
     with outputs.printing():
-        terminal.show(table, Console())
+        terminal.show(table, Console(), args.columns)
         if args.timing:
             terminal.show_timing(table, Console())
         if args.statistics:
@@ -48,17 +48,17 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
             print(f"results: {args.output}")
     if args.csv:
         with outputs.writing(args.csv):
-            results_json.write_csv(table, args.csv)
+            results_json.write_csv(table, args.csv, columns.fields_of(args.columns))
             print(f"CSV: {args.csv}")
     if args.markdown:
         with outputs.writing(args.markdown):
-            markdown.write(table, args.markdown, timing=args.timing)
+            markdown.write(table, args.markdown, args.columns, timing=args.timing)
             print(f"Markdown: {args.markdown}")
     if args.html:
         from eval.html import report
 
         with outputs.writing(args.html):
-            report.write(run, inspect(), args.html, command, run.title or report.TITLE)
+            report.write(run, inspect(), args.html, command, run.title or report.TITLE, args.columns)
             print(f"report: {args.html}")
     draw(args, run, outputs)
 

@@ -1,7 +1,8 @@
 """The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
 
 Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
-the table; 2 for bad input, if no model was scored, or if an output could not be written.
+the table, or if --doctor or --check find that a number or an answer would be wrong; 2 for bad input, if no model was
+scored, or if an output could not be written.
 
 What only a run or a listing needs is imported where it begins, so that --help and --from answer sooner.
 """
@@ -23,7 +24,7 @@ from rich.table import Table
 import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line, printable
-from eval.cli import arguments, cache_listing, delivering
+from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.progress import Progress
@@ -53,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if args.doctor:
             from eval.cli import doctor
 
-            arguments.check_outputs(args)
+            output_flags.check_outputs(args)
             return doctor.run(args)
         data_spec = reading.load_data_spec(args.dataspec)
         model_specs = chosen_models(args)
@@ -63,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 "or give --logits_file"
             )
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
-        remark(arguments.unused_picture_flags(args))
+        remark(plot_flags.unused_picture_flags(args))
         if args.check:
             return check(args, data_spec, model_specs)
         return compare(args, data_spec, model_specs)
@@ -113,12 +114,10 @@ def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[M
     """``--check``: print what would run and what is wrong."""
     from eval.cli import checking
 
-    lines, problems = checking.check(
-        data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
-    )
-    for line in lines:
+    checked = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
+    for line in checked.lines:
         print(printable(line))
-    return complain("\n".join(problems)) if problems else 0
+    return complain("\n".join(checked.problems)) if checked.problems else int(checked.is_wrong)
 
 
 def show_cache(args: argparse.Namespace) -> int:
@@ -139,7 +138,7 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     from eval.run.session import Session
     from eval.run.stopping import signals_interrupt
 
-    arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
+    output_flags.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
     session = Session(
         cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights
@@ -189,8 +188,8 @@ def show_again(args: argparse.Namespace) -> int:
     if args.kld and run.reference is None:
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in run.models])
-    arguments.check_outputs(args)
-    remark(arguments.unused_picture_flags(args))
+    output_flags.check_outputs(args)
+    remark(plot_flags.unused_picture_flags(args))
     run, outputs = replace(run, title=args.title or run.title), Outputs(args.verbose)
     delivering.show(args, run, outputs)
     delivering.write(args, run, lambda: kept, outputs)

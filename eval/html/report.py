@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import html
 import json
+import re
 import shlex
 import string
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
-from eval.table import markdown
+from eval.table import columns, markdown
 from eval.table.footnotes import footnotes
+from eval.table.registry import COLUMNS
 
 if TYPE_CHECKING:
     from eval.html.inspector import Inspection
@@ -38,18 +40,27 @@ SCRIPTS = (
     "drawings/confidence", "differences", "inspector", "ran",
 )  # fmt: skip
 """In the order in which they need each other; the last one starts it all."""
+FOREIGN = re.compile(r" \((?:--[^)]*|\*)\)")
+"""In a footnote an option of the command line, and a mark that the page has not."""
 TITLE = "Quantized models compared"
 
 
-def write(run: RunResult, inspection: Inspection | Any, file: Path, command: Sequence[str], title: str = TITLE) -> None:
-    """Write the report atomically.  ``inspection``: as made, or as JSON types from an earlier report, or None."""
-    found = whole_page(page_payload(run, inspection, command), title)
+def write(
+    run: RunResult, inspection: Inspection | Any, file: Path, command: Sequence[str], title: str = TITLE,
+    names: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Write the report atomically.  ``inspection``: as made, or as JSON types from an earlier report, or None;
+    ``names``: of the table's columns, None for those of a wide table."""
+    found = whole_page(page_payload(run, inspection, command, names), title)
     with replacing(file) as part:
         part.write_text(found, encoding="utf-8", errors="backslashreplace")
 
 
-def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence[str]) -> dict[str, Any]:
+def page_payload(
+    run: RunResult, inspection: Inspection | Any, command: Sequence[str], chosen: Sequence[str] | None = None
+) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
+    shown = [each.column.name for each in columns.table_columns(run, chosen)]
     names = [grouping.split_label(model.label, model.group) for model in run.models]
     schemes = [front.scheme_of(*grouping.split_label(model.marked_label, model.group)) for model in run.models]
     found = results_json.run_json(run, command)
@@ -59,10 +70,13 @@ def page_payload(run: RunResult, inspection: Inspection | Any, command: Sequence
         "names": names,
         "schemes": [schemes.index(scheme) for scheme in schemes],
         "commands": [shell_command(each) for each in commands_of(found)],
-        "markdown": markdown.markdown_text(run).split("\n"),
-        "csv": results_json.csv_text(run).split("\r\n"),
+        "markdown": markdown.markdown_text(run, chosen).split("\n"),
+        "csv": results_json.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
+        "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
+        "shown": shown,
+        "chosen": chosen is not None,
         "styles": group_styles([group for group, _ in names]),
-        "footnotes": page_footnotes(run),
+        "footnotes": page_footnotes(run, shown),
         "quantized": [model.is_quantized for model in run.models],
         "t975": T975,
         "rule": {
@@ -87,9 +101,10 @@ def shell_command(command: Any) -> str:
     return shlex.join([*start, *words[1:]])
 
 
-def page_footnotes(run: RunResult) -> list[str]:
-    """The table's footnotes, without the option and the stars on seconds, which only the terminal has."""
-    return [note.replace(" (--pairs)", "").replace(" (*)", "") for note in footnotes(run, letters=False)]
+def page_footnotes(run: RunResult, shown: Sequence[str]) -> list[str]:
+    """The table's footnotes, without what only the command line or the terminal has."""
+    notes = [*footnotes(run, letters=False), *columns.column_notes(run, shown)]
+    return [FOREIGN.sub("", note) for note in notes]
 
 
 def group_styles(groups: Sequence[str]) -> grouping.Styles:

@@ -62,6 +62,7 @@ PPL = Measure("Perplexity", "PPL", "Perplexity", kld=False)
 KLD_VALUES = {
     "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)"),
     "median": Measure("Median KLD", "median KLD", "Median KLD of tokens (nats)", percentile="50", digits=3),
+    "p99": Measure("99 % KLD", "99 % KLD", "99 % KLD (nats; 99 % of tokens have less)", percentile="99", digits=2),
     "p99.9": Measure("99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)",
                      percentile="99.9", digits=2),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from backends.common.options import describe
 from backends.layers import groups
 from eval import __version__
 from eval.common.files import replacing
-from eval.results import checks, older_formats
+from eval.results import beside, checks, older_formats
 from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
 from eval.stats.uncertainty import Value
 
@@ -41,14 +41,29 @@ NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 _RUN = TypeAdapter(StoredRun)
 
 
-def model_json(model: ModelResult) -> dict[str, Any]:
-    """One model for results.json; upstream's names where upstream has one (``vram_gb`` is GiB there too)."""
+def model_json(model: ModelResult, run: RunResult) -> dict[str, Any]:
+    """One model of a run for results.json."""
+    return {
+        **flat_json(model, run),
+        "seconds": model.timing.seconds if model.timing else None,
+        "timing": dataclasses.asdict(model.timing) if model.timing else None,
+        "notes": list(model.notes),
+        "spec": model.spec,
+        "provenance": model.provenance,
+        "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
+    }
+
+
+def flat_json(model: ModelResult, run: RunResult) -> dict[str, Any]:
+    """What results.json has of a model in one value each; upstream's names where upstream has one (``vram_gb`` is GiB
+    there too)."""
     return {
         "label": model.label,
         "engine": model.engine,
         "where": model.where or None,
         "kernel": groups.kernel_of(model.layers) or None,
         "deviations": "; ".join(model.deviations) or None,
+        "kv_cache": model.kv_cache or None,
         "layer_bpw": model.storage.bpw_layer,
         "head_bpw": model.storage.bpw_head,
         "vram_gb": model.storage.vram_gib,
@@ -61,17 +76,13 @@ def model_json(model: ModelResult) -> dict[str, Any]:
         "windows": model.windows,
         "load_seconds": model.load_seconds,
         "score_seconds": model.score_seconds,
-        "seconds": model.timing.seconds if model.timing else None,
-        "timing": dataclasses.asdict(model.timing) if model.timing else None,
+        "tokens_per_second": model.tokens_per_second,
+        "beside": beside.words_beside(model, run) or None,
         "from_cache": model.cached,
-        "notes": list(model.notes),
         "error": model.error or None,
-        "spec": model.spec,
         "spec_sha256": model.spec_sha256,
         "scores_key": model.scores_key,
         "reference_key": model.reference_key or None,
-        "provenance": model.provenance,
-        "estimates": dataclasses.asdict(model.estimates) if model.estimates else None,
     }
 
 
@@ -91,10 +102,13 @@ def flat_estimates(model: ModelResult) -> dict[str, Any]:
         "non_finite": ppl.non_finite if ppl else None,
         "ln_ppl_ratio": ratio.value if ratio else None,
         "ln_ppl_ratio_stderr": ratio.stderr if ratio else None,
+        "ppl_ratio": against.ppl_ratio.value if against else None,
+        "ppl_ratio_stderr": against.ppl_ratio.stderr if against else None,
         "kld": model.mean_kld,
         "kld_stderr": kld.stderr if kld else None,
         "kld_median": spread.get("50"),
         "kld_p99": spread.get("99"),
+        "kld_p99.9": spread.get("99.9"),
         "kld_max": spread.get("max"),
         "kld_sum": kld.total if kld else None,
         "kld_tokens": kld.tokens if kld else None,
@@ -130,7 +144,7 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
         "data": run.data,
         "subtitle": run.subtitle,
         "reference": run.reference,
-        "models": [model_json(model) for model in run.models],
+        "models": [model_json(model, run) for model in run.models],
     }
 
 
@@ -222,22 +236,21 @@ def csv_cell(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def write_csv(run: RunResult, file: Path) -> None:
+def write_csv(run: RunResult, file: Path, fields: Sequence[str] | None = None) -> None:
     """Write ``csv_text`` atomically."""
     with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(csv_text(run))
+        stream.write(csv_text(run, fields))
 
 
-def csv_text(run: RunResult) -> str:
-    """The flat fields of every model as CSV, and its notes as one text: a line of names, and a line for each model."""
-    nested = ("spec", "provenance", "estimates", "seconds", "timing")
+def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
+    """These fields of every model as CSV, a line of names and a line a model; None: all flat fields, and the notes."""
     rows = [
-        {key: csv_cell(value) for key, value in model_json(model).items() if key not in nested}
+        {key: csv_cell(value) for key, value in flat_json(model, run).items()}
         | {"notes": printable("; ".join(model.notes))}
         for model in run.models
     ]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0] if fields is None else fields), extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()

@@ -14,6 +14,8 @@ from eval.stats.uncertainty import Mean, Perplexity
 
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
+BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Number formats as a narrow column has them."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
 
@@ -99,6 +101,23 @@ class ModelResult:
     def where(self) -> str:
         """The GPUs or the CPU that it ran on; empty where the engine does not tell (a server)."""
         return machine.words(self.provenance)
+
+    @property
+    def kv_cache(self) -> str:
+        """The precision in which its keys and values were kept ("bf16", "fp8"); empty where the engine does not tell.
+
+        The key "kv_cache" of ``provenance``; results of compare_q 0.2 have vLLM's option, whose "auto" is the model's.
+        """
+        told = self.provenance.get("kv_cache") or self.provenance.get("kv_cache_dtype") or ""
+        kept = self.provenance.get("dtype") or "" if told == "auto" else told
+        return BRIEF.get(str(kept), str(kept))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Scored tokens a second of scoring, the first step included; None where either is not known."""
+        if self.ppl is None or not self.score_seconds:
+            return None
+        return (self.ppl.tokens + self.ppl.non_finite) / self.score_seconds
 
     @property
     def deviations(self) -> list[str]:

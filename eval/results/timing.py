@@ -16,6 +16,8 @@ window; ``scoring``: from then on to the last window.
 
 FIRST = ("started", "load_began", "first_window")
 LAST = ("loaded", "score_began", "last_window")
+Span = tuple[float, float]
+"""From when to when, seconds since 1970."""
 """Moments that every run has: of its replicas the first one's, and the last one's."""
 
 
@@ -42,6 +44,22 @@ class Timing:
         return [each for field in fields(self) if (each := getattr(self, field.name)) is not None]
 
     @property
+    def scored(self) -> Span:
+        """When it was scored, the first step included."""
+        return self.score_began, self.last_window
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds of scoring, above 0."""
+        return max(self.last_window - self.score_began, 1e-9)
+
+    @property
+    def loads(self) -> list[Span]:
+        """When its engine was imported ahead of its turn, and when it loaded."""
+        ahead = [] if self.prepared is None else [(self.started, self.prepared)]
+        return [*ahead, (self.load_began, self.loaded)]
+
+    @property
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each of the ``PARTS``."""
         prepared = self.started if self.prepared is None else self.prepared
@@ -53,6 +71,11 @@ class Timing:
             "scoring": self.last_window - self.first_window,
             "close": None if self.closed is None else self.closed - self.last_window,
         }
+
+
+def shared_seconds(one: Span, other: Span) -> float:
+    """Seconds that two spans have in common."""
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:

@@ -1,36 +1,37 @@
-"""Results -> the columns of the table, for the terminal and for Markdown; and the order of the rows."""
+"""Results -> the columns of a table and their cells, for terminal, Markdown and report; the order of the rows."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from backends.layers import groups
+from eval.results.beside import words_beside
 from eval.results.differences import best_labels
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, error_text, number_text
+from eval.results.digits import error_text, number_text
+from eval.results.results_json import flat_json
 from eval.results.run_result import ModelResult, RunResult
+from eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, Column
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
 FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
-RATIO, HEAD, TOP_ERROR, P99, SECONDS = "ratio", "head", "top error", "p99", "seconds"
-EXTRAS = (RATIO, HEAD, TOP_ERROR, P99, SECONDS)
-"""Columns that a narrow table leaves out, the last one first.  The ratio has a paired error, PPL mostly the text's."""
-ORDERS: dict[str, Callable[[ModelResult], float | str | None]] = {
-    "kld": lambda model: model.mean_kld,
-    "bpw": lambda model: model.storage.bpw_layer,
-    "vram": lambda model: model.storage.vram_gib,
-    "ppl": lambda model: model.ppl.value if model.ppl else None,
-    "label": lambda model: model.label.casefold(),
-}
-"""``--sort``: the values that it can sort by, the smallest first."""
+EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
+"""Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
+ALWAYS = ("where", "kv_cache", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
+WORTH_SAYING = 0.1
+"""Share of a row's seconds from which its first step, in which engines compile, is told."""
+TOP_ERROR = "same_top_stderr"
+EXTRAS = ("ratio", TOP_ERROR, "kld_p99.9", "reverse_kld", "js", "tv", "top5", "speed", "head_bpw")
+"""Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
+of PPL is mostly the text's."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number and its standard error as they are written; both may be empty."""
+    """A number and its standard error as they are written, or words; both may be empty."""
 
     value: str
     error: str = ""
@@ -43,51 +44,130 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of numbers: its header, two lines at most, and a cell a model."""
+class Filled:
+    """A column of the table with a cell a model."""
 
-    header: str
+    column: Column
     cells: tuple[Cell, ...]
 
 
 def ordered(run: RunResult, key: str | None) -> RunResult:
-    """The run with its models sorted by a key of ``ORDERS`` (None: as they are), unknown values and failures last."""
+    """The run with its models sorted by a column (None: as they are), unknown values and failures last.
+
+    The smallest first, but the largest where more is better.
+    """
     if key is None:
         return run
+    column = BY_NAME[key]
 
     def place(model: ModelResult) -> tuple[bool, bool, float | str]:
-        value = ORDERS[key](model)
-        return bool(model.error), value is None, 0.0 if value is None else value
+        value = value_of(column, model, flat_json(model, run))
+        if isinstance(value, str):
+            return bool(model.error), not value, value.casefold()
+        return bool(model.error), value is None, 0.0 if value is None else -value if column.more else value
 
     return replace(run, models=tuple(sorted(run.models, key=place)))
 
 
+def value_of(column: Column, model: ModelResult, flat: dict[str, Any]) -> Any:
+    """A model's value by its ``flat_json``: a number, words ("" if there are none), or None."""
+    if column.exact is not None and model.is_reference and not model.error:
+        return column.exact
+    value = flat.get(column.source)
+    return value or "" if column.digits is None else value
+
+
+def fields_of(names: Sequence[str] | None) -> list[str] | None:
+    """The fields of results.json of chosen columns; None: no columns were chosen."""
+    return None if names is None else [field for name in names for field in BY_NAME[name].fields]
+
+
+def always_shown(run: RunResult) -> tuple[str, ...]:
+    """The columns that a table of any width has: what differs between rows, sizes, and what is compared.
+
+    Without the size of any file the size of the weights stands in its place.
+    """
+    wanted = set(ALWAYS) - (set() if run.reference else {"kld", "same_top"})
+    if not machine_letters(run):
+        wanted.discard("where")
+    if len({model.kv_cache for model in run.models if model.kv_cache}) < 2:
+        wanted.discard("kv_cache")
+    if not any(model.ppl and model.ppl.non_finite for model in run.models):
+        wanted.discard("non_finite")
+    if not any(model.storage.file_bytes for model in run.models):
+        wanted = wanted - {"size"} | {"vram"}
+    return (LABEL, KERNEL, *(column.name for column in COLUMNS if column.name in wanted))
+
+
 def possible_extras(run: RunResult) -> tuple[str, ...]:
-    """The ``EXTRAS`` that a run can have."""
-    return EXTRAS if run.reference is not None else (HEAD, SECONDS)
+    """The ``EXTRAS`` that tell something of a run: what some row has, and of heads what differs."""
+    flats, shown = [flat_json(model, run) for model in run.models], always_shown(run)
+
+    def tells(extra: str) -> bool:
+        if extra == TOP_ERROR:
+            return run.reference is not None
+        column = BY_NAME[extra]
+        known = {flat.get(column.source) for flat in flats} - {None}
+        compared = column.exact is None or run.reference is not None
+        return extra not in shown and compared and len(known) > (1 if extra == "head_bpw" else 0)
+
+    return tuple(extra for extra in EXTRAS if tells(extra))
 
 
-def number_columns(run: RunResult, chosen: Collection[str]) -> list[Column]:
-    """The columns of numbers with the chosen ``EXTRAS``; one counts non-finite positions, where there are any."""
-    letters = machine_letters(run)
-    marks = {name: best_labels(run.models, name) for name in ("nll", "kld", "same_top")}
-    found: list[tuple[str, Callable[[ModelResult], Cell], bool]] = [
-        ("where", lambda m: Cell(letters.get(m.where, "n/a")), bool(letters)),
-        ("layer\nbpw", lambda m: Cell(number_text(m.storage.bpw_layer, 2)), True),
-        ("head\nbpw", lambda m: Cell(number_text(m.storage.bpw_head, 2)), HEAD in chosen),
-        ("VRAM\nGiB", lambda m: Cell(number_text(m.storage.vram_gib, 2)), True),
-        ("PPL", lambda m: ppl_cell(m, marks["nll"]), True),
-        ("PPL vs\nref %", ratio_cell, RATIO in chosen),
-        ("KLD", lambda m: kld_cell(m, marks["kld"]), run.reference is not None),
-        ("KLD\np99", p99_cell, P99 in chosen),
-        ("same\ntop %", lambda m: same_top_cell(m, marks["same_top"], TOP_ERROR in chosen), run.reference is not None),
-        ("non-\nfinite", non_finite_cell, any(m.ppl and m.ppl.non_finite for m in run.models)),
-        ("seconds", lambda m: Cell(number_text(m.score_seconds, 1) + ("*" if m.cached else "")), SECONDS in chosen),
-    ]
+def table_columns(run: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
+    """The columns of these names; None: all that a table has which is wide enough."""
+    wanted = {*always_shown(run), *possible_extras(run)}
+    return filled(run, [column.name for column in COLUMNS if column.name in wanted] if names is None else names)
+
+
+def narrowed(found: Sequence[Filled], without: Collection[str]) -> list[Filled]:
+    """The columns without some of the ``EXTRAS``."""
     return [
-        Column(header, tuple(failed_cell(header) if m.error or m.ppl is None else of(m) for m in run.models))
-        for header, of, wanted in found if wanted
+        replace(each, cells=tuple(replace(cell, error="") for cell in each.cells))
+        if TOP_ERROR in without and each.column.name == "same_top" else each
+        for each in found if each.column.name not in without
     ]  # fmt: skip
+
+
+def filled(run: RunResult, names: Sequence[str]) -> list[Filled]:
+    """Columns with the cells of every model; a failed model has one word beside its label."""
+    chosen = [BY_NAME[name] for name in names]
+    numbers = [column.name for column in chosen if column.digits is not None]
+    failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
+    letters = machine_letters(run)
+    flats = [flat_json(model, run) for model in run.models]
+    found = []
+    for column in chosen:
+        best = best_labels(run.models, column.best) if column.best else frozenset()
+        cells = []
+        for model, flat in zip(run.models, flats, strict=True):
+            if column.name == LABEL:
+                cells.append(Cell(label_of(model)))
+            elif model.error or model.ppl is None:
+                cells.append(Cell("failed" if column.name == failed else ""))
+            elif column.name == "where" and letters:
+                cells.append(Cell(letters.get(model.where, "n/a")))
+            elif column.digits is None:
+                cells.append(Cell(flat[column.source] or ("" if column.name == "beside" else "n/a")))
+            else:
+                cells.append(number_cell(column, model, flat, is_best=model.label in best))
+        found.append(Filled(column, tuple(cells)))
+    return found
+
+
+def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_best: bool) -> Cell:
+    """A measured model's number with its error."""
+    if column.exact is not None and model.is_reference:
+        return Cell("ref")
+    value, stderr = flat.get(column.source), flat.get(f"{column.source}_stderr")
+    if value is None:
+        return Cell("n/a")
+    shown = column.times * value + column.plus
+    number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits or 0)
+    marks = (EARLIER if model.cached else "") if column.name in ("seconds", "speed", "load") else ""
+    marks += BESIDE if column.name == "speed" and flat["beside"] else ""
+    error = error_text(column.times * stderr) if column.error and stderr is not None else ""
+    return Cell(f"{number}{marks}", error, is_best)
 
 
 def machine_letters(run: RunResult) -> dict[str, str]:
@@ -96,65 +176,32 @@ def machine_letters(run: RunResult) -> dict[str, str]:
     return dict(zip(found, map(chr, itertools.count(ord("A"))), strict=False)) if len(found) > 1 else {}
 
 
-def failed_cell(header: str) -> Cell:
-    """A failed model's cell: one text in its row."""
-    return Cell("failed" if header == "PPL" else "")
-
-
-def ppl_cell(model: ModelResult, marked: Collection[str]) -> Cell:
-    """Perplexity; its error is mostly the text's."""
-    ppl = model.ppl
-    value, stderr = (ppl.value, ppl.stderr) if ppl else (None, None)
-    return Cell(number_text(value, PPL_DIGITS), "" if value is None else error_text(stderr), model.label in marked)
-
-
-def ratio_cell(model: ModelResult) -> Cell:
-    """By how many percent the perplexity is above the reference's, with the paired error."""
-    against = model.estimates.against if model.estimates else None
-    if model.is_reference:
-        return Cell("ref")
-    if against is None or against.ppl_ratio.value is None:
-        return Cell("n/a")
-    stderr = against.ppl_ratio.stderr
-    return Cell(f"{100 * (against.ppl_ratio.value - 1):+,.2f}", error_text(None if stderr is None else 100 * stderr))
-
-
-def kld_cell(model: ModelResult, marked: Collection[str]) -> Cell:
-    """Mean KLD."""
-    if model.is_reference:
-        return Cell("ref")
-    if model.kld is None or model.kld.value is None:
-        return Cell("n/a")
-    return Cell(number_text(model.kld.value, KLD_DIGITS), error_text(model.kld.stderr), model.label in marked)
-
-
-def p99_cell(model: ModelResult) -> Cell:
-    """The KLD that one token in a hundred exceeds."""
-    against = model.estimates.against if model.estimates else None
-    return Cell("ref" if model.is_reference else number_text(against.kld_percentiles.get("99") if against else None, 4))
-
-
-def same_top_cell(model: ModelResult, marked: Collection[str], with_error: bool) -> Cell:
-    """Same top token, percent."""
-    if model.is_reference:
-        return Cell("ref")
-    if model.same_top is None or model.same_top.value is None:
-        return Cell("n/a")
-    stderr = model.same_top.stderr
-    shown = error_text(None if stderr is None else 100 * stderr) if with_error else ""
-    return Cell(number_text(100 * model.same_top.value, 2), shown, model.label in marked)
-
-
-def non_finite_cell(model: ModelResult) -> Cell:
-    """Positions without a finite log-probability."""
-    return Cell(f"{model.ppl.non_finite:,}" if model.ppl else "")
-
-
 def label_of(model: ModelResult) -> str:
     """The label as the table shows it, with its marks."""
     return f"{model.marked_label} {FLOOR}" if model.is_noise_floor else model.marked_label
 
 
-def kernel_of(model: ModelResult) -> str:
-    """The kernel as the table shows it."""
-    return "" if model.error else groups.kernel_of(model.layers) or "n/a"
+def column_notes(run: RunResult, shown: Collection[str]) -> list[str]:
+    """Footnotes of the shown columns that need one."""
+    notes = []
+    if "kv_cache" in shown and len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
+        notes.append(
+            "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
+            "it differ in more than their weights"
+        )
+    if "speed" in shown and any(model.tokens_per_second for model in run.models):
+        notes.append(speed_note(run))
+    return notes
+
+
+def speed_note(run: RunResult) -> str:
+    """What the speeds are, and what ran beside the rows."""
+    timed = [model.timing for model in run.models if model.timing]
+    first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
+    about = "tok/s: scored tokens a second, the first step included"
+    about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
+    if any(words_beside(model, run) for model in run.models):
+        about += f"; {BESIDE} while other rows loaded or were scored on the same machine (--columns speed,beside)"
+    if any(model.tokens_per_second and model.timing is None for model in run.models):
+        about += "; of rows of compare_q 0.2 it is not known what ran beside them"
+    return about

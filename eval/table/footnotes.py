@@ -27,7 +27,7 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
     if any(model.is_noise_floor for model in run.models):
         notes.append(f"{FLOOR} marked as the noise floor, the reference's weights with other roundings{floor_kld(run)}")
     if cached := sum(model.cached for model in run.models):
-        notes.append(f"{cached} of {len(run.models)} rows come from the cache; their seconds (*) are of an earlier run")
+        notes.append(f"{cached} of {len(run.models)} rows come from the cache; their speed (*) is of an earlier run")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
 
 

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from backends.common.messages import printable
 from eval.common.files import replacing
 from eval.results.run_result import RunResult
-from eval.table.columns import Cell, kernel_of, label_of, number_columns, possible_extras
+from eval.table.columns import Filled, column_notes, table_columns
 from eval.table.footnotes import footnotes
+from eval.table.registry import WORDS
 from eval.table.timing import HEADERS, timing_rows
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 """Letters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
 
 
-def markdown_text(run: RunResult, *, timing: bool = False) -> str:
-    """Subtitle, table and footnotes; with ``timing`` also where the seconds went."""
-    numbers = number_columns(run, possible_extras(run))
-    headers = ["label", "kernel", *(column.header.replace("\n", " ").replace("- ", "-") for column in numbers)]
+def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, timing: bool = False) -> str:
+    """Subtitle, table (of the columns of these names) and footnotes; with ``timing`` also where the seconds went."""
+    found = table_columns(run, names)
     lines = [
         f"**{escaped(run.subtitle)}**",
         "",
-        markdown_row(headers),
-        markdown_row([":--", ":--", *["--:"] * len(numbers)]),
+        markdown_row([each.column.title for each in found]),
+        markdown_row([":--" if each.column.name in WORDS else "--:" for each in found]),
+        *(markdown_row([markdown_cell(each, i) for each in found]) for i in range(len(run.models))),
     ]
-    for i, model in enumerate(run.models):
-        names = [escaped(label_of(model)), escaped(kernel_of(model))]
-        lines.append(markdown_row([*names, *(markdown_cell(column.cells[i]) for column in numbers)]))
-    lines += ["", *(f"- {escaped(note)}" for note in footnotes(run)), ""]
+    notes = [*footnotes(run), *column_notes(run, [each.column.name for each in found])]
+    lines += ["", *(f"- {escaped(note)}" for note in notes), ""]
     if timing:
         lines += [markdown_row([*HEADERS]), markdown_row([":--", *["--:"] * (len(HEADERS) - 1)])]
         lines += [*(markdown_row(list(map(escaped, cells))) for cells in timing_rows(run)), ""]
@@ -41,8 +41,9 @@ def markdown_row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def markdown_cell(cell: Cell) -> str:
+def markdown_cell(found: Filled, i: int) -> str:
     """A number with its error; the best in bold."""
+    cell = found.cells[i]
     value = escaped(cell.shown)
     return (f"**{value}**" if cell.is_best else value) + (f" ± {cell.error}" if cell.error else "")
 
@@ -52,7 +53,7 @@ def escaped(words: str) -> str:
     return SPECIAL.sub(r"\\\1", printable(" ".join(words.split())))
 
 
-def write(run: RunResult, file: Path, *, timing: bool = False) -> None:
+def write(run: RunResult, file: Path, names: Sequence[str] | None = None, *, timing: bool = False) -> None:
     """Write the table atomically."""
     with replacing(file) as part:
-        part.write_text(markdown_text(run, timing=timing), encoding="utf-8")
+        part.write_text(markdown_text(run, names, timing=timing), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -9,22 +11,26 @@ from rich.text import Text
 
 from backends.common.messages import printable
 from eval.results.run_result import RunResult
-from eval.table.columns import Column, kernel_of, label_of, number_columns, possible_extras
+from eval.table.columns import Filled, column_notes, narrowed, possible_extras, table_columns
 from eval.table.footnotes import footnotes
+from eval.table.registry import WORDS
 from eval.table.timing import HEADERS as HEADERS_OF_TIMING
 from eval.table.timing import timing_rows
 
-HEADERS = ("label", "kernel")
 TEXT = 26
-"""Letters that label and kernel together keep, before a further column of numbers is shown."""
+"""Letters that columns of words together keep, before a further column of numbers is shown."""
 MARGIN = 2
 """Letters that the table's box takes left and right."""
 
 
-def show(run: RunResult, console: Console) -> None:
-    """Print the table and its footnotes."""
-    console.print(rich_table(run, console.width))
-    for note in footnotes(run):
+def show(run: RunResult, console: Console, names: Sequence[str] | None = None) -> None:
+    """Print the table and its footnotes; chosen columns stand there all, whatever the terminal's width."""
+    found = columns_that_fit(run, console.width) if names is None else table_columns(run, names)
+    width = console.width
+    console.width = width if names is None else max(width, least_width(found))
+    console.print(rich_table(run, found, console.width))
+    console.width = width
+    for note in [*footnotes(run), *column_notes(run, [each.column.name for each in found])]:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -38,12 +44,9 @@ def show_timing(run: RunResult, console: Console) -> None:
     console.print(drawn)
 
 
-def rich_table(run: RunResult, width: int) -> Table:
-    """The table for a terminal of so many columns."""
-    words = [(printable(label_of(model)), printable(kernel_of(model))) for model in run.models]
-    natural = sum(max(len(HEADERS[i]), *(len(names[i]) for names in words)) for i in range(len(HEADERS)))
-    numbers, room = columns_that_fit(run, width, natural)
-    gap = 1 if room - natural > len(numbers) else 0  # beside the one of the box
+def rich_table(run: RunResult, found: Sequence[Filled], width: int) -> Table:
+    """The table of these columns for a terminal of so many letters."""
+    gap = 1 if width_left(found, width) - natural_width(found) >= len(found) else 0  # beside the one of the box
     drawn = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -51,42 +54,59 @@ def rich_table(run: RunResult, width: int) -> Table:
         title=Text(printable(run.subtitle)),
         title_justify="left",
     )
-    for header in HEADERS:
-        drawn.add_column(header, overflow="fold")
-    texts = [aligned_cells(column) for column in numbers]
-    for _, header, _ in texts:
-        drawn.add_column(header, no_wrap=True)
-    for names, *row in zip(words, *(cells for _, _, cells in texts), strict=True):
-        drawn.add_row(*map(Text, names), *row)
+    rows: list[list[Text]] = [[] for _ in run.models]
+    for each in found:
+        words = each.column.name in WORDS
+        _, header, texts = word_cells(each) if words else aligned_cells(each)
+        drawn.add_column(header, overflow="fold", no_wrap=not words)
+        for row, text in zip(rows, texts, strict=True):
+            row.append(text)
+    for row in rows:
+        drawn.add_row(*row)
     return drawn
 
 
-def columns_that_fit(run: RunResult, width: int, natural: int) -> tuple[list[Column], int]:
-    """(columns of numbers, letters left for label and kernel); ``natural``: letters that label and kernel want."""
-    chosen: list[str] = []
-    numbers = number_columns(run, chosen)
-    for extra in possible_extras(run):
-        more = number_columns(run, [*chosen, extra])
-        if width_left(more, width) < min(natural, TEXT):
+def columns_that_fit(run: RunResult, width: int) -> list[Filled]:
+    """The columns of any table, and as many extras as leave room for labels and kernels."""
+    found, extras = table_columns(run), list(possible_extras(run))
+    for kept in range(len(extras), -1, -1):
+        fitting = narrowed(found, extras[kept:])
+        if width_left(fitting, width) >= min(natural_width(fitting), TEXT):
             break
-        chosen.append(extra)
-        numbers = more
-    return numbers, width_left(numbers, width)
+    return fitting
 
 
-def width_left(numbers: list[Column], width: int) -> int:
-    """Letters of the terminal's width that these columns leave to label and kernel."""
-    return width - MARGIN - len(HEADERS) + 1 - sum(1 + aligned_cells(column)[0] for column in numbers)
+def least_width(found: Sequence[Filled]) -> int:
+    """Letters below which columns would be cut off: all of the numbers, and ``TEXT`` of the words."""
+    return -width_left(found, 0) + min(natural_width(found), TEXT)
 
 
-def aligned_cells(column: Column) -> tuple[int, str, list[Text]]:
+def natural_width(found: Sequence[Filled]) -> int:
+    """Letters that the columns of words take if nothing in them wraps."""
+    return sum(word_cells(each)[0] for each in found if each.column.name in WORDS)
+
+
+def width_left(found: Sequence[Filled], width: int) -> int:
+    """Letters of the terminal's width that the columns of numbers leave to those of words."""
+    numbers = [each for each in found if each.column.name not in WORDS]
+    return width - MARGIN - (len(found) - 1) - sum(aligned_cells(each)[0] for each in numbers)
+
+
+def word_cells(found: Filled) -> tuple[int, str, list[Text]]:
+    """(width, header, cells) of words."""
+    texts = [Text(printable(cell.value)) for cell in found.cells]
+    return max(len(found.column.title), *map(len, texts)), found.column.title, texts
+
+
+def aligned_cells(found: Filled) -> tuple[int, str, list[Text]]:
     """(width, header, cells): numbers flush right, their errors flush left behind them."""
-    lines = column.header.split("\n")
-    errors = [f"±{cell.error}" if cell.error else "" for cell in column.cells]
+    lines = found.column.header.split("\n")
+    shown = [printable(cell.shown) for cell in found.cells]
+    errors = [f"±{cell.error}" if cell.error else "" for cell in found.cells]
     behind = max(map(len, errors), default=0)
-    before = max(*(len(cell.shown) for cell in column.cells), max(map(len, lines)) - behind)
+    before = max(*map(len, shown), max(map(len, lines)) - behind)
     texts = [
-        Text(f"{cell.shown:>{before}}", "bold" if cell.is_best else "").append(off, "not bold")
-        for cell, off in zip(column.cells, errors, strict=True)
+        Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(off, "not bold")
+        for value, cell, off in zip(shown, found.cells, errors, strict=True)
     ]
     return before + behind, "\n".join(f"{line:>{before}}" for line in lines), texts

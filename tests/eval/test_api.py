@@ -78,6 +78,15 @@ def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:
     assert {str(frame[name].dtype) for name in numbers} == {"float64"}
 
 
+def test_columns_of_a_frame_are_chosen_as_on_the_command_line() -> None:
+    found = api.Comparison(run_of(REF, QUANT)).frame(["kld_p99.9", "bpw", "kld", "js"])
+    assert list(found.columns) == ["label", "kld_p99.9", "bpw_layer", "kld", "kld_stderr", "js", "js_stderr"]
+    assert found.loc[1].tolist()[:5] == ["W4A16", 0.999, 4.5, 0.01234567, 0.000452]
+    assert found.js.isna().all()
+    said = refusal(api.Comparison(run_of(REF)).frame, ["p99"])
+    assert said.startswith("'p99' is no column; there are: label, engine, ")
+
+
 def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
     """The command line's, with the place in the call where a file's name would stand."""
     unknown = refusal(compare, data, [UNIFORM, {**UNIFORM, "label": "x", "modeldir": 1}])

@@ -18,6 +18,7 @@ from eval.html import report
 from eval.results import merge, results_json
 from eval.results.run_result import Part, StoredRun
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
+from eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, REFERENCE, run_of
 from tests.support.report_page import inspection_of
@@ -46,13 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def show(run: StoredRun, inspection: Any, folder: Path) -> None:
     """Every reader of a run but the pictures: table, pairs, statistics, Markdown, CSV, JSON, report."""
-    for key in (None, *columns.ORDERS):
+    for key in (None, *BY_NAME):
         table = columns.ordered(run, key)
     stream = io.StringIO()
     terminal.show(table, Console(file=stream, width=120))
+    terminal.show(table, Console(file=stream, width=80), tuple(BY_NAME))
     lines = [*stream.getvalue().split("\n"), *llama_statistics.statistics_lines(table)]
     lines += pairs.pair_lines(pairs.neighbours(table), table.data.get("text_tokens"))
-    lines += markdown.markdown_text(table).split("\n")
+    lines += markdown.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
     results_json.write_csv(table, folder / "out.csv")
     results_json.write_json(run, folder / "out.json", ["x"])

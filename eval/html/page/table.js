@@ -1,4 +1,6 @@
 // Header and table.
+// Numbers that a tooltip leaves to the table; it has three percentiles beside the KLD.
+const QUIET = ["kld_median", "kld_p99", "kld_max", "top1", "entropy", "load", "seconds"];
 function modelRows(each) {
   const p = each.percentiles,
     spread = known(p["50"]) ? ` (median ${short(p["50"])}, p99 ${short(p["99"])}, max ${short(p.max)})` : "";
@@ -6,7 +8,7 @@ function modelRows(each) {
     ["engine", each.raw.engine],
     ["kernel", each.kernel || NA],
   ];
-  for (const column of COLUMNS.filter((one) => one.value && !["p99", "seconds"].includes(one.key))) {
+  for (const column of EVERY.filter((one) => one.value && !QUIET.includes(one.key) && known(one.value(each)))) {
     const error = column.error && column.error(each),
       text = numberText(column, each);
     rows.push([
@@ -45,99 +47,34 @@ function header() {
     : "";
 }
 
-const COLUMNS = [
-  { key: "label", name: "model", text: (m) => m.label },
-  { key: "kernel", name: "kernel", text: (m) => (m.failed ? null : m.kernel) },
-  {
-    key: "where",
-    name: "where",
-    title: "the machine it ran on",
-    text: (m) => m.raw.where,
-    needs: () => new Set(MODELS.map((m) => m.raw.where).filter(Boolean)).size > 1,
-  },
-  { key: "bpw", name: "layer bpw", title: "stored bits per weight of the layers", value: (m) => m.bpw, digits: 2 },
-  {
-    key: "head",
-    name: "head bpw",
-    title: "stored bits per weight of the output head",
-    value: (m) => m.head,
-    digits: 2,
-  },
-  { key: "vram", name: "VRAM GiB", title: "stored layers and head", value: (m) => m.vram, digits: 2 },
-  {
-    key: "ppl",
-    name: "PPL",
-    title: "perplexity",
-    value: (m) => m.ppl.value,
-    error: (m) => m.ppl.stderr,
-    digits: 4,
-    best: "nll",
-  },
-  {
-    key: "ratio",
-    name: "PPL vs ref %",
-    title: "by how much perplexity is above the reference's, with the paired error",
-    value: (m) => (known(m.ratio.value) ? 100 * (m.ratio.value - 1) : null),
-    error: (m) => (known(m.ratio.stderr) ? 100 * m.ratio.stderr : null),
-    digits: 2,
-    sign: true,
-    compared: true,
-  },
-  {
-    key: "kld",
-    name: "KLD",
-    title: "mean KL divergence from the reference, nats",
-    value: (m) => m.kld.value,
-    error: (m) => m.kld.stderr,
-    digits: 5,
-    best: "kld",
-    compared: true,
-  },
-  {
-    key: "p99",
-    name: "KLD p99",
-    title: "99 % of the tokens have a smaller KLD",
-    value: (m) => (m.isReference ? 0 : m.percentiles["99"]),
-    digits: 4,
-    compared: true,
-    needs: (m) => known(m.percentiles["99"]),
-  },
-  {
-    key: "same",
-    name: "same top %",
-    title: "share of tokens with the reference's most probable token",
-    value: (m) => (known(m.same.value) ? 100 * m.same.value : null),
-    error: (m) => (known(m.same.stderr) ? 100 * m.same.stderr : null),
-    digits: 2,
-    best: "same_top",
-    compared: true,
-  },
-  {
-    key: "bits",
-    name: "bits / byte",
-    title: "bits per byte of the text",
-    value: (m) => m.bits.value,
-    error: (m) => m.bits.stderr,
-    digits: 4,
-    needs: (m) => known(m.bits.value),
-  },
-  {
-    key: "holes",
-    name: "non-finite",
-    title: "tokens without a finite log-probability, left out of PPL",
-    value: (m) => m.raw.non_finite,
-    digits: 0,
-    needs: (m) => m.raw.non_finite > 0,
-  },
-  { key: "seconds", name: "seconds", title: "time of scoring", value: (m) => m.raw.score_seconds, digits: 1 },
-].filter((column) => (!column.compared || RUN.reference) && (!column.needs || MEASURED.some(column.needs)));
+// The columns of eval/table/registry.py, with their values in a model: words by text, numbers by value and error.
+function column(each) {
+  const raw = (m) => (each.exact !== null && m.isReference ? each.exact : m.raw[each.field]),
+    { times, plus } = each;
+  const shared = { key: each.name, name: each.title, title: each.means };
+  if (each.name === "label") return { ...shared, text: (m) => m.label };
+  if (each.digits === null) return { ...shared, text: (m) => (m.failed ? null : m.raw[each.field]) };
+  return {
+    ...shared,
+    value: (m) => (known(raw(m)) ? times * raw(m) + plus : null),
+    error: each.error && ((m) => (known(m.raw[`${each.field}_stderr`]) ? times * m.raw[`${each.field}_stderr`] : null)),
+    digits: each.digits,
+    sign: each.signed,
+    best: each.best,
+    compared: each.exact !== null,
+    mark: (m) => (each.name === "speed" && m.raw.beside ? "‡" : ""),
+  };
+}
+const EVERY = PAYLOAD.columns.map(column);
+const COLUMNS = PAYLOAD.shown.map((name) => EVERY.find((each) => each.key === name));
+const FAILED_IN = COLUMNS.find((each) => each.key === "ppl") || COLUMNS.find((each) => each.value);
 const sorting = { key: null, down: false };
 // On a phone the numbers that are compared come first, and words last.
 const phone = matchMedia("(max-width: 40rem)");
-const FIRST = ["label", "bpw", "kld", "ppl", "same", "ratio", "p99", "vram"];
+const FIRST = ["label", "bpw", "kld", "ppl", "same_top", "ratio", "kld_p99.9", "size", "vram"];
 function shownColumns() {
   const place = (column) => (FIRST.includes(column.key) ? FIRST.indexOf(column.key) : column.text ? 99 : 50);
-  return phone.matches ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;
+  return phone.matches && !PAYLOAD.chosen ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;
 }
 
 function sorted(models) {
@@ -176,11 +113,13 @@ function heading(column) {
 }
 
 const numberText = (column, each) =>
-  column.compared && each.isReference ? "ref" : fixed(column.value(each), column.digits, column.sign);
+  column.compared && each.isReference
+    ? "ref"
+    : fixed(column.value(each), column.digits, column.sign) + column.mark(each);
 function numberCells(column, each, best) {
   const value = column.value(each),
     same = { "data-cell": column.key, class: "number" };
-  if (each.failed) return [h("td", { ...same, colspan: column.error && !phone.matches ? 2 : 1 }, column.key === "ppl" ? "failed" : "")];
+  if (each.failed) return [h("td", { ...same, colspan: column.error && !phone.matches ? 2 : 1 }, column === FAILED_IN ? "failed" : "")];
   const marked = best && best.includes(each),
     error = column.error && column.error(each),
     said = known(error) && known(value) ? `± ${short(error)}` : "";

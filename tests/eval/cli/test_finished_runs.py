@@ -8,6 +8,7 @@ import pytest
 
 from backends.fake import FakeBackend
 from eval.results import results_json
+from eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of
 from tests.support.toy import assert_refused
@@ -61,7 +62,26 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
     assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
     assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
     assert (tmp_path / "o.json").read_text() == finished.read_text()
-    assert "invalid choice: 'size'" in compare_q("--from", finished, "--sort", "size").err
+    assert "invalid choice: 'p99'" in compare_q("--from", finished, "--sort", "p99").err
+
+
+def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """In the table, in Markdown, in the CSV (with errors) and in the report alike; the label needs no naming."""
+    names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
+    files = [word for flag, name in names.items() for word in (flag, tmp_path / name)]
+    ran = compare_q("--from", finished, "--columns", "kld_p99.9, kld,kernel", *files)
+    assert next(line.split() for line in ran.out.splitlines() if "W4A16" in line) == [
+        "W4A16", "0.9990", "0.01235±0.00045", "Linear",
+    ]  # fmt: skip
+    assert (tmp_path / "o.csv").read_text().splitlines()[0] == "label,kld_p99.9,kld,kld_stderr,kernel"
+    assert (tmp_path / "o.md").read_text().splitlines()[2] == "| label | 99.9 % KLD | KLD | kernel |"
+    assert '"shown":["label","kld_p99.9","kld","kernel"]' in (tmp_path / "o.html").read_text()
+    known = ", ".join(BY_NAME)
+    for given, said in (
+        ("kld,p99", f"'p99' is no column; there are: {known}"),
+        (",", f"no column; there are: {known}"),
+    ):
+        assert_refused(compare_q("--from", finished, "--columns", given), "--columns: ", said)
 
 
 def test_statistics_and_pairs_are_printed(compare_q: Run, finished: Path) -> None:

@@ -29,14 +29,17 @@ def test_the_table_is_the_terminals(show: ShowPage) -> None:
     """Every number, error and star; a row a model, failed ones too."""
     run = run_of(*MODELS, SIZELESS, FAILED)
     opened = show(*run.models)
-    expected = {column.header: column.cells for column in columns.number_columns(run, columns.EXTRAS)}
-    pairs_of = {"bpw": "layer\nbpw", "head": "head\nbpw", "vram": "VRAM\nGiB", "ppl": "PPL", "ratio": "PPL vs\nref %",
-                "kld": "KLD", "p99": "KLD\np99", "same": "same\ntop %", "seconds": "seconds"}  # fmt: skip
-    for key, header in pairs_of.items():
-        assert [plain(text) for text in opened.cells(key)] == [cell.shown for cell in expected[header]], key
-    for key in ("ppl", "ratio", "kld", "same"):
+    found = {each.column.name: each for each in columns.table_columns(run)}
+    assert opened.page.locator("#table th[data-column]").evaluate_all("all => all.map(th => th.dataset.column)") == [
+        *found
+    ]
+    numbers = {name: each.cells for name, each in found.items() if each.column.digits is not None}
+    assert {"bpw", "vram", "ppl", "ratio", "kld", "kld_p99.9", "same_top", "speed", "head_bpw"} == numbers.keys()
+    for key, cells in numbers.items():
+        assert [plain(text) for text in opened.cells(key)] == [cell.shown for cell in cells], key
+    for key in (key for key in numbers if found[key].column.error):
         errors = [plain(text).removeprefix("± ") for text in opened.texts(f"[data-cell='{key}'] + .error")]
-        assert errors == [cell.error for cell in expected[pairs_of[key]][:-1]], key
+        assert errors == [cell.error for cell in numbers[key][:-1]], key
     assert opened.labels() == [columns.label_of(model) for model in run.models]
     starred = opened.texts("tr:has([data-cell='kld'] .best) .label span")
     assert set(starred) == differences.best_labels(run.models, "kld")

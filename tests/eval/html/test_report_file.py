@@ -38,7 +38,7 @@ def test_footnotes_speak_of_the_page() -> None:
     cached = replace(MODELS[2], cached=True)
     found = report.page_payload(run_of(REFERENCE, cached), None, [])["footnotes"]
     assert any("differences between rows are far more certain" in note for note in found)
-    assert any(note.startswith("1 of 2 rows come from the cache; their seconds are") for note in found)
+    assert any(note.startswith("1 of 2 rows come from the cache; their speed is") for note in found)
     assert not any("--" in note or "(*)" in note for note in found)
 
 

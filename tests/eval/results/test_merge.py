@@ -14,7 +14,7 @@ import pytest
 from eval.results import merge, results_json
 from eval.results.differences import best_labels, difference_or_reason
 from eval.results.run_result import ModelResult, RunResult
-from eval.table.columns import machine_letters, number_columns
+from eval.table.columns import filled, machine_letters
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
@@ -95,9 +95,7 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     assert run.models[2].notes == ("failed in x/results.json, on AMD EPYC",)
     assert run.models[5].notes == ("failed in y/results.json, on 2 × NVIDIA H200, driver 580.1",)
     assert machine_letters(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
-    assert [(number_columns(run, ())[0].header, cell.value) for cell in number_columns(run, ())[0].cells] == [
-        ("where", letter) for letter in ("A", "A", "", "B", "B", "")
-    ]
+    assert [cell.value for cell in filled(run, ["where"])[0].cells] == ["A", "A", "", "B", "B", ""]
     assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
 
 

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from backends.common.errors import InputError
-from eval.results import results_json
+from eval.results import beside, results_json
+from eval.results.run_result import Part, StoredRun
 from eval.results.timing import Timing, of_records
 from eval.table import markdown, terminal
 from tests.support.made import BASE, FAILED, QUANT, run_of
@@ -56,6 +57,23 @@ def test_results_there_and_back(tmp_path: Path) -> None:
     raw["models"][0]["timing"] = {**vars(SPARE), "loaded": 99.0}
     with pytest.raises(InputError, match=r"^damaged results: base: timing: is not in order$"):
         results_json.from_json(raw)
+
+
+def test_what_ran_beside_a_row() -> None:
+    """Scored from 116 to 127.5: half of it beside another row's scoring, some beside an import and a load."""
+    other = Timing(90.0, 91.0, 92.0, 93.0, 94.0, 95.0, 121.75, 122.0)
+    late = Timing(115.0, 116.575, 124.625, 140.0, 141.0, 142.0, 143.0, 144.0)
+    models = [replace(BASE, label=label, timing=timing) for label, timing in
+              (("mine", SPARE), ("other", other), ("late", late), ("untimed", None))]  # fmt: skip
+    run = run_of(*models, FAILED)
+    words = [beside.words_beside(model, run) for model in run.models]
+    assert words[0] == "other scored 50 %, late loading 30 %"
+    assert words[1:] == ["mine scored 21 %, mine loading 29 %, late loading 6 %", "", "", ""]
+    there = replace(models[1], provenance={**models[1].provenance, "cpu": "another"})
+    assert beside.words_beside(models[0], run_of(models[0], there)) == ""
+    parts = tuple(Part(f"{label}.json", (label,), {}) for label in ("mine", "other"))
+    merged = StoredRun({}, "", (models[0], models[1]), parts=parts)
+    assert beside.words_beside(models[0], merged) == ""
 
 
 def test_tables() -> None:

@@ -2,56 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from backends.base import Storage
+from eval.results import results_json
 from eval.results.run_result import ModelResult, RunResult
+from eval.results.timing import Timing
 from eval.stats.uncertainty import Mean, Value
 from eval.table import columns
-from eval.table.columns import EXTRAS, Cell
+from eval.table.columns import Cell
+from eval.table.registry import BY_NAME, COLUMNS
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, REFERENCE, run_of, with_against, with_ppl, with_sums
 
 
-def cells(run: RunResult, label: str, chosen: tuple[str, ...] = EXTRAS) -> dict[str, Cell]:
-    """Header -> cell of one model, the header on one line."""
+def cells(run: RunResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
+    """Title of a column of numbers -> cell of one model."""
     (row,) = [i for i, model in enumerate(run.models) if model.label == label]
-    return {column.header.replace("\n", " "): column.cells[row] for column in columns.number_columns(run, chosen)}
+    found = columns.table_columns(run, names)
+    return {each.column.title: each.cells[row] for each in found if each.column.digits is not None}
 
 
 def test_every_cell_of_a_model() -> None:
     """Values with their usual decimals, errors with two significant digits."""
-    assert cells(run_of(REF, QUANT), "W4A16") == {
-        "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"), "VRAM GiB": Cell("1.00"), "PPL": Cell("7.5000", "0.85"),
-        "PPL vs ref %": Cell("+3.45", "0.21"), "KLD": Cell("0.01235", "0.00045"), "KLD p99": Cell("0.9900"),
-        "same top %": Cell("98.77", "0.52"), "seconds": Cell("2.0"),
+    sized = replace(QUANT, storage=replace(QUANT.storage, file_bytes=1_234_567_890), load_seconds=1.26)
+    assert cells(run_of(REF, sized), "W4A16", tuple(BY_NAME)) == {
+        "layer bpw": Cell("4.50"), "head bpw": Cell("16.00"), "VRAM GiB": Cell("1.00"), "file GB": Cell("1.23"),
+        "PPL": Cell("7.5000", "0.85"), "PPL vs ref %": Cell("+3.45", "0.21"), "KLD": Cell("0.01235", "0.00045"),
+        "median KLD": Cell("0.50000"), "99 % KLD": Cell("0.9900"), "99.9 % KLD": Cell("0.9990"),
+        "max KLD": Cell("2.0000"), "reverse KLD": Cell("n/a"), "JS": Cell("n/a"), "TV %": Cell("n/a"),
+        "same top %": Cell("98.77", "0.52"), "top 5 %": Cell("n/a"), "hits %": Cell("50.00"), "entropy": Cell("1.2500"),
+        "bits / byte": Cell("1.2500"), "non-finite": Cell("0"), "load s": Cell("1.3"), "seconds": Cell("2.0"),
+        "tok/s": Cell("20"),
     }  # fmt: skip
 
 
+def test_every_column_shows_a_field_of_the_results() -> None:
+    """But for statistics that are measured only if they are asked for."""
+    flat = results_json.flat_json(QUANT, run_of(REF, QUANT))
+    asked_for = {"reverse_kld", "js", "tv", "top5"}
+    assert {field for each in COLUMNS if each.name not in asked_for for field in each.fields} <= flat.keys()
+    assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
+
+
 def test_the_reference_says_so() -> None:
-    found = cells(run_of(REF, QUANT), "bf16")
-    assert [key for key, cell in found.items() if cell == Cell("ref")] == [
-        "PPL vs ref %",
-        "KLD",
-        "KLD p99",
-        "same top %",
-    ]
+    found = cells(run_of(REF, QUANT), "bf16", tuple(BY_NAME))
+    assert {key for key, cell in found.items() if cell == Cell("ref")} == {
+        each.title for each in COLUMNS if each.exact is not None
+    }
     assert found["PPL"] == Cell("7.5000", "0.85")
 
 
-def test_columns_that_are_not_chosen() -> None:
-    assert list(cells(run_of(REF, QUANT), "W4A16", ())) == ["layer bpw", "VRAM GiB", "PPL", "KLD", "same top %"]
-    assert cells(run_of(REF, QUANT), "W4A16", ())["same top %"] == Cell("98.77")
-    alone = run_of(BASE, reference=None)
-    assert columns.possible_extras(alone) == ("head", "seconds")
-    assert list(cells(alone, "base", columns.possible_extras(alone))) == [
-        "layer bpw",
-        "head bpw",
-        "VRAM GiB",
-        "PPL",
-        "seconds",
-    ]
+def test_columns_of_a_table_that_nobody_chose() -> None:
+    """What is known, compared or different: file size before VRAM, the head's bits where they differ."""
+    assert list(cells(run_of(REF, QUANT), "W4A16")) == [
+        "layer bpw", "VRAM GiB", "PPL", "PPL vs ref %", "KLD", "99.9 % KLD", "same top %", "tok/s",
+    ]  # fmt: skip
+    sized = replace(BASE, storage=replace(BASE.storage, file_bytes=10**9))
+    assert list(cells(run_of(sized, reference=None), "base")) == ["layer bpw", "file GB", "PPL", "tok/s"]
+    other = replace(BASE, label="other", storage=replace(BASE.storage, bpw_head=4.5))
+    assert "head bpw" in cells(run_of(sized, other, reference=None), "base")
+    bare = narrowed(run_of(REF, QUANT))
+    assert [each.column.name for each in bare] == ["label", "kernel", "bpw", "vram", "ppl", "kld", "same_top"]
+    assert bare[-1].cells[1] == Cell("98.77")
+
+
+def narrowed(run: RunResult) -> list[columns.Filled]:
+    """The columns without all extras."""
+    return columns.narrowed(columns.table_columns(run), columns.EXTRAS)
+
+
+def test_kv_caches_have_a_column_only_if_they_differ() -> None:
+    """By what the engine tells; vLLM's "auto" of older results is the model's number format."""
+    told = [{"kv_cache": "fp8"}, {"kv_cache_dtype": "auto", "dtype": "bfloat16"}, {"kv_cache_dtype": "fp8_e4m3"}, {}]
+    models = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(told)]
+    (found,) = [each for each in columns.table_columns(run_of(*models)) if each.column.name == "kv_cache"]
+    assert [cell.value for cell in found.cells] == ["fp8", "bf16", "fp8_e4m3", "n/a"]
+    assert columns.column_notes(run_of(*models), ["kv_cache"])[0].startswith("KV cache: ")
+    alike = run_of(models[1], models[3])
+    assert "kv_cache" not in [each.column.name for each in columns.table_columns(alike)]
+    assert columns.column_notes(alike, ["kv_cache"]) == []
 
 
 def test_a_failed_model_has_one_text() -> None:
@@ -65,9 +97,8 @@ def test_what_is_not_known_is_not_available() -> None:
     bare = with_against(
         QUANT, kld=Mean(None, 0.0, 0, 40), ppl_ratio=Value(None), kld_percentiles={}, same_top=Mean(None, 0.0, 0, 40)
     )
-    assert [cells(run_of(REF, bare), "W4A16")[key] for key in ("KLD", "PPL vs ref %", "KLD p99", "same top %")] == [
-        Cell("n/a")
-    ] * 4
+    missing = cells(run_of(REF, bare), "W4A16", ("kld", "ratio", "kld_p99.9", "same_top"))
+    assert list(missing.values()) == [Cell("n/a")] * 4
     errorless = with_ppl(with_against(QUANT, kld=Mean(0.5, 20.0, 40, 0)), replace(PPL, stderr=None))
     found = cells(run_of(REF, errorless), "W4A16")
     assert (found["PPL"], found["KLD"]) == (Cell("7.5000"), Cell("0.50000"))
@@ -76,9 +107,9 @@ def test_what_is_not_known_is_not_available() -> None:
 @pytest.mark.parametrize("reference", [None, REFERENCE])
 def test_non_finite_positions_have_a_column_only_if_there_are_any(reference: dict[str, object] | None) -> None:
     holes = with_ppl(replace(QUANT, label="holes"), replace(PPL, tokens=8, non_finite=1234))
-    assert "non- finite" not in cells(run_of(QUANT, FAILED, reference=reference), "W4A16")
+    assert "non-finite" not in cells(run_of(QUANT, FAILED, reference=reference), "W4A16")
     run = run_of(QUANT, holes, reference=reference)
-    assert [cells(run, label)["non- finite"].value for label in ("holes", "W4A16")] == ["1,234", "0"]
+    assert [cells(run, label)["non-finite"].value for label in ("holes", "W4A16")] == ["1,234", "0"]
 
 
 def test_the_best_of_each_column_is_marked() -> None:
@@ -93,25 +124,38 @@ def test_the_best_of_each_column_is_marked() -> None:
     assert found["W4A16"]["PPL"].shown == "7.5000"
 
 
-def test_seconds_of_a_stored_result() -> None:
-    assert cells(run_of(replace(BASE, cached=True, score_seconds=1234.56)), "base")["seconds"] == Cell("1,234.6*")
+def test_speeds_have_marks_and_a_note() -> None:
+    """Of an earlier run (*); while another row was scored (‡), of which results.json says more."""
+    stored = replace(BASE, cached=True, score_seconds=1234.56)
+    assert cells(run_of(stored), "base", ("seconds", "speed")) == {"seconds": Cell("1,234.6*"), "tok/s": Cell("0*")}
+    timing = Timing(0.0, None, 0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
+    one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
+    assert cells(run_of(one, other), "one")["tok/s"] == Cell("20‡")
+    assert results_json.flat_json(one, run_of(one, other))["beside"] == "other scored 100 %"
+    notes = [columns.column_notes(run_of(*models), ["speed"]) for models in ((one,), (one, other), (QUANT, FAILED))]
+    about = "tok/s: scored tokens a second, the first step included"
+    share = " (up to 25 % of a row's seconds)"
+    assert notes == [
+        [f"{about}{share}"],
+        [f"{about}{share}; ‡ while other rows loaded or were scored on the same machine (--columns speed,beside)"],
+        [f"{about}; of rows of compare_q 0.2 it is not known what ran beside them"],
+    ]
+    assert columns.column_notes(run_of(one, other), ["ppl"]) == []
 
 
 def test_labels_have_their_marks() -> None:
     assert columns.label_of(replace(QUANT, spec={"noise_floor": True})) == "W4A16 ≈"
     assert columns.label_of(QUANT) == "W4A16"
-    assert [columns.kernel_of(model) for model in (QUANT, replace(QUANT, provenance={}), FAILED)] == [
-        "Linear",
-        "n/a",
-        "",
-    ]
+    models = (QUANT, replace(QUANT, label="silent", provenance={}), FAILED)
+    assert [cell.value for cell in columns.filled(run_of(*models), ["kernel"])[0].cells] == ["Linear", "n/a", ""]
 
 
 def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: float | None) -> ModelResult:
-    """A model to be sorted; without KLD, one that was compared with nothing."""
+    """A model to be sorted, its top tokens as good as its KLD; without KLD, one that was compared with nothing."""
     size = Storage(bpw, 16.0, None if gib is None else gib * 8 * 2.0**30)
     model = with_ppl(replace(QUANT if kld is not None else BASE, label=label, storage=size), replace(PPL, value=ppl))
-    return model if kld is None else with_against(model, kld=Mean(kld, 40 * kld, 40, 0))
+    top = None if kld is None else Mean(1 - kld, 40 * (1 - kld), 40, 0)
+    return model if kld is None else with_against(model, kld=Mean(kld, 40 * kld, 40, 0), same_top=top)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +163,14 @@ def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: floa
     [
         ("kld", ["bf16", "b", "A", "c", "broken"]), ("bpw", ["c", "b", "bf16", "A", "broken"]),
         ("vram", ["A", "c", "bf16", "b", "broken"]), ("ppl", ["c", "bf16", "A", "b", "broken"]),
-        ("label", ["A", "b", "bf16", "c", "broken"]), (None, ["A", "broken", "b", "c", "bf16"]),
+        ("same_top", ["bf16", "b", "A", "c", "broken"]), ("js", ["bf16", "A", "b", "c", "broken"]),
+        ("kernel", ["A", "b", "c", "bf16", "broken"]), ("label", ["A", "b", "bf16", "c", "broken"]),
+        (None, ["A", "broken", "b", "c", "bf16"]),
     ],
 )  # fmt: skip
 def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
-    """The smallest first; what is not known goes after what is, and what failed last; the reference's KLD is 0."""
+    """The smallest first, or the largest where more is better; what is not known goes after what is, and what failed
+    last; the reference's KLD is 0."""
     models = (made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75),
               replace(REF, label="bf16"))  # fmt: skip
     assert [model.label for model in columns.ordered(run_of(*models), key).models] == order

@@ -95,5 +95,5 @@ def test_what_is_missing_is_explained() -> None:
 
 
 def test_stored_results() -> None:
-    note = "1 of 1 rows come from the cache; their seconds (*) are of an earlier run"
+    note = "1 of 1 rows come from the cache; their speed (*) is of an earlier run"
     assert footnotes(run_of(replace(BASE, cached=True), reference=None))[-1] == note

@@ -14,15 +14,16 @@ from backends.common.messages import CONTROL
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import Perplexity
 from eval.table import terminal
-from eval.table.columns import Cell, Column
+from eval.table.columns import Cell, Filled
 from eval.table.llama_statistics import statistics_lines
 from eval.table.pairs import pair_lines
+from eval.table.registry import BY_NAME
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, run_of, with_ppl, with_sums
 
 
-def shown(run: RunResult, width: int = 80, **keys: Any) -> str:
+def shown(run: RunResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
     stream = io.StringIO()
-    terminal.show(run, Console(**{"width": width, "file": stream, "color_system": None, **keys}))
+    terminal.show(run, Console(**{"width": width, "file": stream, "color_system": None, **keys}), names)
     return stream.getvalue()
 
 
@@ -34,10 +35,9 @@ def row(run: RunResult, label: str, width: int = 80) -> str:
 
 def test_rows_with_a_reference() -> None:
     run = run_of(REF, QUANT, FAILED)
-    assert row(run, "bf16") == "bf16 Linear 4.50 16.00 1.00 7.5000±0.85 ref ref ref"
+    assert row(run, "bf16") == "bf16 Linear 4.50 1.00 7.5000±0.85 ref ref ref"
     assert (
-        row(run, "W4A16", 100)
-        == "W4A16 Linear 4.50 16.00 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9900 98.77±0.52 2.0"
+        row(run, "W4A16", 100) == "W4A16 Linear 4.50 1.00 7.5000±0.85 +3.45±0.21 0.01235±0.00045 0.9990 98.77±0.52 20"
     )
     assert row(run, "broken") == "broken failed"
 
@@ -54,9 +54,9 @@ def test_numbers_and_errors_are_aligned() -> None:
 
 def test_a_header_takes_the_room_of_the_errors() -> None:
     """Four letters of the number, four of its error: six of the header fit over both."""
-    width, header, (cell,) = terminal.aligned_cells(Column("PPL vs\nref %", (Cell("+1.0", "0.2"),)))
+    width, header, (cell,) = terminal.aligned_cells(Filled(BY_NAME["ratio"], (Cell("+1.0", "0.2"),)))
     assert (width, header, cell.plain) == (8, "PPL vs\nref %", "+1.0±0.2")
-    width, header, (cell,) = terminal.aligned_cells(Column("seconds", (Cell("2.0"),)))
+    width, header, (cell,) = terminal.aligned_cells(Filled(BY_NAME["seconds"], (Cell("2.0"),)))
     assert (width, header, cell.plain) == (7, "seconds", "    2.0")
 
 
@@ -83,22 +83,33 @@ def test_eighty_columns_hold_every_number(reference: dict[str, Any] | None) -> N
     lines = text[: text.index("586 windows")].splitlines()
     assert max(len(line) for line in lines) <= 80
     assert "…" not in text
-    numbers = ["0.01235±0.00045", "98.77", "12"] if reference else ["12", "1,234.5*"]
-    head = ["16.25", *([] if reference else ["16.00"]), "131.50", "1,234.5678±120"]
+    numbers = ["0.01235±0.00045", "98.77", "12"] if reference else ["12", "972*"]
+    head = ["16.25", "131.50", "1,234.5678±120"]
     assert any(line.split()[-len(head + numbers) :] == [*head, *numbers] for line in lines), text
 
 
 def test_a_wider_terminal_never_shows_less() -> None:
-    long = replace(QUANT, label="x" * 30)
+    long = replace(QUANT, label="x" * 30, storage=replace(QUANT.storage, bpw_head=4.5))
     headers = [shown(run_of(REF, long), width) for width in range(80, 160)]
-    counts = [[word in text for word in ("ref %", "head", "p99", "seconds")].count(True) for text in headers]
+    counts = [[word in text for word in ("ref %", "head", "99.9 %", "tok/s ")].count(True) for text in headers]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 4)
 
 
+def test_chosen_columns_are_all_there() -> None:
+    """In a narrow terminal too, where lines are longer then: nothing is cut off."""
+    chosen = ("kld_p99.9", "label", "kernel", "ppl", "ratio", "kld", "same_top", "entropy", "bits_per_byte", "where")
+    text = shown(run_of(REF, QUANT), 60, names=chosen)
+    (line,) = (line for line in text.splitlines() if "W4A16" in line)
+    assert line.split() == [
+        "0.9990", "W4A16", "Linear", "7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500", "1.2500",
+        "n/a",
+    ]  # fmt: skip
+
+
 def test_notes_are_printed_one_a_line() -> None:
     run = run_of(replace(QUANT, notes=("one [thing]", "x" * 200)), reference=None)
-    assert shown(run).splitlines()[-2:] == ["W4A16: one [thing]", f"W4A16: {'x' * 200}"]
+    assert shown(run).splitlines()[-3:-1] == ["W4A16: one [thing]", f"W4A16: {'x' * 200}"]
 
 
 def test_nothing_moves_the_cursor() -> None:

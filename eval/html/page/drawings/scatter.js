@@ -1,8 +1,12 @@
-// PPL, PPL ratio or KLD over bits per weight, VRAM or file size.
+// PPL, PPL ratio, or KLD (the mean, or a percentile of single tokens) over bits per weight, VRAM or file size.
+const ofTokens = (key) => (m) => ({ value: m.isReference ? 0 : m.percentiles[key], stderr: null });
 const MEASURES = {
   kld: { name: "KLD", axis: "KL divergence / nats", of: (m) => m.kld, zero: true, least: 1 },
   ppl: { name: "PPL", axis: "perplexity", of: (m) => ({ ...m.ppl, stderr: pplError(m).error }), least: -Infinity },
   ratio: { name: "PPL ratio", axis: "perplexity / reference's", of: pplRatio, least: -Infinity },
+  median: { name: "median KLD", axis: "median KLD / nats", of: ofTokens("50"), zero: true, least: 1 },
+  p99: { name: "99 % KLD", axis: "99 % KLD / nats", of: ofTokens("99"), zero: true, least: 1 },
+  "p99.9": { name: "99.9 % KLD", axis: "99.9 % KLD / nats", of: ofTokens("99.9"), zero: true, least: 1 },
 };
 const SIZES = {
   bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
@@ -75,7 +79,8 @@ function levels(axes, y, points) {
       ? COMPARED[0].against.ref_ppl.value
       : REFERENCE && of(REFERENCE).value;
   if (RUN.reference && known(reference)) found.push([reference, `reference: ${brief(RUN.reference.label)}`, "level"]);
-  if (FLOOR && view.y === "kld") found.push([FLOOR.kld.value, `noise floor: ${brief(FLOOR.raw.label)}`, "level floor"]);
+  if (FLOOR && MEASURES[view.y].zero && known(of(FLOOR).value))
+    found.push([of(FLOOR).value, `noise floor: ${brief(FLOOR.raw.label)}`, "level floor"]);
   const lines = [],
     names = [],
     across = [],
@@ -222,7 +227,7 @@ function scatterSection() {
   const again = drawn(place, scatterDrawing),
     pick = (key) => (value) => {
       view[key] = value;
-      if (key === "y") view.yScale = value === "kld" ? "log" : "linear";
+      if (key === "y") view.yScale = MEASURES[value].zero ? "log" : "linear";
       changed();
     };
   const measures = Object.entries(MEASURES)
