@@ -86,7 +86,9 @@ def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
     """Folder -> what ``parameters.compared`` says of it, from a process of its own, since it imports Transformers."""
     folders = [patient for patient in patients if not patient.is_gguf]
     for patient in folders:  # what cannot be read is told before a process starts
-        len(Checkpoint(patient.path).tensors)
+        checkpoint = Checkpoint(patient.path)
+        assert checkpoint.config.raw is not None
+        assert checkpoint.tensors is not None
     paths = [str(patient.path) for patient in folders]
     if not folders:
         return {}

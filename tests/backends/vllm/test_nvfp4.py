@@ -14,7 +14,10 @@ from safetensors import safe_open
 
 from backends.base import LoadRequest, Task
 from backends.hf.backend import TransformersBackend
+from backends.layers.groups import groups_from_json
+from backends.vllm import layers
 from backends.worker import scoring
+from eval.common import processes
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
 
@@ -98,6 +101,22 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     assert {group.layer.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_what_ran_was_foretold_without_a_weight(
+    weight_only: dict[str, Any], checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(processes.ENVIRONMENT)
+    told, refused = processes.apart(layers.predicted, "asking", folders=[str(checkpoints("NVFP4A16")), "none"])
+    found, ran = (
+        [(each.layer.name, each.layer.weights, each.layer.kernel, each.count) for each in groups if each.count > 1]
+        for groups in (groups_from_json(told), weight_only["layers"])
+    )
+    assert len(ran) == 4  # without the head, whose weights have the dtype of the run
+    assert found == ran
+    assert refused == "none/config.json: missing; model_dir must be a Hugging Face model folder"
 
 
 def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
