@@ -14,6 +14,7 @@ from typing import Any
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_object
 from backends.common.messages import printable
+from backends.layers import schemes
 
 QUANTIZATION = "quantization_config"
 LEGACY_FILE = "hf_quant_config.json"
@@ -114,11 +115,24 @@ class CheckpointConfig:
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
-        """The quantization config, wherever it is kept; empty if the checkpoint is not quantized."""
+        """The quantization config, wherever it is kept; empty if the checkpoint is not quantized.
+
+        DeepSeek-V4 keeps the format of its experts outside, in ``expert_dtype`` ("fp4" if it is not stated, as in
+        vLLM); here it is inside.
+        """
         for found in (self.text.get(QUANTIZATION), self.raw.get(QUANTIZATION), self.legacy_quantization):
             if isinstance(found, dict) and found:
-                return found
+                outside = str(self.text.get("model_type")).startswith("deepseek_v4")
+                return {"expert_dtype": self.text.get("expert_dtype", "fp4"), **found} if outside else found
         return {}
+
+    @property
+    def kv_cache(self) -> str:
+        """How the checkpoint asks for keys and values to be cached: "fp8 tensor"; "" in the model's dtype; "unknown".
+
+        The words are those of ``backends/layers/schemes.py``.
+        """
+        return schemes.kv_cache(self.quantization)
 
     @property
     def kv_shape(self) -> KVShape | None:

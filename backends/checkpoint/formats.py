@@ -1,9 +1,7 @@
 """The formats of one weight matrix in safetensors: which tensors are its bits, and how many weights they encode.
 
-Known: floats, FP8 and int8 with their scales; compressed-tensors (pack-, int-, float- and naive-quantized, NVFP4,
-MXFP4, MXFP8, and mixtures); modelopt's FP8 and NVFP4; gpt-oss's MXFP4; GPTQ and AWQ; bitsandbytes; torchao's 8 bits;
-EXL2 and EXL3.  Not known: 2:4-sparse and Marlin-packed layers, torchao below 8 bits, HQQ and quanto (which Transformers
-does not save), AQLM and others.  A tensor beside the weight that is neither bits of its format nor in ``NOT_BITS``
+Known are those of docs/formats.md.  Not known: HQQ and quanto (which Transformers does not save), AQLM and others.
+A tensor beside the weight that is neither bits of its format nor in ``NOT_BITS``
 makes the matrix unknown, so that no format is taken for another format that resembles it.
 """
 
@@ -14,8 +12,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor
+from backends.checkpoint.hints import ConfigHints, unpadded
 from backends.common.errors import InputError
 from backends.common.json_files import parsed
 
@@ -28,17 +26,18 @@ LONGEST = 1 << 20
 """Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
 PADDED = "padded, and config.json does not say from which size"
 FLOATS = {"F64", "F32", "F16", "BF16"}
+POWERS = {"U8", "F8_E8M0"}
+"""Dtypes of the scales of OCP's microscaling formats, which are powers of two."""
 NOT_BITS = {
     "bias", "weight_shape", "weight_format", "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale",
     "activation_scale", "output_scale", "k_scale", "v_scale", "q_scale", "A_log", "inv_freq",
+    "act_global_scale", "backward_hadamard_matrix", "workspace", "shape",
+    "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "ape",
 }  # fmt: skip
-"""Parts that lie beside a weight, or have two dimensions, and are no stored weights."""
-PAIRS = (
-    ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim"), ("num_attention_heads", "v_head_dim"),
-    ("num_attention_heads", "global_head_dim"), ("num_key_value_heads", "global_head_dim"),
-    ("num_global_key_value_heads", "global_head_dim"), ("n_shared_experts", "moe_intermediate_size"),
-)  # fmt: skip
-"""Pairs of config keys whose product is a number of features."""
+"""Parts that lie beside a weight, or have two dimensions, and are no stored weights.
+
+The last line is DeepSeek-V4's: what mixes its residual streams, and positions.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,6 @@ class StoredWeights:
 
     bits: int
     weights: int
-
-
-@dataclass(frozen=True)
-class ConfigHints:
-    """What a config says of stored weights that headers do not.
-
-    ``bits`` of a GPTQ or AWQ weight, None if layers may differ in them; ``layer_sizes`` and ``head_sizes``: the numbers
-    of features that linear layers and the head can have, for formats that pad them; ``exl3``: whether exllamav3 wrote
-    the files.
-    """
-
-    bits: int | None
-    layer_sizes: frozenset[int]
-    head_sizes: frozenset[int]
-    exl3: bool
 
 
 @dataclass(frozen=True)
@@ -76,40 +60,10 @@ class Format:
     weights: Callable[[Parts, ConfigHints, frozenset[int]], int | str]
 
 
-def config_hints(config: CheckpointConfig) -> ConfigHints:
-    """The hints in a checkpoint's config."""
-    quantization = config.quantization
-    bits = quantization.get("bits", quantization.get("w_bit"))
-    uniform = isinstance(bits, int) and not quantization.get("dynamic")  # GPTQModel: other bits in some layers
-    known = {key: value for key, value in config.text.items() if isinstance(value, int)}
-    ends = frozenset({known.get("hidden_size", 0), known.get("vocab_size", 0)} - {0})
-    exl3 = quantization.get("quant_method") == "exl3"
-    return ConfigHints(bits if uniform else None, frozenset(_layer_sizes(known)), ends, exl3)
-
-
-def _layer_sizes(known: dict[str, int]) -> set[int]:
-    """Features that linear layers can have, from the usual keys of attention, MLA, delta nets and (shared) experts."""
-
-    def times(count: str, each: str) -> int:
-        return known.get(count, 0) * known.get(each, 0)
-
-    heads = known.get("num_attention_heads", 0)
-    known = {"num_key_value_heads": heads, "head_dim": known.get("hidden_size", 0) // max(heads, 1), **known}
-    sizes = {value for key, value in known.items() if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))}
-    sizes |= {times(*pair) for pair in PAIRS} | {2 * times("num_attention_heads", "head_dim")}  # queries with a gate
-    keys = times("linear_num_key_heads", "linear_key_head_dim")
-    values = times("linear_num_value_heads", "linear_value_head_dim")
-    sizes |= {values, 2 * keys + values, 2 * (keys + values)}  # out_proj, in_proj_qkv, in_proj_qkvz
-    if nope := known.get("qk_nope_head_dim", 0):
-        rope, value = known.get("qk_rope_head_dim", 0), known.get("v_head_dim", 0)
-        sizes |= {known.get("kv_lora_rank", 0) + rope, heads * (nope + rope), heads * (nope + value)}
-    return sizes - {0}
-
-
-def _unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:
-    """The only one of ``sizes`` that pads to ``size``; 0 if several sizes do, ``otherwise`` if no size does."""
-    found = [known for known in sizes if -(-known // multiple) * multiple == size]
-    return found[0] if len(found) == 1 else 0 if found else otherwise
+def _product(shape: Tensor) -> int:
+    """The product of the sizes that a tensor of integers holds."""
+    code = "i" if shape.dtype == "I32" else "q"
+    return math.prod(map(int, struct.unpack(f"<{shape.numel}{code}", _whole(shape))))
 
 
 def _whole(tensor: Tensor) -> bytes:
@@ -122,37 +76,69 @@ def _whole(tensor: Tensor) -> bytes:
 
 def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
-    weight, scale = parts["weight"], parts.get("weight_scale")
+    weight = parts["weight"]
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
         return math.prod(map(int, parsed(_whole(parts[state]), state)["shape"]))  # bitsandbytes, 4 bit
-    if weight.dtype == "U8":  # modelopt's NVFP4 has fp8 scales; scales of another dtype leave 8 bits possible
-        return weight.numel * 2 if scale is not None and scale.dtype == "F8_E4M3" else UNKNOWN
-    if weight.dtype == "I8":  # MXFP4 as DeepSeek V4 stores it is I8 too, with powers of two for scales
-        known = "SCB" in parts or (scale is not None and scale.dtype in FLOATS)
-        return weight.numel if known else UNKNOWN
+    if weight.dtype in ("U8", "I8", "I32"):
+        return _packed_weight(parts, hints)
+    if "scale" in parts and weight.dtype in FLOATS:
+        return UNKNOWN
     if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
         return UNKNOWN
     if hints.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
         # exllamav3 pads the layers that it leaves at 16 bits as well, but none whose size is in no config.
-        return math.prod(_unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
+        return math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
     return weight.numel
 
 
+def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
+    """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
+
+    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8, ``scale``) has a power of two for 16
+    bytes, MXFP6 for 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
+    """
+    weight, inverse = parts["weight"], parts.get("weight_scale_inv")
+    scale = parts.get("weight_scale") or parts.get("scale")
+    if "SCB" in parts:
+        return weight.numel if weight.dtype == "I8" else UNKNOWN
+    if inverse is not None:
+        rows = inverse.dtype in FLOATS and inverse.shape[:-1] == weight.shape[:-1]
+        return weight.numel * 2 if weight.dtype == "I8" and hints.int4_bytes and rows else UNKNOWN
+    if scale is None:
+        return UNKNOWN
+    if weight.dtype == "I32":  # Quark's int4, [in, out / 8]
+        return weight.numel * 8 if scale.shape[-1] == weight.shape[-1] * 8 else UNKNOWN
+    if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
+        return weight.numel * 2
+    if scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
+        group, rest = divmod(weight.shape[-1], scale.shape[-1])
+        return UNKNOWN if rest or group not in (16, 24) else weight.numel * 32 // group
+    return weight.numel if weight.dtype == "I8" and scale.dtype in FLOATS else UNKNOWN
+
+
 def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
-    """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights."""
-    packed, shape = parts["weight_packed"], parts.get("weight_shape")
+    """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights.
+
+    Marlin's 2:4 has ``meta``, 2 bits for each weight that is stored, which is every second one.
+    """
+    packed, shape, meta = parts["weight_packed"], parts.get("weight_shape"), parts.get("meta")
+    if meta is not None:
+        kept = meta.nbytes * 8 // 2
+        return 2 * kept if packed.dtype == "I32" and packed.nbytes * 8 in (4 * kept, 8 * kept) else UNKNOWN
     if shape is not None:
-        code = "i" if shape.dtype == "I32" else "q"
-        return math.prod(map(int, struct.unpack(f"<{shape.numel}{code}", _whole(shape))))
+        return _product(shape)
     return packed.numel * 2 if packed.dtype == "U8" else UNKNOWN
 
 
 def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]: the bits are in the shapes of the parts beside them.
 
-    ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].
+    ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].  FP-Quant has bytes of two
+    weights, and ``scales`` [out, in / 16 or in / 32] of a byte each.
     """
     packed, scales = parts["qweight"], parts.get("scales")
+    if packed.dtype == "U8" and scales is not None and scales.dtype == "U8" and "weight_global_scale" in parts:
+        return packed.numel * 2 if packed.numel in (8 * scales.numel, 16 * scales.numel) else UNKNOWN
     if packed.dtype != "I32" or scales is None:
         return UNKNOWN
     zeros, indices = parts.get("qzeros"), parts.get("g_idx")
@@ -164,17 +150,46 @@ def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | s
 
 
 def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
-    """FP8, or int8 that int8 zero points tell from two int4 a byte (whose zero points are floats)."""
-    data, zeros = parts["_weight_qdata"], parts.get("_weight_zero_point")
+    """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1024.
+
+    Zero points of int4 are [in / group, out], in the dtype of the model; those of int8 are int8.  Tiles are [out / 8,
+    in / 128, 32, 4] words, with scales and zero points in one tensor.
+    """
+    data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
+    if "_weight_scale_and_zero" in parts:
+        if data.dtype != "I32" or len(data.shape) != 4 or data.shape[2:] != (32, 4):
+            return UNKNOWN
+        rows, columns = data.shape[0] * 8, data.shape[1] * 128
+        return unpadded(rows, 8, sizes) * unpadded(columns, 1024, sizes) or PADDED
+    if zeros is not None and zeros.dtype in FLOATS and scale is not None:
+        fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
+        return data.numel * 2 if fits and not data.shape[-1] * 2 % scale.shape[-2] else UNKNOWN
     whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
     return data.numel if whole else UNKNOWN
+
+
+def _bitmask(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+    """compressed-tensors' sparse weights: those that are not zero, a bit for each weight, and the shape."""
+    kept, mask, shape = parts.get("compressed"), parts["bitmask"], parts.get("shape")
+    known = kept is not None and (kept.dtype in FLOATS or kept.dtype.startswith("F8_E") or kept.dtype == "I8")
+    if shape is None or not known:
+        return UNKNOWN
+    weights = _product(shape)
+    return weights if 0 <= weights <= mask.nbytes * 8 else DAMAGED
+
+
+def _marlin(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+    """AutoGPTQ's Marlin files: ``B`` [in / 16, 2 * out] words of eight 4-bit weights, ``s`` [groups, out]."""
+    packed, scales = parts["B"], parts.get("s")
+    fits = packed.dtype == "I32" and scales is not None and scales.shape[-1] * 2 == packed.shape[-1]
+    return packed.numel * 8 if fits else UNKNOWN
 
 
 def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
     if "q_invperm" not in parts:
         return UNKNOWN
-    return parts["q_invperm"].numel * _unpadded(parts["q_weight"].shape[-1], 32, sizes) or PADDED
+    return parts["q_invperm"].numel * unpadded(parts["q_weight"].shape[-1], 32, sizes) or PADDED
 
 
 def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
@@ -182,7 +197,7 @@ def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
     shape = parts["trellis"].shape
     if len(shape) != 3:  # a quantized embedding has two dimensions
         return UNKNOWN
-    return math.prod(_unpadded(size * 16, 128, sizes) for size in shape[:2]) or PADDED
+    return math.prod(unpadded(size * 16, 128, sizes) for size in shape[:2]) or PADDED
 
 
 FORMATS = {
@@ -190,15 +205,24 @@ FORMATS = {
     "q_weight": Format(
         frozenset({"q_weight", "q_scale", "q_scale_max", "q_groups", "q_group_map", "q_invperm", "q_perm"}), _exl2
     ),
-    "qweight": Format(frozenset({"qweight", "qzeros", "scales", "g_idx"}), _qweight),
+    "qweight": Format(
+        frozenset({"qweight", "qzeros", "scales", "g_idx", "weight_global_scale", "forward_hadamard_matrix"}), _qweight
+    ),
+    "B": Format(frozenset({"B", "s"}), _marlin),
+    "bitmask": Format(
+        frozenset({"compressed", "bitmask", "row_offsets", "weight_scale", "weight_zero_point"}), _bitmask
+    ),
     "weight_packed": Format(
         frozenset({"weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale",
-                   "weight_g_idx"}), _weight_packed
+                   "weight_g_idx", "meta", "scale_packed"}), _weight_packed
     ),
-    "_weight_qdata": Format(frozenset({"_weight_qdata", "_weight_scale", "_weight_zero_point"}), _torchao),
+    "_weight_qdata": Format(
+        frozenset({"_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero",
+                   "_weight_act_pre_scale"}), _torchao
+    ),
     "weight": Format(
         frozenset({"weight", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point", "weight_g_idx",
-                   "pre_quant_scale", "SCB", "weight.absmax", "weight.quant_map", "weight.nested_absmax",
+                   "pre_quant_scale", "SCB", "scale", "weight.absmax", "weight.quant_map", "weight.nested_absmax",
                    "weight.nested_quant_map"}), _weight
     ),
 }  # fmt: skip
@@ -215,7 +239,7 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
         strange = sorted(part for part, tensor in parts.items() if len(tensor.shape) > 1 and not _beside(part))
         return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
     form = FORMATS[main]
-    strange = sorted(part for part in parts if part not in form.bits and not _beside(part))
+    strange = sorted(part for part in parts if part not in form.bits and not _beside(part) and parts[part].numel)
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
     sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())

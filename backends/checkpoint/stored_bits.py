@@ -25,7 +25,8 @@ from pathlib import Path
 from backends.base import Storage
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
-from backends.checkpoint.formats import ConfigHints, Parts, StoredWeights, config_hints, stored_weights
+from backends.checkpoint.formats import Parts, StoredWeights, stored_weights
+from backends.checkpoint.hints import ConfigHints, config_hints
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
 """The tensors that hold all experts of a layer at once: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
@@ -33,16 +34,19 @@ EXPERT_PARTS = {
     None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
     "scale_inv": "weight_scale_inv",
 }  # fmt: skip
-EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
+EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings"}
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 HEADS = {"lm_head", "embed_out"}
+WHOLE_HEADS, WHOLE_EMBEDDINGS = {"output", "model.output", "head"}, {"embed"}
+"""Names that mean head and embedding where they are the whole name; DeepSeek-V4 has ``head`` and ``embed``."""
 ROUTERS = {"gate", "router", "shared_expert_gate"}
 OTHER_TOWERS = {
     "visual", "vision_tower", "vision_model", "vision_encoder", "multi_modal_projector", "mm_projector",
     "audio_tower", "audio_model", "embed_vision", "embed_audio",
     "mlp1", "vpm", "apm", "resampler", "audio_projection_layer", "vision_language_adapter", "patch_merger", "connector",
     "vision_backbone", "vision_embed_tokens", "embed_tokens_extend", "talker", "token2wav", "code2wav", "tts",
+    "sound_encoder", "sound_projection",
 }  # fmt: skip
 
 
@@ -79,9 +83,9 @@ def _role(module: str, hidden_layers: int | None) -> str:
         return ""
     if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
         return ""
-    if steps[-1] in HEADS or module in ("output", "model.output"):
+    if steps[-1] in HEADS or module in WHOLE_HEADS:
         return "head"
-    return "embedding" if steps[-1] in EMBEDDINGS else "layer"
+    return "embedding" if steps[-1] in EMBEDDINGS or module in WHOLE_EMBEDDINGS else "layer"
 
 
 def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWeights | str:

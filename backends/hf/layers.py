@@ -20,7 +20,8 @@ from backends.base import Layer
 from backends.checkpoint.files import read_headers, weight_files
 from backends.common.dtypes import dtype_name
 from backends.layers.groups import deviation
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared_scheme, with_group_size
+from backends.layers.methods import declared
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, with_group_size
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
@@ -38,10 +39,11 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
     ``quantization``: the ``quantization_config`` with which the model was loaded; ``folder``: its checkpoint.
     """
     stored = stored_quantized(folder) if quantization else set()
-    scheme = declared_scheme(quantization)
+    stated = declared(quantization)
     for name, module in model.named_modules():
         if NOT_TEXT.search(name):
             continue
+        scheme = stated.of(name)
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
             dequantized = name_from_layers(name) in stored
             yield linear_layer(name, module, scheme, dtype_name(model.dtype), dequantized=dequantized)

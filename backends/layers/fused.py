@@ -11,6 +11,19 @@ FUSED = (
 )  # fmt: skip
 """Names of layers that are fused: the packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
 
+FUSED_AS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"), "fused_wqa_wkv": ("wq_a", "wkv"),
+}  # fmt: skip
+"""Names that engines give to fused layers -> the names that checkpoints have for their parts."""
+
+
+def parts_of(path: str) -> list[str]:
+    """The paths that a checkpoint has for an engine's layer: its parts' if it is fused, else its own."""
+    parent, _, name = path.rpartition(".")
+    return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))] if parent else [path]
+
 
 def fused_layers(paths: Collection[str]) -> Iterator[tuple[str, ...]]:
     """Groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix, in the order of FUSED."""

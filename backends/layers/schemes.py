@@ -1,7 +1,8 @@
-"""What a checkpoint's own quantization config asks for, in words that the results of every engine share.
+"""The words for what a layer stores and asks for, which the results of every engine share.
 
 Weights and activations are each described by a number format and by how finely it is scaled: ``int4 g128``, ``int8
-channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  No engine, no torch.
+channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``; `` 2:4`` at the end says that two of four
+weights are zero and not stored.  ``backends/layers/methods.py`` reads them from configs.  No engine, no torch.
 """
 
 from __future__ import annotations
@@ -55,9 +56,25 @@ def sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
 
 
+def block_scheme(sizes: Any) -> Scheme | None:
+    """FP8 weights in blocks of ``sizes``, and activations in groups as long as a block; None for what are no sizes."""
+    return Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}") if sizes and sizes_text(sizes) else None
+
+
 def objects_in(found: Any) -> list[Mapping[str, Any]]:
     """The objects among an object's values; none of anything else."""
     return [each for each in found.values() if isinstance(each, Mapping)] if isinstance(found, Mapping) else []
+
+
+def at(found: Any, key: str) -> Any:
+    """What an object has under a key; None if it has nothing there, or ``found`` is no object."""
+    return found.get(key) if isinstance(found, Mapping) else None
+
+
+def part(found: Any, key: str) -> Mapping[str, Any]:
+    """The object under a key; empty if there is none."""
+    value = at(found, key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
@@ -65,41 +82,46 @@ def compressed_tensors(weights: Any, input_activations: Any) -> Scheme:
     return Scheme(args_text(weights), args_text(input_activations))
 
 
-def declared_scheme(config: Mapping[str, Any]) -> Scheme | None:
-    """The one scheme of a ``quantization_config``; None if it has several, or its method is not known here."""
-    method = str(config.get("quant_method", "")).lower().removesuffix("_marlin")  # older AutoGPTQ and AutoAWQ
-    bits = config.get("bits", config.get("w_bit"))
-    group = config.get("group_size", config.get("q_group_size"))
-    if method == "compressed-tensors":
-        wanted = ("weights", "input_activations")
-        groups = [[entry.get(key) for key in wanted] for entry in objects_in(config.get("config_groups"))]
-        if not all(isinstance(args, Mapping) or not args for pair in groups for args in pair):
-            return None
-        schemes = {compressed_tensors(*pair) for pair in groups}
-        return schemes.pop() if len(schemes) == 1 else None
-    if method in ("gptq", "gptqmodel", "awq") and isinstance(bits, int):
-        return Scheme(with_group_size(f"{'uint' if method == 'awq' else 'int'}{bits}", group))
-    if method == "fp8":
-        if block := config.get("weight_block_size"):
-            return Scheme(f"fp8 block {sizes_text(block)}", f"fp8 g{block[-1]}") if sizes_text(block) else None
-        return Scheme("fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8")
-    if method == "bitsandbytes":
-        if config.get("load_in_4bit"):
-            return Scheme(f"{config.get('bnb_4bit_quant_type', 'fp4')} g64")
-        return Scheme("int8 channel", "int8 token")
-    if method.startswith("modelopt"):  # vLLM writes modelopt_fp4 into the config of older checkpoints
-        return modelopt(config)
-    return Scheme("mxfp4 g32") if method == "mxfp4" else None
+def quark(spec: Any, line: str) -> str:
+    """A tensor's spec of AMD Quark, or the two of a tensor with scales of scales; "" for none, "unknown" for others.
+
+    ``line`` is the word for one scale a row: "channel" of weights, "token" of activations.
+    """
+    if not spec:
+        return ""
+    specs = spec if isinstance(spec, list) else [spec]
+    if not all(isinstance(each, Mapping) for each in specs):
+        return UNKNOWN
+    first, kinds = specs[0], [(each.get("dtype"), each.get("qscheme")) for each in specs]
+    dtype, group = str(first.get("dtype")), first.get("group_size")
+    if len(specs) > 1:
+        nvfp4 = kinds == [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")] and group == 16
+        return "nvfp4 g16" if nvfp4 else UNKNOWN
+    if first.get("qscheme") == "per_group" and first.get("scale_format") == "e8m0":
+        return f"mx{dtype.removesuffix('_e4m3')} g{group}"
+    if first.get("qscheme") == "per_block" and str(first.get("scale_type")).endswith("e8m0fnu"):
+        return f"mx{dtype.removesuffix('_e4m3')} block {sizes_text(first.get('block_size'))}"
+    name = {"fp8_e4m3": "fp8", "int8": "int8", "int4": "int4", "uint4": "uint4"}.get(dtype)
+    scale = {"per_tensor": "tensor", "per_channel": line, "per_token": "token", "per_group": f"g{group}"}
+    found = scale.get(str(first.get("qscheme")))
+    return f"{name} {found}" if name and found else UNKNOWN
 
 
-def modelopt(config: Mapping[str, Any]) -> Scheme | None:
-    """The scheme of a config of NVIDIA ModelOpt, which names its scheme; None for an unknown name."""
-    nested = config.get("quantization")
-    name = str((nested if isinstance(nested, Mapping) else config).get("quant_algo", "")).upper()
-    return {
-        "NVFP4": Scheme("nvfp4 g16", "nvfp4 g16"),
-        "NVFP4_AWQ": Scheme("nvfp4 g16", "nvfp4 g16"),
-        "W4A16_NVFP4": Scheme("nvfp4 g16"),
-        "FP8": Scheme("fp8 tensor", "fp8 tensor"),
-        "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8 channel", "fp8 token"),
-    }.get(name)
+def kv_cache(config: Mapping[str, Any]) -> str:
+    """How a checkpoint asks for its keys and values to be cached: "fp8 tensor", ...; "" in the model's dtype.
+
+    "unknown" for what is stated in words that are not known here.  compressed-tensors and ModelOpt have
+    ``kv_cache_scheme``, ModelOpt's hf_quant_config.json ``kv_cache_quant_algo``, and Quark what k_proj puts out.
+    """
+    stated = config.get("kv_cache_scheme")
+    if isinstance(stated, Mapping):
+        return args_text(stated)
+    patterns = part(config, "export").get("kv_cache_group")
+    if isinstance(patterns, list) and patterns:
+        layers = part(config, "layer_quant_config")
+        specs = [layer["output_tensors"] for layer in objects_in(layers) if layer.get("output_tensors")]
+        return quark(specs[0], "token") if specs else UNKNOWN
+    algorithm = (part(config, "quantization") or config).get("kv_cache_quant_algo") or stated
+    if not algorithm or str(algorithm).upper() == "NONE":
+        return ""
+    return {"FP8": "fp8 tensor", "NVFP4": "nvfp4 g16", "INT8": "int8 tensor"}.get(str(algorithm).upper(), UNKNOWN)

@@ -15,8 +15,10 @@ from typing import Any
 
 from backends.base import Layer
 from backends.common.dtypes import dtype_name
+from backends.layers.declared import Declared
 from backends.layers.groups import deviation
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors, declared_scheme
+from backends.layers.methods import declared
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
 
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
@@ -34,12 +36,13 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
     ``quant_config``: vLLM's own, or None; ``checkpoint``: the ``quantization_config`` of the model's config.json;
     ``dtype``: the model's.
     """
+    stated = declared(checkpoint)
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         bases = {base.__name__ for base in type(method).__mro__}
         is_head = type(module).__name__ == "ParallelLMHead"
         if is_head or {"LinearMethodBase", "FusedMoEMethodBase"} & bases:
-            yield layer(name, module, method, scheme_of(module, method, quant_config, checkpoint), dtype)
+            yield layer(name, module, method, scheme_of(name, module, method, quant_config, stated), dtype)
 
 
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
@@ -55,14 +58,14 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
 
 
-def scheme_of(module: Any, method: Any, quant_config: Any, checkpoint: dict[str, Any]) -> Scheme | None:
+def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:
     """What the checkpoint asks of a layer; vLLM's own matching of layers to config groups decides where it has one."""
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
         found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
         return compressed_tensors(found["weights"], found["input_activations"]) if found else None
-    return declared_scheme(checkpoint)
+    return stated.of(name)
 
 
 def kernel_of(module: Any, method: Any) -> Any:

@@ -18,7 +18,7 @@ from backends.checkpoint import files, nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.gguf import read_model
 from backends.checkpoint.gguf_header import _Reader
-from backends.layers.schemes import declared_scheme
+from backends.layers.methods import declared
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms
 
@@ -56,7 +56,8 @@ def look(folder: Path) -> None:
     """Everything that a run asks of a checkpoint's files."""
     config = CheckpointConfig.read(folder)
     assert [config.vocab_size, config.context, config.kv_shape, config.rope_type, config.quantization]
-    assert declared_scheme(config.quantization) is None or str(declared_scheme(config.quantization))
+    assert declared(config.quantization).of("model.layers.0.mlp.up_proj") is None or config.quantization
+    assert isinstance(config.kv_cache, str)
     stored_bits.storage_of(folder)
     nvfp4_scales.check_scales(folder, nvfp4_scales.nvfp4_layers(folder))
     files.stamp(folder)
