@@ -3,9 +3,9 @@
     python -m benchmarks.toy_moe OUT [--windows 8] [--dtype float32]
 
 OUT gets the checkpoints (a few MB), a cache, a results.json for each format, and ``toy_moe.json``: kernels, KV cache,
-PPL, and KLD of every row against Transformers in float32 on the dequantized weights.  The row "dequantized" is those
-weights in vLLM, and so the noise floor of its format: weight-only rows belong near it, and what is above it in the
-other rows is their rounded activations and KV cache.  A row that this machine cannot run has vLLM's reason.
+PPL, and KLD of every row against Transformers in float32 on the dequantized weights.  Rows called "dequantized" are
+those weights in vLLM, and so the noise floors: weight-only rows belong near them, and what is above them in the other
+rows is rounded activations and KV cache.  A row that this machine cannot run has vLLM's reason.
 """
 
 from __future__ import annotations
@@ -28,21 +28,26 @@ from eval.api import Comparison, compare
 
 TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
 TOKENS = 512
+NO_FLOAT32 = ("nvfp4-modelopt", "fp8")
+"""Checkpoints that vLLM refuses to run in float32."""
 
 
 def models(folders: dict[str, Path], weights: str, dtype: str) -> list[dict[str, Any]]:
-    """Model specs of all rows with these weights: Transformers as the reference, the noise floor, the formats."""
+    """Model specs of all rows with these weights: Transformers as the reference, the noise floors, the formats."""
     plain = str(folders[f"{weights}-dequantized"])
+    dtypes = {name: "bfloat16" if name.startswith(NO_FLOAT32) else dtype for name in toy_moe_files.FORMATS[weights]}
     found: list[dict[str, Any]] = [
         {"load_fn": "transformers", "label": "Transformers", "model_dir": plain, "engine": {"dtype": "float32"},
          "reference": True},
-        {"load_fn": "vllm_score", "label": "dequantized", "model_dir": plain, "engine": {"dtype": dtype}},
     ]  # fmt: skip
-    for name in toy_moe_files.FORMATS[weights]:
-        row = {"load_fn": "vllm_score", "label": name, "model_dir": str(folders[name]), "engine": {"dtype": dtype}}
+    for name in sorted(set(dtypes.values())):
+        row = {"load_fn": "vllm_score", "label": f"dequantized, {name}", "model_dir": plain, "engine": {"dtype": name}}
+        found.append(row)
+    for name, own in dtypes.items():
+        row = {"load_fn": "vllm_score", "label": name, "model_dir": str(folders[name]), "engine": {"dtype": own}}
         found.append(row)
         if name.endswith("w4a4"):
-            found.append(row | {"label": f"{name} emulated", "engine": {"dtype": dtype, "emulate": True}})
+            found.append(row | {"label": f"{name}, emulate", "engine": {"dtype": own, "emulate": True}})
     return found
 
 
@@ -71,7 +76,9 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
 
 def main(words: Sequence[str]) -> int:
     """``python -m benchmarks.toy_moe OUT``; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.toy_moe", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.toy_moe", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("out", type=Path, help="folder for checkpoints and results")
     parser.add_argument("--windows", type=int, default=8, help=f"of {TOKENS} tokens; default: %(default)s")
     parser.add_argument("--dtype", default=None, help="of vLLM; default: bfloat16 on a GPU, float32 on a CPU")

@@ -1,15 +1,15 @@
 """The checkpoints of ``benchmarks/toy_moe.py``: random weights of a small Qwen3-MoE in the layouts that are published.
 
 compressed-tensors (NVFP4, MXFP4) by its own library; ModelOpt's NVFP4 has the same bytes under other names, its global
-scales inverted, and FP8 scales of the KV cache; DeepSeek's FP8 has a float32 scale for 128 x 128 weights.  Attention and
-experts are quantized, routers and head are not.
+scales inverted, and FP8 scales of the KV cache; DeepSeek's FP8 has a float32 scale for 128 x 128 weights.  Attention
+and experts are quantized, routers and head are not.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ FORMATS = {
     "fp8-block": ("fp8-block",),
 }
 """Weights -> checkpoints that have these very weights."""
+ALL = tuple(name for names in FORMATS.values() for name in names)
 PRESETS = {"nvfp4-w4a16": "NVFP4A16", "nvfp4-w4a4": "NVFP4", "mxfp4-w4a16": "MXFP4A16", "mxfp4-w4a4": "MXFP4"}
 CT_FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
@@ -67,7 +68,7 @@ class MoeShape:
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Module path -> (rows, columns) of all matrices that are quantized."""
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        found = {}
+        found: dict[str, tuple[int, int]] = {}
         for number in range(self.layers):
             prefix = f"model.layers.{number}"
             rows = {"q_proj": wide, "k_proj": narrow, "v_proj": narrow}
@@ -140,9 +141,9 @@ VALUES: dict[str, Callable[[Tensors, str], torch.Tensor]] = {
 
 def fp8_blocks(weights: Tensors) -> Tensors:
     """DeepSeek's layout: weights in FP8, ``weight_scale_inv`` float32 [out / 128, in / 128]."""
-    found = {}
+    found: Tensors = {}
     for name, weight in weights.items():
-        blocks = weight.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+        blocks = weight.float().reshape(weight.shape[0] // 128, 128, weight.shape[1] // 128, 128)
         scale = blocks.abs().amax((1, 3)) / FP8_MAX
         stored = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
         found |= {name: stored.flatten(0, 1).flatten(1), f"{name}_scale_inv": scale}
@@ -204,8 +205,8 @@ def write(folder: Path, tensors: Tensors, shape: MoeShape, quantization: dict[st
     save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
 
 
-def make(out: Path, shape: MoeShape = SHAPE, seed: int = 0) -> dict[str, Path]:
-    """Write every checkpoint, all of the same random weights, and for each kind of weights the dequantized one.
+def make(out: Path, shape: MoeShape = SHAPE, chosen: Sequence[str] = ALL, seed: int = 0) -> dict[str, Path]:
+    """Write the chosen checkpoints, all of the same random weights, and for each kind of weights the dequantized one.
 
     Name -> folder.  The same seed writes the same bytes.
     """
@@ -218,11 +219,11 @@ def make(out: Path, shape: MoeShape = SHAPE, seed: int = 0) -> dict[str, Path]:
         weights[f"{path}.weight"] = (torch.randn(rows, columns, generator=generator) * std).bfloat16()
     folders = {}
     for kind, names in FORMATS.items():
-        for name in names:
+        for name in [name for name in names if name in chosen]:
             tensors = stored(name, weights, shape)
             folders[name] = out / name
             write(folders[name], plain | tensors, shape, quantization_config(name, shape), "bfloat16")
-            if name == names[0]:
+            if f"{kind}-dequantized" not in folders:
                 exact = {f"{path}.weight": VALUES[kind](tensors, path) for path in shape.matrices()}
                 floats = {key: tensor.float() for key, tensor in plain.items()}
                 folders[f"{kind}-dequantized"] = out / f"{kind}-dequantized"

@@ -17,6 +17,7 @@ from backends.base import Layer
 from backends.common.dtypes import dtype_name
 from backends.layers.declared import Declared
 from backends.layers.groups import deviation
+from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
 
@@ -85,20 +86,51 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     name, config = type(kernel).__name__, getattr(kernel, "config", None)
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
-    if hasattr(kernel, "quant_config"):  # experts
-        return type_name(kernel.quant_config.quant_dtype, dtype)
+    if hasattr(kernel, "quant_config"):  # experts, of which some take no activations as the config would have them
+        return type_name(getattr(kernel, "quant_dtype", kernel.quant_config.quant_dtype), dtype)
     # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
     taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
     if (given := type_name(taken, dtype)) != dtype:
         return given
-    if not asked or WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
+    if WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
         return dtype
     if "Humming" in name:  # Humming kernels decide by the platform
-        return UNKNOWN
+        return UNKNOWN if asked else dtype
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
         return dtype if key is None else key_text(key, "token")
+    if not asked:
+        return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN
+
+
+def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
+    """The cache of every attention layer of a vLLM model; ``asked``: by the checkpoint, as ``schemes.kv_cache`` says.
+
+    A layer says in ``kv_cache_dtype`` what it was told, "auto" for the model's dtype, and keeps the scales of tensors
+    as numbers: those of the checkpoint, or 1.0.
+    """
+    for name, module in model.named_modules():
+        told = getattr(module, "kv_cache_dtype", None)
+        if isinstance(told, str) and hasattr(module, "impl"):
+            stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
+            yield kv_cache(name, stored, kv_scales(module, told), asked, dtype)
+
+
+def cache_format(told: str) -> str:
+    """vLLM's word for a cache -> our word for its number format: "fp8_e4m3", "fp8_ds_mla" and the like are fp8."""
+    for word in ("fp8_e5m2", "fp8", "nvfp4", "int8", "int4"):
+        if told.startswith(word):
+            return word
+    return told
+
+
+def kv_scales(module: Any, told: str) -> str:
+    """Where the scales of a layer's cache come from."""
+    if told.endswith("per_token_head") or getattr(module, "calculate_kv_scales", False):
+        return DYNAMIC
+    scales = [getattr(module, f"_{letter}_scale", None) for letter in "kv"]
+    return LOADED if any(bool((scale != 1.0).any()) for scale in scales if scale is not None) else ONE
 
 
 def type_name(taken: Any, dtype: str) -> str:

@@ -24,10 +24,10 @@ GROUP_SIZE = 16
 class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
     """Weight-only: inputs stay in the model's dtype, whatever scales of inputs the layer was given."""
 
-    quant_dtype = None
+    quant_dtype: str | None = None
 
     @staticmethod
-    def is_supported_config(cls: Any, *described: Any) -> tuple[bool, str | None]:  # noqa: PLW0211 - vLLM's signature
+    def is_supported_config(cls: Any, *described: Any) -> tuple[bool, str | None]:
         supported: tuple[bool, str | None] = super(CPUUnquantizedExperts, cls).is_supported_config(cls, *described)
         return supported
 
@@ -66,10 +66,10 @@ class CpuNvFp4W4A16Experts(CPUUnquantizedExperts):  # type: ignore[misc]
         expert_map: torch.Tensor | None, a1q_scale: Any, a2_scale: Any, workspace13: Any, workspace2: Any,
         expert_tokens_meta: Any, apply_router_weight_on_input: bool,
     ) -> None:  # fmt: skip
-        """Add up, in ``output`` [tokens, hidden], what the chosen experts make of ``hidden_states`` [tokens, hidden]."""
+        """Add up in ``output`` what the chosen experts make of ``hidden_states``; both are [tokens, hidden]."""
         given = self.rounded(hidden_states, self.quant_config.a1_gscale)
         output.zero_()
-        for expert in topk_ids.unique().tolist():
+        for expert in set(topk_ids.flatten().tolist()):
             token, slot = (topk_ids == expert).nonzero(as_tuple=True)
             wide = torch.nn.functional.linear(given[token], w1[expert])
             middle = wide.new_empty(len(token), w2.shape[-1])
@@ -90,4 +90,5 @@ class CpuNvFp4EmulationExperts(CpuNvFp4W4A16Experts):
         return (weight_key, activation_key) == (kNvfp4Static, kNvfp4Dynamic)
 
     def rounded(self, given: torch.Tensor, global_scale: torch.Tensor | None) -> torch.Tensor:
-        return ref_nvfp4_quant_dequant(given, global_scale, GROUP_SIZE)
+        values: torch.Tensor = ref_nvfp4_quant_dequant(given, global_scale, GROUP_SIZE)
+        return values

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from backends.vllm.install import has_cpu_router
 from backends.vllm.worker import ScoringExtension
 
 __all__ = ["ScoringExtension", "register"]
@@ -47,14 +48,15 @@ def register() -> None:
 
 def register_experts() -> None:
     """Give vLLM our NVFP4 experts in place of its emulation in Triton, and nothing else to choose from."""
-    from backends.vllm.nvfp4_experts import CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts
-
-    oracle = importlib.import_module(EXPERTS)
+    if not has_cpu_router():
+        return
 
     def ours(backend: Any) -> list[Any]:
+        from backends.vllm.nvfp4_experts import CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts
+
         return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if backend.name == "EMULATION" else []
 
-    oracle.backend_to_kernel_cls = ours
+    setattr(importlib.import_module(EXPERTS), "backend_to_kernel_cls", ours)  # noqa: B010 - mypy knows no such name
 
 
 register()

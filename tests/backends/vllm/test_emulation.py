@@ -74,7 +74,7 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
     """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
     folder = with_scales(tmp_path / "x", *names)
     VllmScoreBackend.check(request_for(folder, emulate=True))
-    assert emulation_arguments(nvfp4_scales.nvfp4_layers(folder)) == arguments
+    assert emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder)) == arguments
     for name in arguments:
         said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
