@@ -49,7 +49,7 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
     """One layer; ``scheme`` is what the checkpoint asks of it, None if that is not known."""
     if type(method).__name__.startswith("Unquantized"):
-        return Layer(name, dtype, dtype, type(method).__name__)
+        return Layer(name, dtype, dtype, type(experts_of(method) or method).__name__)
     kernel = kernel_of(module, method)
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
@@ -71,8 +71,7 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
 
 def kernel_of(module: Any, method: Any) -> Any:
     """The object whose class computes the product: the kernel, else the scheme, else the method."""
-    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-    if experts is not None:
+    if (experts := experts_of(method)) is not None:
         return experts
     for owner in (getattr(module, "scheme", None), method):
         for name in KERNEL_ATTRIBUTES:
@@ -81,13 +80,18 @@ def kernel_of(module: Any, method: Any) -> Any:
     return getattr(module, "scheme", None) or method
 
 
+def experts_of(method: Any) -> Any:
+    """The object that computes a layer of experts; None for other layers, and for methods without such an object."""
+    return getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+
+
 def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
     """The precision in which a kernel takes the activations."""
     name, config = type(kernel).__name__, getattr(kernel, "config", None)
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
-    if hasattr(kernel, "quant_config"):  # experts, of which some take no activations as the config would have them
-        return type_name(getattr(kernel, "quant_dtype", kernel.quant_config.quant_dtype), dtype)
+    if hasattr(kernel, "quant_config"):
+        return activations_of_experts(kernel, dtype)
     # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
     taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
     if (given := type_name(taken, dtype)) != dtype:
@@ -102,6 +106,18 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     if not asked:
         return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN
+
+
+def activations_of_experts(kernel: Any, dtype: str) -> str:
+    """The precision in which experts take their inputs; some do not as their ``quant_config`` would have it.
+
+    Marlin follows VLLM_MARLIN_INPUT_DTYPE, emulated MXFP8 rounds nothing, and int4 experts on a CPU with AMX, which are
+    asked to be weight-only, compute in int8 (``CPUQuantMethod.INT4_W4A8``).
+    """
+    if type(kernel).__name__ == "CPUExpertsInt4":
+        return "int8 token"
+    taken = getattr(kernel, "quant_dtype", kernel.quant_config.quant_dtype)
+    return type_name(getattr(kernel, "input_dtype", None) or taken, dtype)
 
 
 def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:

@@ -170,7 +170,7 @@ def check_mx(activations: str, method: str, *, mixture: bool) -> None:
     """InputError if vLLM emulates no activations of this format in checkpoints of this ``quant_method``."""
     if activations == "mxfp8":
         reason = "vLLM's emulation of MXFP8 leaves activations unquantized"
-    elif not install.emulates_mxfp4():
+    elif method != "quark" and not install.emulates_mxfp4():
         reason = "this vLLM has no emulation of MXFP4; 0.32 has"
     elif mixture and method != "quark":
         reason = f"vLLM emulates MXFP4 experts of Quark only, and these are of {method}"

@@ -37,7 +37,7 @@ def register() -> None:
     linear._POSSIBLE_NVFP4_KERNELS.setdefault(PlatformEnum.CPU, [linear.EmulationNvFp4LinearKernel])
     if getattr(linear, MARLIN).is_supported()[0]:
         return
-    from backends.vllm.nvfp4 import CpuNvFp4W4A16LinearKernel
+    from backends.vllm.cpu.linear import CpuNvFp4W4A16LinearKernel
 
     for name in WHERE:
         module = importlib.import_module(name)
@@ -52,7 +52,7 @@ def register_experts() -> None:
         return
 
     def ours(backend: Any) -> list[Any]:
-        from backends.vllm.nvfp4_experts import CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts
+        from backends.vllm.cpu.experts import CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts
 
         return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if backend.name == "EMULATION" else []
 

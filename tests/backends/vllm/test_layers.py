@@ -89,6 +89,9 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         # Emulated MXFP8 experts dequantize their weights, and say in a property that they round nothing.
         (named("Mxfp8EmulationTritonExperts", quant_config=SimpleNamespace(quant_dtype="mxfp8"), quant_dtype=None),
          Scheme("mxfp8 g32", "mxfp8 g32"), {}, BF16, "mxfp8 g32"),
+        (named("MarlinExperts", quant_config=SimpleNamespace(quant_dtype=None), input_dtype="torch.int8"), INT4, {},
+         "int8", BF16),
+        (named("CPUExpertsInt4", quant_config=SimpleNamespace(quant_dtype=None)), INT4, {}, "int8 token", BF16),
         # vLLM makes W4A4 layers of all MXFP4 layers of compressed-tensors, weight-only ones, too.
         (named("FlashInferMxFp4LinearKernel", config=fp4(32)), Scheme("mxfp4 g32"), {}, "mxfp4 g32", BF16),
     ],

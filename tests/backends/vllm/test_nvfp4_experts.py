@@ -47,7 +47,7 @@ def test_experts_against_the_definition(name: str) -> None:
     """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
     from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
 
-    from backends.vllm import nvfp4_experts
+    from backends.vllm.cpu import experts as classes
 
     generator = torch.Generator().manual_seed(0)
     worth = torch.rand(2, EXPERTS, generator=generator) / 300 + 1e-4
@@ -60,7 +60,7 @@ def test_experts_against_the_definition(name: str) -> None:
     ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:CHOSEN] for _ in range(TOKENS)])
     weights = torch.rand(TOKENS, CHOSEN, generator=generator)
     inputs = [torch.tensor(6 * 448 / 8.0), torch.tensor(6 * 448 / 4e4)]
-    experts = object.__new__(getattr(nvfp4_experts, name))
+    experts = object.__new__(getattr(classes, name))
     experts.moe_config = SimpleNamespace(in_dtype=torch.float32)
     experts.activation_config = ApplyMoEActivationConfig()
     experts.quant_config = SimpleNamespace(
