@@ -30,6 +30,13 @@ TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
 TOKENS = 512
 NO_FLOAT32 = ("nvfp4-modelopt", "fp8")
 """Checkpoints that vLLM refuses to run in float32."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nvfp4-w4a16": {"kv_cache_dtype": "fp8"},
+    "nvfp4-w4a4": {"emulate": True},
+    "nvfp4-modelopt-kv8": {"kv_cache_dtype": "bfloat16"},
+    "mxfp4-w4a4": {"emulate": True},
+}
+"""Checkpoint -> option with which it is scored once more."""
 
 
 def models(folders: dict[str, Path], weights: str, dtype: str) -> list[dict[str, Any]]:
@@ -46,8 +53,9 @@ def models(folders: dict[str, Path], weights: str, dtype: str) -> list[dict[str,
     for name, own in dtypes.items():
         row = {"load_fn": "vllm_score", "label": name, "model_dir": str(folders[name]), "engine": {"dtype": own}}
         found.append(row)
-        if name.endswith("w4a4"):
-            found.append(row | {"label": f"{name}, emulate", "engine": {"dtype": own, "emulate": True}})
+        for option, value in OPTIONS.get(name, {}).items():
+            engine = {"dtype": own, option: value}
+            found.append(row | {"label": f"{name}, {option} {json.dumps(value)}", "engine": engine})
     return found
 
 

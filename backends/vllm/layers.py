@@ -21,7 +21,7 @@ from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
 
-KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
+KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
 """Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
 QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
