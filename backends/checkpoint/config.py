@@ -17,8 +17,11 @@ from backends.common.messages import printable
 from backends.layers import schemes
 
 QUANTIZATION = "quantization_config"
+OLD_QUANTIZATION = "compression_config"
+"""Its name in early versions of compressed-tensors."""
 LEGACY_FILE = "hf_quant_config.json"
-"""Where NVIDIA ModelOpt up to 0.29 wrote the quantization, beside a config.json that says nothing of it."""
+"""Where NVIDIA ModelOpt up to 0.29 wrote the quantization, beside a config.json that says nothing of it, or only that
+it is mixed."""
 OTHER_CACHES = (
     "kv_lora_rank",
     "mamba_d_state",
@@ -45,7 +48,7 @@ class CheckpointConfig:
     """What a Hugging Face folder says of its model before any weight is read.
 
     ``raw`` is config.json as it stands; ``legacy_quantization`` is what ``hf_quant_config.json`` holds, if config.json
-    states no quantization.
+    states no quantization, or leaves the schemes of a mixed one to that file.
     """
 
     raw: dict[str, Any]
@@ -59,7 +62,9 @@ class CheckpointConfig:
             raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
         config = cls(read_object(file, strict=False))
         legacy = folder / LEGACY_FILE
-        if config.quantization or not exists(legacy):
+        stated = config.quantization
+        mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
+        if (stated and not mixed) or not exists(legacy):
             return config
         return cls(config.raw, {"quant_method": "modelopt", **read_object(legacy, strict=False)})
 
@@ -120,7 +125,8 @@ class CheckpointConfig:
         DeepSeek-V4 keeps the format of its experts outside, in ``expert_dtype`` ("fp4" if it is not stated, as in
         vLLM); here it is inside.
         """
-        for found in (self.text.get(QUANTIZATION), self.raw.get(QUANTIZATION), self.legacy_quantization):
+        stated = [config.get(key) for key in (QUANTIZATION, OLD_QUANTIZATION) for config in (self.text, self.raw)]
+        for found in (self.legacy_quantization, *stated):
             if isinstance(found, dict) and found:
                 outside = str(self.text.get("model_type")).startswith("deepseek_v4")
                 return {"expert_dtype": self.text.get("expert_dtype", "fp4"), **found} if outside else found

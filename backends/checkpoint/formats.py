@@ -150,7 +150,7 @@ def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | s
 
 
 def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
-    """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1024.
+    """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1,024.
 
     Zero points of int4 are [in / group, out], in the dtype of the model; those of int8 are int8.  Tiles are [out / 8,
     in / 128, 32, 4] words, with scales and zero points in one tensor.
@@ -160,7 +160,7 @@ def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | s
         if data.dtype != "I32" or len(data.shape) != 4 or data.shape[2:] != (32, 4):
             return UNKNOWN
         rows, columns = data.shape[0] * 8, data.shape[1] * 128
-        return unpadded(rows, 8, sizes) * unpadded(columns, 1024, sizes) or PADDED
+        return unpadded(rows, 8, sizes, rows) * unpadded(columns, 1024, sizes) or PADDED
     if zeros is not None and zeros.dtype in FLOATS and scale is not None:
         fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
         return data.numel * 2 if fits and not data.shape[-1] * 2 % scale.shape[-2] else UNKNOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from backends.layers.fused import parts_of
@@ -33,8 +33,9 @@ class Declared:
 
     def _of_part(self, path: str) -> Scheme | None:
         name = bare(path)
-        if name in self.exact:
-            return self.exact[name]
+        for above in upwards(name):
+            if above in self.exact:
+                return self.exact[above]
         below = {scheme for key, scheme in self.exact.items() if key.startswith(f"{name}.")}
         if below:
             return below.pop() if len(below) == 1 else None
@@ -44,6 +45,13 @@ class Declared:
             if pattern.match(path) or any(map(pattern.match, spelled)):
                 return scheme
         return self.default
+
+
+def upwards(name: str) -> Iterator[str]:
+    """A layer's name, and those of the modules that hold it, which a config may name in its place."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 def bare(layer: str) -> str:

@@ -151,7 +151,7 @@ def w4afp8(config: Config) -> Declared:
     group, scheme = config.get("group_size", 128), config.get("moe_activation_scheme", "static")
     if config.get("moe_weight_format", "int4") != "int4" or config.get("linear_weight_format", "fp8") != "fp8":
         return Declared()
-    experts = Scheme(f"int4 g{group}", "fp8 tensor" if scheme == "static" else "fp8")
+    experts = Scheme(with_group_size("int4", group), "fp8 tensor" if scheme == "static" else "fp8")
     return Declared(block_scheme(config.get("weight_block_size") or [128, 128]), patterns=((ROUTED, experts),))
 
 
@@ -208,24 +208,38 @@ def torchao(config: Config) -> Declared:
 
 
 def torchao_scheme(config: Config) -> Scheme | None:
-    """One config object of torchao; None for a class that is not known here."""
+    """One config object of torchao; None for a class, or for a granularity, that is not known here."""
     data = part(config, "_data")
-    group, grain = data.get("group_size"), data.get("granularity")
-    grains = {
-        each.get("_type") for each in (grain if isinstance(grain, list) else [grain]) if isinstance(each, Mapping)
+    group = data.get("group_size")
+    int8, fp8_weights = grained("int8", data.get("granularity")), grained("fp8", data.get("granularity"))
+    intx = str(part(data, "weight_dtype").get("_data"))
+    few = grained(intx, data.get("granularity") or data.get("weight_granularity")) if intx.startswith("int") else ""
+    schemes: dict[str, tuple[str, str]] = {
+        "Int4WeightOnlyConfig": (with_group_size("int4", group or 128), ""),
+        "Int8WeightOnlyConfig": (with_group_size("int8", group) if group else int8, ""),
+        "IntxWeightOnlyConfig": (few, ""),
+        "Int8DynamicActivationInt8WeightConfig": (int8, "int8 token"),
+        "Int8DynamicActivationInt4WeightConfig": (with_group_size("int4", group or 32), "int8 token"),
+        "Int8DynamicActivationIntxWeightConfig": (few, "int8 token"),
+        "Float8WeightOnlyConfig": (fp8_weights, ""),
+        "Float8DynamicActivationInt4WeightConfig": ("int4 g128", "fp8 token"),
+        "Float8DynamicActivationFloat8WeightConfig": (
+            (fp8_weights, fp8_weights.replace("channel", "token"))
+            if data.get("granularity")
+            else ("fp8 tensor", "fp8 tensor")
+        ),
     }
-    rows = Scheme("fp8 channel", "fp8 token") if grains == {"PerRow"} else None
-    return {
-        "Int4WeightOnlyConfig": Scheme(with_group_size("int4", group or 128)),
-        "Int8WeightOnlyConfig": Scheme(with_group_size("int8", group)),
-        "Int8DynamicActivationInt8WeightConfig": Scheme("int8 channel", "int8 token"),
-        "Int8DynamicActivationInt4WeightConfig": Scheme(with_group_size("int4", group or 32), "int8 token"),
-        "Float8WeightOnlyConfig": Scheme("fp8 channel"),
-        "Float8DynamicActivationInt4WeightConfig": Scheme("int4 g128", "fp8 token"),
-        "Float8DynamicActivationFloat8WeightConfig": Scheme("fp8 tensor", "fp8 tensor")
-        if not grain or grains == {"PerTensor"}
-        else rows,
-    }.get(str(config.get("_type")))
+    weights, activations = schemes.get(str(config.get("_type")), ("", ""))
+    return Scheme(weights, activations) if weights else None
+
+
+def grained(name: str, found: Any) -> str:
+    """A number format with torchao's granularity, the same for activations and weights; a row if none is said."""
+    grain = found[0] if isinstance(found, list) and found and all(each == found[0] for each in found) else found
+    size = part(grain, "_data").get("group_size")
+    words = {"PerRow": "channel", "PerTensor": "tensor", "PerGroup": f"g{size}" if size else ""}
+    scale = "channel" if found is None else words.get(str(at(grain, "_type")), "")
+    return f"{name} {scale}" if scale else ""
 
 
 def fp_quant(config: Config) -> Declared:

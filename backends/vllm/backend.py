@@ -60,6 +60,7 @@ from backends.vllm.options import (
     engine_arguments,
     quantized_on_load,
     ranks,
+    stored_on_load,
 )
 
 KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
@@ -177,7 +178,9 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     def storage(self) -> Storage:
         quantized = bool(CheckpointConfig.read(self.folder).quantization)
         if how := quantized_on_load(self.request.options, quantized=quantized):
-            return Storage(note=f"quantized while loading ({how}); the checkpoint does not say what that stores")
+            words = stored_on_load(self.request.options)
+            stored = f"to {words} ({how}); what that takes" if words else f"({how}); what that stores"
+            return Storage(note=f"quantized while loading {stored}, the checkpoint does not say")
         return stored_bits.storage_of(self.folder)
 
     def device_bytes(self) -> int | None:

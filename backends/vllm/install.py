@@ -17,6 +17,13 @@ OLDEST, NEWEST = "0.26", "0.33"
 SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
 INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
+PLUGINS = {
+    "gguf": ("0.24", "vllm-gguf-plugin", "; or take load_fn llamacpp"),
+    "bitsandbytes": ("0.28", "vllm-bnb-plugin", ""),
+}
+"""Format -> the first vLLM without it, the distribution of the plugin that took it over (vllm PRs 39612 and 43529), and
+what else runs it."""
+
 
 def installed() -> tuple[str, Version] | None:
     """(distribution, version) of the vLLM that ``import vllm`` would find, or None."""
@@ -33,6 +40,15 @@ def check_version() -> None:
     if not Version(OLDEST).release <= version.release[:2] <= Version(NEWEST).release:
         cure = f"pip install '{package}{SUPPORTED}'"
         raise InputError(f"{package} {version} is outside the supported range {OLDEST} to {NEWEST}: {cure}")
+
+
+def check_plugin(where: str, form: str) -> None:
+    """InputError if the installed vLLM reads a format by a plugin only, which is not installed."""
+    since, package, else_by = PLUGINS.get(form, ("", "", ""))
+    found = installed()
+    if package and found and found[1].release >= Version(since).release and not installed_versions((package,)):
+        cure = f"pip install {package}{else_by}"
+        raise InputError(f"{where}: vLLM reads {form} by a plugin since {since}, which is not installed: {cure}")
 
 
 def is_cpu_build() -> bool:

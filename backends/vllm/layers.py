@@ -28,6 +28,12 @@ QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
 """Classes without a config that says so, whose kernels quantize activations as the checkpoint asks."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
+ONLINE = {
+    "Fp8PerTensorOnline": "fp8 tensor", "Fp8OnlineLinear": "fp8 tensor", "Fp8PerBlockOnline": "fp8 block 128x128",
+    "Fp8PtpcOnline": "fp8 channel", "Mxfp8Online": "mxfp8 g32", "Mxfp4Online": "mxfp4 g32",
+    "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
+}  # fmt: skip
+"""How the names of methods begin that quantize while vLLM loads -> what their weights are stored as."""
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
@@ -55,8 +61,14 @@ def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
-        return Layer(name, UNKNOWN if key is None else key_text(key, "channel"), ran, type(kernel).__name__)
+        stored = online(type(method).__name__) if key is None else key_text(key, "channel")
+        return Layer(name, stored, ran, type(kernel).__name__)
     return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
+
+
+def online(method: str) -> str:
+    """What the weights of a layer are stored as that vLLM quantized while it loaded, by the class of its method."""
+    return next((words for begins, words in ONLINE.items() if method.startswith(begins)), UNKNOWN)
 
 
 def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: Declared) -> Scheme | None:

@@ -36,6 +36,15 @@ CHOOSES_CACHE = (
 """Options with which the KV cache is not sized from the windows: the spec says its size, or a step holds all windows.
 """
 LEAST_FREE = 0.01
+ONLINE = {
+    "fp8": "fp8 tensor", "fp8_per_tensor": "fp8 tensor", "fp8_per_tensor_static": "fp8 tensor",
+    "fp8_per_channel": "fp8 channel", "fp8_per_channel_static": "fp8 channel",
+    "fp8_per_block": "fp8 block 128x128", "fp8_per_block_static": "fp8 block 128x128", "mxfp8": "mxfp8 g32",
+    "mxfp4": "mxfp4 g32", "int8_per_channel_weight_only": "int8 channel in the experts",
+    "experts_int8": "int8 channel in the experts", "int8_per_channel_static": "int8 channel",
+    "nvfp4_per_token": "nvfp4 g16 in the experts",
+}  # fmt: skip
+"""vLLM's names for quantizing while it loads, and for one kind of layers -> what the weights are stored as then."""
 
 
 def check_options(request: LoadRequest) -> None:
@@ -44,6 +53,10 @@ def check_options(request: LoadRequest) -> None:
     for name in SET_BY_COMPARE_Q:
         if name in options:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
+    for name in ("quantization", "load_format"):
+        install.check_plugin(f"engine.{name}", str(options.get(name)))
+    if request.model_dir.endswith(".gguf"):
+        install.check_plugin("model_dir", "gguf")
     mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
     if mode not in LOGPROBS_MODES:
         raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
@@ -69,6 +82,7 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
     if request.options.get("quantization_config") and not request.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
+    install.check_plugin("model_dir", str(CheckpointConfig.read(folder).quantization.get("quant_method")))
     layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
     if install.is_cpu_build():
@@ -196,3 +210,16 @@ def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
     if options.get("load_format") == "bitsandbytes":
         return "load_format"
     return "quantization" if options.get("quantization") and not quantized else ""
+
+
+def stored_on_load(options: Mapping[str, Any]) -> str:
+    """What vLLM stores of the weights that it quantizes while it loads, in words; "" if that is not known."""
+    kinds = options.get("quantization_config")
+    if not isinstance(kinds, dict):
+        return ONLINE.get(str(options.get("quantization")), "")
+    base, words = ONLINE.get(str(options.get("quantization")), ""), []
+    for kind, of in (("linear", ""), ("moe", " in the experts")):
+        named = kinds.get(kind)
+        found = ONLINE.get(str(named.get("weight") if isinstance(named, dict) else named)) if named else base
+        words += [found if found.endswith("experts") else found + of] if found else []
+    return " and ".join(dict.fromkeys(words))

@@ -119,20 +119,27 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
     [
         ({"weight": ("U8", 16, 1), "weight.absmax": ("F32", 1), "weight.quant_map": ("F32", 16)}, "weight"),  # no shape
         ({"weight": ("U8", 16, 16), "weight_scale": ("F32", 16, 1)}, "weight"),  # one weight a byte, or two
-        ({"weight": ("I8", 16, 16), "weight_scale": ("F8_E8M0", 16, 1)}, "weight"),  # MXFP4 in int8
+        ({"weight": ("I8", 16, 32), "weight_scale": ("F8_E8M0", 16, 1)}, "weight"),  # 32 bytes with one scale
+        ({"weight": ("U8", 16, 16), "weight_scale": ("U8", 8, 2)}, "weight"),  # scales for pairs of rows
+        ({"weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1)}, "weight"),  # int4 in W4AFP8, or int8
+        ({"weight": ("BF16", 8, 64), "scale": ("F8_E8M0", 8, 2)}, "weight"),
+        ({"weight": ("I32", 8, 8), "weight_scale": ("BF16", 1, 8)}, "weight"),
         ({"weight": ("I8", 8, 4)}, "weight"),
         ({"weight": ("I32", 8, 4)}, "weight"),
         ({"weight": ("F4", 8, 4)}, "weight"),
         ({"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2)}, "weight_packed"),
-        ({"weight_packed": ("I32", 4, 8), "scale_packed": ("F16", 2, 4), "meta": ("I16", 4, 4)}, "meta"),  # Marlin 2:4
-        ({"compressed": ("F16", 64), "bitmask": ("U8", 8, 2), "row_offsets": ("I64", 8, 1)}, "bitmask"),  # 2:4 sparse
+        ({"weight_packed": ("I32", 4, 8), "scale_packed": ("F16", 2, 4), "meta": ("I16", 4, 3)}, "weight_packed"),
+        ({"compressed": ("F16", 64), "bitmask": ("U8", 8, 2), "row_offsets": ("I64", 8, 1)}, "bitmask"),  # no shape
+        ({"B": ("I32", 4, 128), "s": ("F16", 2, 32)}, "B"),
+        ({"qweight": ("U8", 8, 16), "scales": ("U8", 8, 4), "weight_global_scale": ("F32", 1)}, "qweight"),
         ({"qweight": ("I32", 8, 64), "scales": ("F16", 2, 64)}, "qweight"),  # bits nowhere
         ({"qweight": ("I32", 8, 64), "qzeros": ("I32", 2, 8), "g_idx": ("I32", 64)}, "qweight"),
         ({**GPTQ, "qweight": ("U8", 8, 64)}, "qweight"),  # FP-Quant's name for bytes
         ({**GPTQ, "g_idx": ("I32", 32)}, "qweight"),  # indices and zero points of different bits
         ({"q_weight": ("I32", 7, 224), "q_scale": ("I32", 2, 28)}, "q_weight"),
-        ({"_weight_qdata": ("I8", 8, 4), "_weight_scale": ("BF16", 1, 8), "_weight_zero_point": ("BF16", 1, 8)},
-         "_weight_qdata"),  # torchao's int4
+        ({"_weight_qdata": ("I8", 8, 4), "_weight_scale": ("BF16", 1, 4), "_weight_zero_point": ("BF16", 1, 4)},
+         "_weight_qdata"),
+        ({"_weight_qdata": ("I32", 1, 8, 32, 2), "_weight_scale_and_zero": ("BF16", 8, 8, 2)}, "_weight_qdata"),
         ({"codes": ("I16", 8, 4)}, "codes"),  # AQLM
         ({"trellis": ("I16", 8, 16)}, "trellis"),  # EXL3's table of embeddings
     ],

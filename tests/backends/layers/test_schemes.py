@@ -1,4 +1,4 @@
-"""What quantization configs ask for, against texts written by hand; compressed-tensors by its own presets."""
+"""The words of schemes, against texts written by hand; compressed-tensors by its own presets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from backends.layers import schemes
+from backends.layers.methods import declared
 from backends.layers.schemes import Scheme
 
 PRESETS = {
@@ -35,45 +36,46 @@ def test_presets_of_compressed_tensors(preset: str) -> None:
     gold = Scheme(*PRESETS[preset])
     assert schemes.compressed_tensors(group.weights, group.input_activations) == gold
     written = group.model_dump(mode="json")
-    assert (
-        schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}) == gold
-    )
-
-
-def test_several_config_groups_are_no_one_scheme() -> None:
-    int8, int4 = {"num_bits": 8, "strategy": "channel"}, {"num_bits": 4, "strategy": "group", "group_size": 128}
-    groups = {"W8A8": {"weights": int8, "input_activations": int8}, "W4A16": {"weights": int4}}
-    assert schemes.declared_scheme({"quant_method": "compressed-tensors", "config_groups": groups}) is None
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}
+    assert declared(config).of("model.layers.0.mlp.up_proj") == gold
 
 
 @pytest.mark.parametrize(
-    ("config", "scheme"),
+    ("config", "kv"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Scheme("int8 channel")),
-        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Scheme("uint4 g64")),
-        ({"quant_method": "gptq_marlin", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
-        ({"quant_method": "awq_marlin", "bits": 4, "group_size": 128}, Scheme("uint4 g128")),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Scheme("fp8 tensor", "fp8")),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8 tensor", "fp8 tensor")),
-        (
-            {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 64]},
-            Scheme("fp8 block 128x64", "fp8 g64"),
-        ),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, Scheme("nf4 g64")),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("int8 channel", "int8 token")),
-        ({"quant_method": "mxfp4"}, Scheme("mxfp4 g32")),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Scheme("nvfp4 g16", "nvfp4 g16")),
-        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Scheme("fp8 tensor", "fp8 tensor")),
-        ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, Scheme("nvfp4 g16", "nvfp4 g16")),
-        ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4"}, Scheme("nvfp4 g16")),
-        ({"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"}, None),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
-        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, None),
-        ({"quant_method": "quip"}, None),
-        ({"quant_method": "gptq"}, None),
-        ({}, None),
+        ({}, ""),
+        ({"kv_cache_scheme": None, "quant_method": "compressed-tensors"}, ""),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8 tensor"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"}, "fp8 tensor"),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8 tensor"),
+        ({"quantization": {"kv_cache_quant_algo": None}}, ""),
+        ({"kv_cache_quant_algo": "nvfp4"}, "nvfp4 g16"),
+        ({"kv_cache_quant_algo": "FP6"}, "unknown"),
+        ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),  # AutoFP8's
+        ({"export": {"kv_cache_group": []}}, ""),
+        ({"export": {"kv_cache_group": ["*k_proj"]}, "layer_quant_config": {}}, "unknown"),
     ],
 )
-def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
-    assert schemes.declared_scheme(config) == scheme
+def test_kv_cache(config: dict[str, Any], kv: str) -> None:
+    assert schemes.kv_cache(config) == kv
+
+
+@pytest.mark.parametrize(
+    ("spec", "line", "words"),
+    [
+        (None, "token", ""),
+        ({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, "channel", "fp8 channel"),
+        ({"dtype": "fp8_e4m3", "qscheme": "per_channel"}, "token", "fp8 token"),
+        ({"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}, "token", "mxfp8 g32"),
+        ({"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [32, 32], "scale_type": "float8_e8m0fnu"},
+         "channel", "mxfp8 block 32x32"),
+        ([{"dtype": "fp4", "qscheme": "per_group", "group_size": 16}, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}],
+         "channel", "nvfp4 g16"),
+        ([{"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, {"dtype": "int4", "qscheme": "per_channel"}], "channel",
+         "unknown"),
+        ({"dtype": "fp4", "qscheme": "per_group", "group_size": 32}, "channel", "unknown"),
+        ("fp8", "token", "unknown"),
+    ],
+)  # fmt: skip
+def test_quark(spec: Any, line: str, words: str) -> None:
+    assert schemes.quark(spec, line) == words

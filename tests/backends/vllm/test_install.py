@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from backends.common.errors import InputError
 from backends.vllm import install
-from backends.vllm.options import OWN_OPTIONS
+from backends.vllm.options import ONLINE, OWN_OPTIONS
 from tests.support.vllm_engine import ARGUMENTS
 
 
@@ -25,6 +25,14 @@ def test_arguments_are_those_of_the_installed_vllm() -> None:
     assert install.arguments() == fields | parameters
     assert install.arguments() > ARGUMENTS  # which stand for the others in tests without vLLM
     assert install.arguments().isdisjoint(OWN_OPTIONS)
+
+
+@pytest.mark.engine
+def test_online_names_are_those_of_the_installed_vllm() -> None:
+    quantization = pytest.importorskip("vllm.config.quantization", reason="vLLM 0.26 has no such names")
+
+    weights = {name for name in quantization.QUANT_KEY_NAMES if not name.endswith(("dynamic", "token", "group_32"))}
+    assert {*quantization.ONLINE_QUANT_SHORTHAND_NAMES, *weights} - {"online"} <= ONLINE.keys()
 
 
 @pytest.mark.parametrize(
@@ -51,3 +59,26 @@ def test_missing_vllm_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "installed", lambda: None)
     with pytest.raises(InputError, match=r"not installed: pip install 'vllm>=0.26,<0.34'"):
         install.check_version()
+
+
+@pytest.mark.parametrize(
+    ("form", "version", "package"),
+    [
+        ("gguf", "0.26.0", "vllm-gguf-plugin"),
+        ("bitsandbytes", "0.28.0", "vllm-bnb-plugin"),
+        ("bitsandbytes", "0.32.0+cpu", "vllm-bnb-plugin"),
+        ("bitsandbytes", "0.27.1", ""),
+        ("gptq", "0.32.0", ""),
+    ],
+)
+def test_formats_that_vllm_moved_into_plugins(
+    monkeypatch: pytest.MonkeyPatch, form: str, version: str, package: str
+) -> None:
+    """vLLM's packages have these names on PyPI; one that is installed is enough."""
+    monkeypatch.setattr(install, "installed", lambda: ("vllm", Version(version)))
+    monkeypatch.setattr(install, "installed_versions", lambda _: {})
+    if package:
+        with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin .*: pip install {package}"):
+            install.check_plugin("model_dir", form)
+        monkeypatch.setattr(install, "installed_versions", lambda names: dict.fromkeys(names, "0.0.2"))
+    install.check_plugin("model_dir", form)

@@ -13,7 +13,7 @@ from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
-from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load
+from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
 from tests.support.toy import refusal
 from tests.support.vllm_engine import request_for
 
@@ -100,7 +100,9 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
 def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
     storage = VllmScoreBackend(request_for(toy_model, quantization="fp8")).storage()
     assert (storage.bpw_layer, storage.vram_bits) == (None, None)
-    assert "while loading" in storage.note
+    assert storage.note == (
+        "quantized while loading to fp8 tensor (quantization); what that takes, the checkpoint does not say"
+    )
     assert VllmScoreBackend(request_for(toy_model)).storage().bpw_layer == 16.0
 
 
@@ -119,6 +121,36 @@ def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
 def test_what_quantizes_while_loading(options: dict[str, Any], quantized: bool, how: str) -> None:
     """Then the checkpoint's headers do not say what is stored, and the size is n/a."""
     assert quantized_on_load(options, quantized=quantized) == how
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quantization": "mxfp8"}, "mxfp8 g32"),
+        ({"quantization": "fp8_per_block"}, "fp8 block 128x128"),
+        ({"quantization": "nvfp4_per_token"}, "nvfp4 g16 in the experts"),
+        ({"quantization": "online", "quantization_config": {"linear": "fp8_per_channel", "moe": {"weight": "mxfp4"}}},
+         "fp8 channel and mxfp4 g32 in the experts"),
+        ({"quantization": "fp8_per_tensor", "quantization_config": {"moe": "mxfp8"}},
+         "fp8 tensor and mxfp8 g32 in the experts"),
+        ({"quantization": "humming"}, ""),
+        ({"load_format": "bitsandbytes"}, ""),
+    ],
+)  # fmt: skip
+def test_what_vllm_stores_of_what_it_quantizes_while_loading(options: dict[str, Any], words: str) -> None:
+    assert stored_on_load(options) == words
+
+
+@pytest.mark.parametrize(
+    ("where", "options"), [("quantization", {"quantization": "bitsandbytes"}), ("load_format", {"load_format": "gguf"})]
+)
+def test_missing_plugins_are_named(toy_model: Path, where: str, options: dict[str, Any]) -> None:
+    form = next(iter(options.values()))
+    message = rf"engine\.{where}: vLLM reads {form} by a plugin since .*: pip install vllm-\w+-plugin"
+    with pytest.raises(InputError, match=message):
+        VllmScoreBackend.check(request_for(toy_model, **options))
+    with pytest.raises(InputError, match=r"model_dir: vLLM reads gguf .*pip install vllm-gguf-plugin; or .* llamacpp"):
+        VllmScoreBackend.check(request_for(Path("model.gguf")))
 
 
 def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
