@@ -124,7 +124,7 @@ def activations_of_experts(kernel: Any, dtype: str) -> str:
     """The precision in which experts take their inputs; some do not as their ``quant_config`` would have it.
 
     Marlin follows VLLM_MARLIN_INPUT_DTYPE, emulated MXFP8 rounds nothing, and int4 experts on a CPU with AMX, which are
-    asked to be weight-only, compute in int8 (``CPUQuantMethod.INT4_W4A8``).
+    asked to be weight-only, compute in int8.
     """
     if type(kernel).__name__ == "CPUExpertsInt4":
         return "int8 token"

@@ -23,8 +23,8 @@ from backends.vllm import install
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
 EMULATE = "emulate"
-EMULATED = "has NVFP4, or MXFP4 activations"
 MX = ("mxfp4", "mxfp8")
+"""Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -114,7 +114,8 @@ def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvf
     """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
     chosen = emulation_arguments(folder, layers)
     if not layers and not chosen:
-        raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} {EMULATED}; leave it out")
+        reason = f"no layer of {folder} has NVFP4 or MXFP4 activations"
+        raise InputError(f"engine.{EMULATE}: nothing to emulate: {reason}; leave it out")
     check_names(chosen, install.arguments(), "the installed vLLM")
     for name in chosen:
         if name in request.options:
