@@ -76,8 +76,8 @@ def in_words(groups: Iterable[KVGroup]) -> str:
 def deviations(groups: Iterable[KVGroup]) -> list[str]:
     """One clause for each way in which caches differ from what the checkpoint asks."""
     return [
-        f"the checkpoint asks for {'an unquantized' if group.asked in PLAIN else f'an {group.asked}'} KV cache, but "
-        f"keys and values were kept in {group.stored} ({group.count} layers)"
+        f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
+        f"({group.count} layers)"
         for group in groups if group.asked
     ]  # fmt: skip
 

@@ -52,8 +52,8 @@ def test_groups_and_what_is_said_of_them() -> None:
     assert in_words(groups) == "bfloat16 +fp8"
     assert in_words(()) == ""
     assert deviations(groups) == [
-        "the checkpoint asks for an unquantized KV cache, but keys and values were kept in fp8 (2 layers)",
-        "the checkpoint asks for an fp8 KV cache, but keys and values were kept in bfloat16 (30 layers)",
+        "the checkpoint asks for a KV cache in bfloat16, but keys and values were kept in fp8 (2 layers)",
+        "the checkpoint asks for a KV cache in fp8, but keys and values were kept in bfloat16 (30 layers)",
     ]
     assert notes(groups) == ["KV cache in fp8 with scales of 1.0 (2 layers): the checkpoint brings no others"]
     assert notes([KVGroup("x", 1, "fp8", LOADED, "")]) == []
