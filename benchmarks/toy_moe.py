@@ -77,7 +77,7 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
     keys = ("label", "kernel", "deviations", "bpw_layer", "ppl", "kld", "kld_stderr", "same_top", "error", "notes")
     return [
         {key: row[key] for key in keys}
-        | {"layers": groups_to_json(model.layers), "kv_cache": model.provenance.get("kv_cache")}
+        | {"layers": groups_to_json(model.layers), "kv_cache": model.provenance.get("kv_cache_layers")}
         for row, model in zip(frame, comparison.run.models, strict=True)
     ]
 

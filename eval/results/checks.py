@@ -89,7 +89,7 @@ def check_origin(origin: dict[str, Any]) -> None:
 
 def check_model(model: ModelResult) -> None:
     """ValueError for a row of the table; the place begins with its label."""
-    for name, read in (("layers", groups.groups_from_json), ("kv_cache", kv_cache.from_json)):
+    for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", kv_cache.from_json)):
         try:
             read(model.provenance.get(name, ()))
         except (KeyError, TypeError, ValueError):

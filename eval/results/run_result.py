@@ -98,7 +98,7 @@ class ModelResult:
     @property
     def kv_caches(self) -> tuple[kv_cache.KVGroup, ...]:
         """How its keys and values were cached; empty where the engine does not tell."""
-        return kv_cache.from_json(self.provenance.get("kv_cache"))
+        return kv_cache.from_json(self.provenance.get("kv_cache_layers"))
 
     @property
     def where(self) -> str:

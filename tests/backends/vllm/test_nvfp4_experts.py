@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,12 +95,13 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     reference.load()
     gold = [scores.logprob for scores in scoring.token_scores(reference, WINDOWS, Task())]
     reference.close()
-    with engine(folders["nvfp4-w4a16"], tmp_path / "log", kv_cache_dtype="auto") as backend:
+    with engine(folders["nvfp4-w4a16"], tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
-        ran, caches = backend.layers(), backend.provenance()["kv_cache"]
+        ran, said = backend.layers(), backend.provenance()
     for window, logprobs in zip(WINDOWS, gold, strict=True):
         np.testing.assert_allclose(found[window.index].logprob, logprobs, atol=ATOL_LOGPROB)
     experts = Layer("model.layers.*.mlp.experts.routed_experts", "nvfp4 g16", "float32", "CpuNvFp4W4A16Experts")
     assert LayerGroup(experts, 2) in ran
     assert not any(group.layer.asked for group in ran)
-    assert [KVGroup(**group) for group in caches] == [KVGroup("model.layers.*.self_attn.attn", 2, "float32", "", "")]
+    assert said["kv_cache"] == "float32"
+    assert said["kv_cache_layers"] == [asdict(KVGroup("model.layers.*.self_attn.attn", 2, "float32", "", ""))]
