@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     gpus = machine.gpus()
     dtype = arguments.dtype or ("bfloat16" if gpus else "float32")
-    folders = toy_moe_files.make(arguments.out / "models")
+    folders = toy_moe_files.make(arguments.out.resolve() / "models")
     found: dict[str, Any] = {
         "commit": machine.commit(), "gpus": [str(each) for each in gpus], "cpu": machine.cpu(),
         "versions": VllmScoreBackend.versions(), "dtype": dtype, "shape": asdict(toy_moe_files.SHAPE), "formats": {},
@@ -108,7 +108,7 @@ def main(words: Sequence[str]) -> int:
         comparison.save(arguments.out / f"{weights}.json")
         refusals = [{"label": label, "refused": reason} for label, reason in reasons.items() if reason]
         found["formats"][weights] = rows_of(comparison) + refusals
-        text = json.dumps(found, indent=1)
+        text = json.dumps(found, indent=1).replace(f"{arguments.out.resolve()}/", "")
         (arguments.out / "toy_moe.json").write_text(text + "\n", encoding="utf-8")
         for row in found["formats"][weights]:
             print(json.dumps({key: value for key, value in row.items() if key not in ("layers", "kv_cache")}))
