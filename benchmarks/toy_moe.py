@@ -91,9 +91,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--windows", type=int, default=8, help=f"of {TOKENS} tokens; default: %(default)s")
     parser.add_argument("--dtype", default=None, help="of vLLM; default: bfloat16 on a GPU, float32 on a CPU")
     arguments = parser.parse_args(words)
-    gpus = machine.gpus()
+    out, gpus = arguments.out.resolve(), machine.gpus()
     dtype = arguments.dtype or ("bfloat16" if gpus else "float32")
-    folders = toy_moe_files.make(arguments.out.resolve() / "models")
+    folders = toy_moe_files.make(out / "models")
     found: dict[str, Any] = {
         "commit": machine.commit(), "gpus": [str(each) for each in gpus], "cpu": machine.cpu(),
         "versions": VllmScoreBackend.versions(), "dtype": dtype, "shape": asdict(toy_moe_files.SHAPE), "formats": {},
@@ -104,12 +104,12 @@ def main(words: Sequence[str]) -> int:
         data = {"tokenizer_dir": specs[0]["model_dir"], "dataset": "text", "path": str(TEXT), "eval_len": TOKENS,
                 "eval_stride": TOKENS, "max_rows": arguments.windows}  # fmt: skip
         accepted = [spec for spec in specs if not reasons[spec["label"]]]
-        comparison = compare(data, accepted, cache_dir=arguments.out / "cache")
-        comparison.save(arguments.out / f"{weights}.json")
+        comparison = compare(data, accepted, cache_dir=out / "cache")
+        comparison.save(out / f"{weights}.json")
         refusals = [{"label": label, "refused": reason} for label, reason in reasons.items() if reason]
         found["formats"][weights] = rows_of(comparison) + refusals
-        text = json.dumps(found, indent=1).replace(f"{arguments.out.resolve()}/", "")
-        (arguments.out / "toy_moe.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(found, indent=1).replace(f"{out}/", "")
+        (out / "toy_moe.json").write_text(text + "\n", encoding="utf-8")
         for row in found["formats"][weights]:
             print(json.dumps({key: value for key, value in row.items() if key not in ("layers", "kv_cache")}))
     return 0
