@@ -55,15 +55,15 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
     """One layer; ``scheme`` is what the checkpoint asks of it, None if that is not known."""
     if type(method).__name__.startswith("Unquantized"):
-        return Layer(name, dtype, dtype, type(experts_of(method) or method).__name__)
+        return Layer(name, dtype, dtype, class_name(experts_of(method) or method))
     kernel = kernel_of(module, method)
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
         stored = online(type(method).__name__) if key is None else key_text(key, "channel")
-        return Layer(name, stored, ran, type(kernel).__name__)
-    return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
+        return Layer(name, stored, ran, class_name(kernel))
+    return Layer(name, scheme.weights, ran, class_name(kernel), deviation(asked or dtype, ran))
 
 
 def online(method: str) -> str:
@@ -93,13 +93,19 @@ def kernel_of(module: Any, method: Any) -> Any:
 
 
 def experts_of(method: Any) -> Any:
-    """The object that computes a layer of experts; None for other layers, and for methods without such an object."""
-    return getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    """The object that computes a layer of experts, its class before the weights are loaded; None for other layers."""
+    found = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    return found if found is not None else getattr(method, "experts_cls", None)
+
+
+def class_name(found: Any) -> str:
+    """The name of an object's class, or of a class."""
+    return found.__name__ if isinstance(found, type) else type(found).__name__
 
 
 def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
     """The precision in which a kernel takes the activations."""
-    name, config = type(kernel).__name__, getattr(kernel, "config", None)
+    name, config = class_name(kernel), getattr(kernel, "config", None)
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
     if hasattr(kernel, "quant_config"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from backends.base import Layer
 from backends.layers.schemes import Scheme
 from backends.vllm import layers
 
@@ -130,9 +131,20 @@ def test_where_the_kernel_is_found() -> None:
     assert layers.kernel_of(SimpleNamespace(), named("M", linear_kernel=kernel)) is kernel
     experts = SimpleNamespace(fused_experts=kernel)
     assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=experts, kernel=method)) is kernel
+    assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=None, experts_cls=type(kernel))) is type(kernel)
     assert layers.kernel_of(SimpleNamespace(), method) is method
     scheme = named("S")
     assert layers.kernel_of(SimpleNamespace(scheme=scheme), method) is scheme
+
+
+def test_experts_before_their_weights_are_loaded() -> None:
+    """The method holds the class that it has chosen."""
+    method = named("M", moe_kernel=None, experts_cls=type(named("MarlinExperts")))
+    assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer(
+        "x", "nvfp4 g16", BF16, "MarlinExperts", "nvfp4 g16"
+    )
+    method = named("UnquantizedFusedMoEMethod", moe_kernel=None, experts_cls=type(named("TritonExperts")))
+    assert layers.layer("x", SimpleNamespace(), method, None, BF16) == Layer("x", BF16, BF16, "TritonExperts")
 
 
 def test_layers_are_linear_layers_experts_and_heads() -> None:
