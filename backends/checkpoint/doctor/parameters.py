@@ -90,7 +90,7 @@ def against(model: Any, stored: Mapping[str, Any], renamed: Mapping[str, str], *
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of all experts of a layer for which other numbers of experts are stored than for most layers."""
-    found = {name: count for name, count in parts.items() if count > 1 and len(wanted.get(name, ())) == 3}
+    found = {name: count for name, count in parts.items() if len(wanted.get(name, ())) == 3}
     kinds: dict[str, list[str]] = {}
     for name in found:
         kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)

@@ -38,16 +38,15 @@ def fused(checkpoint: Checkpoint) -> Iterator[Finding]:
         for name in GLOBAL_SCALES
         if name in parts and parts[name].numel == 1
     }
-    unequal = []
+    unequal, first = [], ""
     for paths in fused_layers(layers):
         scales = [float(values(layers[path]).reshape(-1)[0]) for path in paths]
         if not nvfp4_scales.within_tolerance(scales):
-            parent = paths[0].rpartition(".")[0]
             names = ", ".join(path.rpartition(".")[2] for path in paths)
-            found = ", ".join(f"{scale:,.7g}" for scale in scales)
-            unequal.append(f"{layers[paths[0]].file.name}: {parent}: {names}: {found}")
+            unequal.append(f"{layers[paths[0]].file.name}: {paths[0].rpartition('.')[0]}: {names}")
+            first = first or ", ".join(f"{scale:,.7g}" for scale in scales)
     yield from gathered(
-        "wrong", unequal, "unequal global scales of layers that vLLM fuses into one matrix with one scale",
+        "wrong", unequal, f"unequal global scales ({first}) of layers that vLLM fuses into one matrix with one scale",
         "quantize with one scale for the layers that share an input",
     )  # fmt: skip
 

@@ -132,7 +132,7 @@ def check(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
 
 def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     """Another chat template, or none."""
-    where = TEMPLATE if mine.where == FILE else f"{mine.where}.chat_template"
+    where = "chat template" if mine.where == FILE else f"{mine.where}.chat_template"
     if reference.template is not None and mine.template is None:
         yield Finding("wrong", where, "no chat template, and the reference has one: chats get another prompt", COPY)
     elif reference.template is not None and mine.template != reference.template:

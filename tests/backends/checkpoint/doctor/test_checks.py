@@ -132,9 +132,9 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
     other = Tokens("tokenizer.json", {0: "a", 1: "b", 2: "c"}, "n", {"decoder": 2}, {"eos_token": "b", "x": 1}, "{{}}")
     assert tokens_found(one, other) == [
         ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"),
-        ("wrong", "tokenizer_config.json"), ("wrong", "chat_template.jinja"),
+        ("wrong", "tokenizer_config.json"), ("wrong", "chat template"),
     ]  # fmt: skip
     assert tokens_found(Tokens("tokenizer.json", template="{{ b }}"), Tokens("", template="{{ a }}")) == [
-        ("warning", "chat_template.jinja")
+        ("warning", "chat template")
     ]
     assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", "tokenizer.json")

@@ -14,6 +14,7 @@ from backends.checkpoint.doctor import comparison
 from backends.checkpoint.doctor.comparison import LayerError, layer_errors
 from backends.checkpoint.doctor.subject import Checkpoint
 from backends.checkpoint.gguf import read_model
+from benchmarks.toy_moe_files import MoeShape, make
 from tests.support.toy import TOY_VOCAB, refusal
 from tests.support.transformers_models import changed
 
@@ -76,6 +77,18 @@ def test_nan_weights_have_no_number_for_an_error(toy_model: Path, tmp_path: Path
     found = errors_of(broken, toy_model)
     assert math.isnan(found[Q].error or 0.0)
     assert [each.where for each in comparison.findings(list(found.values()))] == [Q]
+
+
+def test_a_mixture_of_experts_in_three_formats(tmp_path: Path) -> None:
+    """The same weights, dequantized by the benchmark's own code, have no error beyond float32's."""
+    with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 10 s
+        folders = make(tmp_path, MoeShape(layers=1, experts=2, chosen=1), ("nvfp4-w4a4", "mxfp4-w4a4", "fp8-block"))
+    for kind, words in [("nvfp4", "nvfp4 g16"), ("mxfp4", "mxfp4 g32"), ("fp8-block", "fp8 block 128x128")]:
+        quantized = next(folder for name, folder in folders.items() if name.startswith(kind))
+        found = errors_of(quantized, folders[f"{kind}-dequantized"])
+        assert found["model.layers.0.mlp.experts.1.down_proj"].stored == words
+        assert all(each.error is not None and each.error < 1e-6 for each in found.values())
+        assert len(found) == 4 + 3 * 2 + 3  # attention, experts; router, embedding and head
 
 
 def test_gguf_against_its_folder(toy_model: Path, tmp_path: Path) -> None:
