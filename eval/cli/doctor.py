@@ -130,6 +130,8 @@ def kernels(told: list[Any] | str) -> list[str]:
 
 def in_words(kernel: str, weights: str, activations: str, asked: str, count: int) -> str:
     """One kernel: ``Marlin: 30 x nvfp4 g16, activations bfloat16 (the checkpoint asks for nvfp4 g16)``."""
+    if weights == activations:
+        return f"{kernel}: {count:,} x {weights}"
     ran = "known after loading" if activations == UNKNOWN else activations
     otherwise = f" (the checkpoint asks for {asked})" if asked and activations != UNKNOWN else ""
     return f"{kernel}: {count:,} x {weights}, activations {ran}{otherwise}"
