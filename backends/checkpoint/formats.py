@@ -24,6 +24,8 @@ UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
 LONGEST = 1 << 20
 """Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
+LONGEST_LIST = 1024
+"""Integers in one row that may describe something else than weights."""
 PADDED = "padded, and config.json does not say from which size"
 FLOATS = {"F64", "F32", "F16", "BF16"}
 POWERS = {"U8", "F8_E8M0"}
@@ -94,15 +96,15 @@ def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | st
 def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
     """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
 
-    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8, ``scale``) has a power of two for 16
+    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two for 16
     bytes, MXFP6 for 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
     """
     weight, inverse = parts["weight"], parts.get("weight_scale_inv")
-    scale = parts.get("weight_scale") or parts.get("scale")
+    scale = parts.get("weight_scale") or parts.get("scale") or inverse
     if "SCB" in parts:
         return weight.numel if weight.dtype == "I8" else UNKNOWN
-    if inverse is not None:
-        rows = inverse.dtype in FLOATS and inverse.shape[:-1] == weight.shape[:-1]
+    if inverse is not None and inverse.dtype in FLOATS:
+        rows = inverse.shape[:-1] == weight.shape[:-1]
         return weight.numel * 2 if weight.dtype == "I8" and hints.int4_bytes and rows else UNKNOWN
     if scale is None:
         return UNKNOWN
@@ -113,7 +115,7 @@ def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
     if scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
         return UNKNOWN if rest or group not in (16, 24) else weight.numel * 32 // group
-    return weight.numel if weight.dtype == "I8" and scale.dtype in FLOATS else UNKNOWN
+    return weight.numel if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS else UNKNOWN
 
 
 def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
@@ -236,7 +238,7 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
-        strange = sorted(part for part, tensor in parts.items() if len(tensor.shape) > 1 and not _beside(part))
+        strange = sorted(part for part, tensor in parts.items() if _matrix(tensor) and not _beside(part))
         return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
     form = FORMATS[main]
     strange = sorted(part for part in parts if part not in form.bits and not _beside(part) and parts[part].numel)
@@ -252,6 +254,11 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     if weights < 0:
         return f".{main}: {DAMAGED}"
     return StoredWeights(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
+
+
+def _matrix(tensor: Tensor) -> bool:
+    """Whether a tensor can be the weights of a matrix: by its dimensions, or, as SpQR has them, a long row of words."""
+    return len(tensor.shape) > 1 or (tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST)
 
 
 def _beside(part: str) -> bool:

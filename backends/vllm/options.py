@@ -55,8 +55,6 @@ def check_options(request: LoadRequest) -> None:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
     for name in ("quantization", "load_format"):
         install.check_plugin(f"engine.{name}", str(options.get(name)))
-    if request.model_dir.endswith(".gguf"):
-        install.check_plugin("model_dir", "gguf")
     mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
     if mode not in LOGPROBS_MODES:
         raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")

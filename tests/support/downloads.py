@@ -106,18 +106,20 @@ DOWNLOADS = {
          "layer_quant_config": {"*k_proj": {"output_tensors": QUARK_FP8},
                                 "*self_attn*": {"weight": QUARK_FP8, "input_tensors": QUARK_FP8}}},
         "fp8 tensor"),
-    "Quark MXFP6, FP8 activations": Download(
+    "Quark MXFP6": Download(
         f"{VLLM} `QuarkOCP_MX`",
         {f"{LAYER}.mlp.up_proj": {"weight": ("U8", 8, 48), "weight_scale": ("U8", 8, 2)}},
-        "(512 × 6 + 16 × 8) / 512", 3200, 512, (Scheme("mxfp6_e3m2 g32", "fp8 tensor"),),
+        "(512 × 6 + 16 × 8) / 512", 3200, 512, (Scheme("mxfp6_e3m2 g32", "mxfp6_e3m2 g32"),),
         {"quant_method": "quark", "export": {"kv_cache_group": []}, "layer_quant_config": {},
-         "global_quant_config": {"weight": {**QUARK_FP4, "dtype": "fp6_e3m2"}, "input_tensors": QUARK_FP8}}),
+         "global_quant_config": {"weight": {**QUARK_FP4, "dtype": "fp6_e3m2"},
+                                 "input_tensors": {**QUARK_FP4, "dtype": "fp6_e3m2", "is_dynamic": True}}}),
     "Quark int4": Download(
         f"{VLLM} `QuarkW4A16Int4`",
         {f"{LAYER}.mlp.up_proj": {"weight": ("I32", 64, 8), "weight_scale": ("BF16", 2, 64)}},
         "(4,096 × 4 + 128 × 16) / 4,096", 18432, 4096, (Scheme("int4 g32"),),
         {"quant_method": "quark", "export": {"kv_cache_group": []}, "layer_quant_config": {}, "global_quant_config": {
-            "weight": {"dtype": "int4", "qscheme": "per_group", "group_size": 32}, "input_tensors": None}}),
+            "weight": {"dtype": "int4", "qscheme": "per_group", "group_size": 32, "symmetric": True},
+            "input_tensors": None}}),
     "DeepSeek-V4": Download(
         f"{VLLM} `DeepseekV4FP8Config`",
         {"layers.0.ffn.experts.0.w1": {"weight": ("I8", 8, 32), "scale": ("F8_E8M0", 8, 2)},

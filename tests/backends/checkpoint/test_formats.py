@@ -123,6 +123,7 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
         ({"weight": ("U8", 16, 16), "weight_scale": ("U8", 8, 2)}, "weight"),  # scales for pairs of rows
         ({"weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1)}, "weight"),  # int4 in W4AFP8, or int8
         ({"weight": ("BF16", 8, 64), "scale": ("F8_E8M0", 8, 2)}, "weight"),
+        ({"weight": ("I8", 8, 32), "scale": ("F32", 8, 2)}, "weight"),
         ({"weight": ("I32", 8, 8), "weight_scale": ("BF16", 1, 8)}, "weight"),
         ({"weight": ("I8", 8, 4)}, "weight"),
         ({"weight": ("I32", 8, 4)}, "weight"),
@@ -141,6 +142,9 @@ def test_exl3_sizes_of_unquantized_layers(tmp_path: Path, sizes: dict[str, int],
          "_weight_qdata"),
         ({"_weight_qdata": ("I32", 1, 8, 32, 2), "_weight_scale_and_zero": ("BF16", 8, 8, 2)}, "_weight_qdata"),
         ({"codes": ("I16", 8, 4)}, "codes"),  # AQLM
+        ({"dense_weights": ("I64", 2048), "row_offsets": ("I32", 64)}, "dense_weights"),  # SpQR
+        ({"weight": ("U8", 2, 64), "weight_scale": ("BF16", 1)}, "weight"),  # BitNet
+        ({"weight": ("I8", 256, 256), "weight_scale_inv": ("F32", 2, 2)}, "weight"),  # int8 in blocks
         ({"trellis": ("I16", 8, 16)}, "trellis"),  # EXL3's table of embeddings
     ],
 )  # fmt: skip

@@ -101,6 +101,8 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
         # Llama 4 by modelopt: 2 experts of 4 x 32: 128 bytes = 1,024, 16 scales of 8 = 128, 2 of 32
         ({"down_proj": ("U8", 2, 4, 16), "down_proj_weight_scale": ("F8_E4M3", 2, 4, 2),
           "down_proj_weight_scale_2": ("F32", 2)}, 1216, 256),
+        # DeepSeek-V4 in Transformers' names: 2 experts of 8 x 64: 512 bytes = 4,096, 32 powers of two = 256
+        ({"gate_up_proj": ("I8", 2, 8, 32), "gate_up_proj_scale_inv": ("F8_E8M0", 2, 8, 2)}, 4352, 1024),
         # one module an expert: 2 * 8 * 4 of 16 bits
         ({"0.w1.weight": ("BF16", 8, 4), "1.w1.weight": ("BF16", 8, 4)}, 1024, 64),
     ],

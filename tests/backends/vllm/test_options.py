@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
-from backends.vllm.options import engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from backends.vllm.options import ONLINE, engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from tests.support import ROOT
+from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import refusal
 from tests.support.vllm_engine import request_for
 
@@ -141,16 +144,23 @@ def test_what_vllm_stores_of_what_it_quantizes_while_loading(options: dict[str, 
     assert stored_on_load(options) == words
 
 
+def test_page_of_the_formats_has_every_online_scheme() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    section = page[page.index("## Quantized while loading") :].split("\n\n")[1]
+    assert set(re.findall(r"`(\w+)`", section)) == ONLINE.keys()
+
+
 @pytest.mark.parametrize(
     ("where", "options"), [("quantization", {"quantization": "bitsandbytes"}), ("load_format", {"load_format": "gguf"})]
 )
-def test_missing_plugins_are_named(toy_model: Path, where: str, options: dict[str, Any]) -> None:
+def test_missing_plugins_are_named(tmp_path: Path, toy_model: Path, where: str, options: dict[str, Any]) -> None:
     form = next(iter(options.values()))
     message = rf"engine\.{where}: vLLM reads {form} by a plugin since .*: pip install vllm-\w+-plugin"
     with pytest.raises(InputError, match=message):
         VllmScoreBackend.check(request_for(toy_model, **options))
-    with pytest.raises(InputError, match=r"model_dir: vLLM reads gguf .*pip install vllm-gguf-plugin; or .* llamacpp"):
-        VllmScoreBackend.check(request_for(Path("model.gguf")))
+    folder = write_checkpoint(tmp_path, ENDS, {"quantization_config": {"quant_method": form}})
+    with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin"):
+        VllmScoreBackend.check(request_for(folder))
 
 
 def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
