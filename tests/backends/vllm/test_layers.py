@@ -143,6 +143,9 @@ def test_experts_before_their_weights_are_loaded() -> None:
     assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer(
         "x", "nvfp4 g16", BF16, "MarlinExperts", "nvfp4 g16"
     )
+    for name in ("CutlassExpertsFp4", "CpuNvFp4EmulationExperts"):
+        method = named("M", moe_kernel=None, experts_cls=type(named(name)))
+        assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer("x", "nvfp4 g16", "nvfp4 g16", name)
     method = named("UnquantizedFusedMoEMethod", moe_kernel=None, experts_cls=type(named("TritonExperts")))
     assert layers.layer("x", SimpleNamespace(), method, None, BF16) == Layer("x", BF16, BF16, "TritonExperts")
 
