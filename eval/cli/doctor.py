@@ -22,7 +22,7 @@ from backends.common.errors import InputError
 from backends.common.json_files import exists, expanded
 from backends.common.messages import printable
 from backends.hub import repositories
-from backends.layers.groups import groups_from_json, short_kernel_name
+from backends.layers.groups import PLAIN, groups_from_json, short_kernel_name
 from backends.layers.schemes import UNKNOWN
 from eval.cli import doctor_table
 from eval.common.processes import apart
@@ -130,7 +130,7 @@ def kernels(told: list[Any] | str) -> list[str]:
 
 def in_words(kernel: str, weights: str, activations: str, asked: str, count: int) -> str:
     """One kernel: ``Marlin: 30 x nvfp4 g16, activations bfloat16 (the checkpoint asks for nvfp4 g16)``."""
-    if weights == activations:
+    if weights in PLAIN and weights == activations:
         return f"{kernel}: {count:,} x {weights}"
     ran = "known after loading" if activations == UNKNOWN else activations
     otherwise = f" (the checkpoint asks for {asked})" if asked and activations != UNKNOWN else ""

@@ -19,6 +19,7 @@ from backends.checkpoint.doctor.numbers import Floats
 from backends.checkpoint.doctor.subject import Checkpoint, Parts
 from backends.checkpoint.gguf import GgufModel
 from backends.common.errors import InputError
+from backends.common.messages import one_line
 
 BAND = 1 << 22
 """Weights of one band: 16 MiB of float32, of which four or five are alive at once."""
@@ -94,7 +95,10 @@ def one(name: str, mine: Matrix | str, reference: Matrix | str, size: int) -> La
         sizes = " and ".join("x".join(map(str, found.shape)) for found in (mine, reference))
         return LayerError(name, stored, size, note=f"not compared: shapes {sizes}")
     orders = [mine.band] if mine.other is None else [mine.band, mine.other]
-    error, scale = min(measured(mine, band, reference) for band in orders)
+    try:
+        error, scale = min(measured(mine, band, reference) for band in orders)
+    except (IndexError, ValueError, ZeroDivisionError) as damage:  # parts that do not fit each other
+        return LayerError(name, stored, size, note=f"not compared: its parts do not fit: {one_line(damage, 80)}")
     return LayerError(name, stored, size, error, scale)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from backends.checkpoint.doctor.numbers import Floats, Scales, floats, nibbles, stored, unpacked, values
 from backends.checkpoint.doctor.subject import FLOATS, Parts, main_of
 from backends.checkpoint.files import Tensor
-from backends.layers.schemes import sizes_text
+from backends.layers.schemes import objects_in, part, sizes_text
 
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -58,7 +58,7 @@ def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
         return "no matrix"
     try:
         return READERS.get(main, _unknown)(parts, quantization)
-    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
+    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{main} of dtype {parts[main].dtype}: {error}"
 
 
@@ -80,7 +80,7 @@ def _weight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if weight.dtype in FLOATS:
         return _rows(NAMES[weight.dtype], weight)
-    if any(part.startswith("weight.") for part in parts):
+    if any(name.startswith("weight.") for name in parts):
         return "format bitsandbytes of 4 bits"
     if weight.dtype == "I8" and "SCB" in parts:
         return _rows("int8 channel", weight, Scales.of(parts["SCB"], weight.shape[0], 1 / 127))
@@ -231,10 +231,10 @@ def _tile(size: int, count: int, given: int) -> int:
 
 def _block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
     """The size of FP8 blocks that a config states; None if it states none, or several."""
-    groups = quantization.get("config_groups")
-    nested = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
-    stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in nested)]
-    sizes = {tuple(map(int, size)) for size in stated if isinstance(size, list | tuple) and len(size) == 2}
+    groups = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
+    stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+    pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
+    sizes = {tuple(size) for size in pairs if all(type(each) is int and each > 0 for each in size)}
     return next(iter(sizes)) if len(sizes) == 1 else None  # type: ignore[return-value]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.checkpoint import nvfp4_scales
 from backends.checkpoint.doctor.finding import Finding, gathered
-from backends.checkpoint.doctor.numbers import Floats, values
+from backends.checkpoint.doctor.numbers import TYPES, Floats, values
 from backends.checkpoint.doctor.subject import Checkpoint, Parts
 from backends.layers.fused import fused_layers
 from backends.layers.groups import NUMBER
@@ -36,7 +36,7 @@ def fused(checkpoint: Checkpoint) -> Iterator[Finding]:
         module: parts[name]
         for module, parts in checkpoint.quantized.items()
         for name in GLOBAL_SCALES
-        if name in parts and parts[name].numel == 1
+        if name in parts and parts[name].numel == 1 and parts[name].dtype in TYPES
     }
     unequal, first = [], ""
     for paths in fused_layers(layers):
@@ -114,6 +114,8 @@ def kind(module: str, parts: Parts) -> tuple[str, ...]:
 
 def wrong_number(tensor: Any) -> str:
     """What is wrong with a scale, in a word; empty if it is a positive number."""
+    if tensor.dtype not in TYPES:
+        return f"of a dtype that is not known ({tensor.dtype})"
     found: Floats = values(tensor)
     if np.isnan(found).any():
         return "NaN"

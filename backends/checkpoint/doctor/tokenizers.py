@@ -53,7 +53,7 @@ def of_folder(folder: Path) -> Tokens:
         special |= {f"{name}: {key}": found[key] for key in IDS if found.get(key) is not None}
     stated = tokenizer.get("model")
     model = stated if isinstance(stated, Mapping) else {}
-    merges = model.get("merges") or []
+    merges = objects(model.get("merges"))
     joined = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in merges]
     digest = hashlib.sha256("\n".join(joined).encode()).hexdigest() if merges else ""
     rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
@@ -67,10 +67,15 @@ def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dic
         found = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
     else:  # unigram: pairs of token and score
         found = {
-            number: str(pair[0]) for number, pair in enumerate(vocabulary or []) if isinstance(pair, list) and pair
+            number: str(pair[0]) for number, pair in enumerate(objects(vocabulary)) if isinstance(pair, list) and pair
         }
-    added = [token for token in tokenizer.get("added_tokens") or [] if isinstance(token, Mapping)]
+    added = [token for token in objects(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
     return found | {token["id"]: str(token.get("content")) for token in added if isinstance(token.get("id"), int)}
+
+
+def objects(found: Any) -> list[Any]:
+    """A list, or an empty one in the place of anything else."""
+    return found if isinstance(found, list) else []
 
 
 def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
