@@ -235,7 +235,7 @@ def _block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
     stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
     pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
     sizes = {tuple(size) for size in pairs if all(type(each) is int and each > 0 for each in size)}
-    return next(iter(sizes)) if len(sizes) == 1 else None  # type: ignore[return-value]
+    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def _scaling_in_words(grid: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None) -> str:
