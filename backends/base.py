@@ -10,7 +10,7 @@ What this file does not know: any engine, any file format, any statistic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -351,6 +351,16 @@ class Backend(ABC):
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
+
+    @classmethod
+    def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
+        """A function that says how the layers of models would run here, by the engine's own rules, without weights.
+
+        It is of the top level of a module, is called in a process of its own, and turns folders into layer groups as
+        results.json has them, or the reason why one cannot be told.  Or why there is no such function; "" for an engine
+        that has no choice of kernels.
+        """
+        return ""
 
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.

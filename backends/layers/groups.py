@@ -18,6 +18,8 @@ from backends.layers.schemes import UNKNOWN, number_format
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+EXPERTS = re.compile(r"\.experts(?:\.|$)")
+"""Names of routed experts."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 
@@ -70,17 +72,19 @@ def short_kernel_name(kernel: str) -> str:
 def kernel_of(groups: Sequence[LayerGroup]) -> str:
     """The short name of the kernel that ran most quantized layers, or most layers of a model without quantized ones.
 
-    Other kernels of quantized layers are counted: ``Marlin +1``.  Without groups the name is "".
+    Experts come first: they hold most weights of a mixture.  Other kernels of quantized layers are counted: ``Marlin
+    +1``.  Without groups the name is "".
     """
-    plain = Counter[str]()
-    quantized = Counter[str]()
+    experts, others, plain = Counter[str](), Counter[str](), Counter[str]()
     for group in groups:
+        quantized = experts if EXPERTS.search(group.layer.name) else others
         counts = plain if group.layer.weights in PLAIN else quantized
         counts[short_kernel_name(group.layer.kernel)] += group.count
-    ranked = (quantized or plain).most_common()
+    counted = experts.most_common() + others.most_common() or plain.most_common()
+    ranked = list(dict.fromkeys(name for name, _ in counted))
     if not ranked:
         return ""
-    return ranked[0][0] if len(ranked) == 1 else f"{ranked[0][0]} +{len(ranked) - 1}"
+    return ranked[0] if len(ranked) == 1 else f"{ranked[0]} +{len(ranked) - 1}"
 
 
 def deviations(groups: Sequence[LayerGroup]) -> list[str]:

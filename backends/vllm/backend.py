@@ -12,9 +12,9 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
   measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
 - ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start.
 
-Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 activations by vLLM's emulation where the GPU has no
-kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere, and on a
-CPU vLLM has nothing but the emulation.  ``"noise": "bf16"`` makes the model the noise floor
+Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation where the
+GPU has no kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere,
+and on a CPU NVFP4 has nothing but the emulation.  ``"noise": "bf16"`` makes the model the noise floor
 (``backends/layers/noise.py``), which only an eager model can be, since compiled graphs run no hooks.
 """
 
@@ -23,9 +23,9 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
-from backends.layers import noise
-from backends.vllm import install
+from backends.layers import kv_cache, noise
+from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver
 from backends.vllm.environment import kernel_environment, one_more_than, set_environment
 from backends.vllm.options import (
@@ -132,7 +132,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         cpu = install.is_cpu_build()
         self.arguments = engine_arguments(self.request, config.raw, cpu=cpu)
         if self.request.options.get(EMULATE) and not cpu:
-            self.arguments |= emulation_arguments(nvfp4_scales.nvfp4_layers(folder))
+            self.arguments |= emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder))
         set_environment(self.request)
         self.log_start = self._log_size()
         try:
@@ -191,16 +191,24 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         files = sum(file.stat().st_size for file in self.weight_files(self.request))
         return files + ranks(self.request.options) * (int(cache) + WORKSPACE)
 
+    @classmethod
+    def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
+        return layers.predicted if install.installed() else "not installed"
+
     def layers(self) -> tuple[LayerGroup, ...]:
         return self.driver.layers() if self.driver else ()
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
+        caches = self.driver.kv_cache() if self.driver else ()
+        floor = noise.provenance_of(noise.seed_of(self.request.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
             "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
+            "kv_cache": kv_cache.in_words(caches),
+            "kv_cache_layers": [asdict(group) for group in caches],
             "device": str(config.device_config.device_type),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "enforce_eager": config.model_config.enforce_eager,
@@ -210,7 +218,8 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "scorer": self.driver.provenance() if self.driver else {},
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
-            **noise.provenance_of(noise.seed_of(self.request.options)),
+            **floor,
+            "notes": [*kv_cache.notes(caches), *floor.get("notes", ())],
         }
 
     def close(self) -> None:

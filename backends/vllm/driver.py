@@ -21,6 +21,7 @@ from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
+from backends.layers.kv_cache import KVCache, KVGroup, grouped
 from backends.scoring import divergences, statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
@@ -172,10 +173,14 @@ class VllmDriver:
 
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
-        named = {
-            entry["name"]: Layer(**entry) for answer in self.call("compare_q_layers") for entry in json.loads(answer)
-        }
-        return group_layers(named.values())
+        return group_layers({layer["name"]: Layer(**layer) for layer in self._what_ran(0)}.values())
+
+    def kv_cache(self) -> tuple[KVGroup, ...]:
+        """How keys and values were cached."""
+        return grouped({cache["name"]: KVCache(**cache) for cache in self._what_ran(1)}.values())
+
+    def _what_ran(self, which: int) -> list[dict[str, Any]]:
+        return [entry for answer in self.call("compare_q_layers") for entry in json.loads(answer)[which]]
 
     def provenance(self) -> dict[str, Any]:
         """What really ran in the last pass, for the results."""

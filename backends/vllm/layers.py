@@ -5,26 +5,44 @@ a layer's ``scheme`` or ``quant_method``.  What a kernel does with activations i
 where it has one, else known from its class, by the sources of 0.26 to 0.33.  The activations of a kernel that is not
 known here are "unknown", never guessed: on a GPU without FP4 units Marlin runs an NVFP4 W4A4 checkpoint weight-only,
 and nothing that vLLM returns says so (on an H200, PPL 28.18 in place of the 34.87 that the emulated checkpoint has).
+
+``predicted`` asks before a weight is read: vLLM builds the model on torch's meta device, where no memory is taken, and
+chooses by its own rules.  What it only chooses once the weights are there, as for most experts, is not known by then.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from backends.base import Layer
+from backends.base import Layer, LoadRequest
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
+from backends.common.messages import one_line
 from backends.layers.declared import Declared
-from backends.layers.groups import deviation
+from backends.layers.groups import deviation, group_layers, groups_to_json
+from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
+from backends.vllm import install
+from backends.vllm.environment import set_environment
 
-KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel")
+LENGTH = 64
+"""Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""
+KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
 """Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
-QUANTIZES = re.compile(r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$")
-"""Classes without a config that says so, whose kernels quantize activations as the checkpoint asks."""
+QUANTIZES = re.compile(
+    r"NvFp4LinearKernel$|Int8ScaledMMLinearKernel$|NvFp4EmulationExperts$|^Nvfp4QuantizationEmulation|^TrtLlmNvFp4"
+    r"|^(Cutlass|DeepGemm|Triton|TritonOrCutlass|TritonOrDeepGemm)Experts(Fp4|Fp8)?$"
+)
+"""Classes without a config that says so, as those of experts before they are loaded, whose kernels quantize activations
+as the checkpoint asks."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
 ONLINE = {
@@ -54,15 +72,15 @@ def layers(model: Any, quant_config: Any, checkpoint: dict[str, Any], dtype: str
 def layer(name: str, module: Any, method: Any, scheme: Scheme | None, dtype: str) -> Layer:
     """One layer; ``scheme`` is what the checkpoint asks of it, None if that is not known."""
     if type(method).__name__.startswith("Unquantized"):
-        return Layer(name, dtype, dtype, type(method).__name__)
+        return Layer(name, dtype, dtype, class_name(experts_of(method) or method))
     kernel = kernel_of(module, method)
     asked = scheme.activations if scheme else UNKNOWN
     ran = activations(module, method, kernel, asked, dtype)
     if scheme is None:  # quantized while loading, or by a method that is not known here: nothing to deviate from
         key = getattr(getattr(kernel, "config", None), "weight_quant_key", None)
         stored = online(type(method).__name__) if key is None else key_text(key, "channel")
-        return Layer(name, stored, ran, type(kernel).__name__)
-    return Layer(name, scheme.weights, ran, type(kernel).__name__, deviation(asked or dtype, ran))
+        return Layer(name, stored, ran, class_name(kernel))
+    return Layer(name, scheme.weights, ran, class_name(kernel), deviation(asked or dtype, ran))
 
 
 def online(method: str) -> str:
@@ -82,8 +100,7 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
 
 def kernel_of(module: Any, method: Any) -> Any:
     """The object whose class computes the product: the kernel, else the scheme, else the method."""
-    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-    if experts is not None:
+    if (experts := experts_of(method)) is not None:
         return experts
     for owner in (getattr(module, "scheme", None), method):
         for name in KERNEL_ATTRIBUTES:
@@ -92,25 +109,79 @@ def kernel_of(module: Any, method: Any) -> Any:
     return getattr(module, "scheme", None) or method
 
 
+def experts_of(method: Any) -> Any:
+    """The object that computes a layer of experts, its class before the weights are loaded; None for other layers."""
+    found = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    return found if found is not None else getattr(method, "experts_cls", None)
+
+
+def class_name(found: Any) -> str:
+    """The name of an object's class, or of a class."""
+    return found.__name__ if isinstance(found, type) else type(found).__name__
+
+
 def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
     """The precision in which a kernel takes the activations."""
-    name, config = type(kernel).__name__, getattr(kernel, "config", None)
+    name, config = class_name(kernel), getattr(kernel, "config", None)
     if getattr(module, "use_w4a8", False):  # CPUs with AMX, unless VLLM_CPU_INT4_W4A8=0
         return "int8 token"
-    if hasattr(kernel, "quant_config"):  # experts
-        return type_name(kernel.quant_config.quant_dtype, dtype)
+    if hasattr(kernel, "quant_config"):
+        return activations_of_experts(kernel, dtype)
     # Schemes that quantize activations elsewhere (W4A8 on Arm) leave the model's dtype in act_type.
     taken = getattr(kernel, "marlin_input_dtype", None) or getattr(config, "act_type", None)
     if (given := type_name(taken, dtype)) != dtype:
         return given
-    if not asked or WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
+    if WEIGHT_ONLY.search(name) or getattr(getattr(module, "scheme", None), "use_a16", False):
         return dtype
     if "Humming" in name:  # Humming kernels decide by the platform
-        return UNKNOWN
+        return UNKNOWN if asked else dtype
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
         return dtype if key is None else key_text(key, "token")
+    if not asked:
+        return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN
+
+
+def activations_of_experts(kernel: Any, dtype: str) -> str:
+    """The precision in which experts take their inputs; some do not as their ``quant_config`` would have it.
+
+    Marlin follows VLLM_MARLIN_INPUT_DTYPE, emulated MXFP8 rounds nothing, and int4 experts on a CPU with AMX, which are
+    asked to be weight-only, compute in int8.
+    """
+    if type(kernel).__name__ == "CPUExpertsInt4":
+        return "int8 token"
+    taken = getattr(kernel, "quant_dtype", kernel.quant_config.quant_dtype)
+    return type_name(getattr(kernel, "input_dtype", None) or taken, dtype)
+
+
+def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
+    """The cache of every attention layer of a vLLM model; ``asked``: by the checkpoint, as ``schemes.kv_cache`` says.
+
+    A layer says in ``kv_cache_dtype`` what it was told, "auto" for the model's dtype, and keeps the scales of tensors
+    as numbers: those of the checkpoint, or 1.0.
+    """
+    for name, module in model.named_modules():
+        told = getattr(module, "kv_cache_dtype", None)
+        if isinstance(told, str) and hasattr(module, "impl"):
+            stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
+            yield kv_cache(name, stored, kv_scales(module, told), asked, dtype)
+
+
+def cache_format(told: str) -> str:
+    """vLLM's word for a cache -> our word for its number format: "fp8_e4m3", "fp8_ds_mla" and the like are fp8."""
+    for word in ("fp8_e5m2", "fp8", "nvfp4", "int8", "int4"):
+        if told.startswith(word):
+            return word
+    return told
+
+
+def kv_scales(module: Any, told: str) -> str:
+    """Where the scales of a layer's cache come from."""
+    if told.endswith("per_token_head") or getattr(module, "calculate_kv_scales", False):
+        return DYNAMIC
+    scales = [getattr(module, f"_{letter}_scale", None) for letter in "kv"]
+    return LOADED if any(bool((scale != 1.0).any()) for scale in scales if scale is not None) else ONE
 
 
 def type_name(taken: Any, dtype: str) -> str:
@@ -130,3 +201,57 @@ def key_text(key: Any, line: str) -> str:
     if rows < 0 or columns < 0:
         return f"{name} {'tensor' if rows == columns else line}"
     return f"{GROUPED.get((name, columns), name)} g{columns}" if rows == 1 else f"{name} block {rows}x{columns}"
+
+
+def predicted(folders: Sequence[str]) -> list[Any]:
+    """For each folder the layer groups as JSON has them, or why vLLM cannot say, in one line."""
+    found: list[Any] = []
+    for folder in folders:
+        try:
+            found.append(groups_to_json(group_layers(built_layers(Path(folder)))))
+        except Exception as error:  # refused checkpoints, models that cannot be built without a device
+            found.append(one_line(error, 160))
+    return found
+
+
+def built_layers(folder: Path) -> list[Any]:
+    """Every linear layer of a checkpoint's model as vLLM builds it on the meta device."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    set_environment(LoadRequest("", "vllm_score", str(folder), LENGTH))
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    if install.is_cpu_build():
+        importlib.import_module("backends.vllm.plugin")  # the kernels that compare_q adds there
+    stated = CheckpointConfig.read(folder)
+    config = EngineArgs(
+        str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=LENGTH, load_format="safetensors"
+    ).create_engine_config()
+    default = torch.get_default_dtype()
+    with set_current_vllm_config(config):
+        one_rank()
+        torch.set_default_dtype(config.model_config.dtype)
+        try:
+            with torch.device("meta"):
+                model = initialize_model(vllm_config=config, model_config=config.model_config)
+        finally:
+            torch.set_default_dtype(default)
+        dtype = dtype_name(config.model_config.dtype)
+        return list(layers(model, config.quant_config, stated.quantization, dtype))
+
+
+def one_rank() -> None:
+    """The process groups without which vLLM makes no layer: of this process alone, on the CPU."""
+    from vllm.distributed import (
+        init_distributed_environment,
+        initialize_model_parallel,
+        model_parallel_is_initialized,
+    )
+
+    if model_parallel_is_initialized():
+        return
+    where = Path(tempfile.mkdtemp()) / "store"
+    init_distributed_environment(1, 0, f"file://{where}", 0, "gloo")
+    initialize_model_parallel(1, 1)

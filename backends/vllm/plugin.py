@@ -9,7 +9,9 @@ serve`` on a CPU serves what ``vllm_score`` scores.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
+from backends.vllm.install import has_cpu_router
 from backends.vllm.worker import ScoringExtension
 
 __all__ = ["ScoringExtension", "register"]
@@ -18,12 +20,14 @@ MARLIN = "MarlinNvFp4LinearKernel"
 WHERE = ("vllm.model_executor.kernels.linear", "vllm.model_executor.layers.quantization.modelopt")
 """Modules that name Marlin as the only kernel of weight-only NVFP4 (the second one up to vLLM 0.26)."""
 
+EXPERTS = "vllm.model_executor.layers.fused_moe.oracle.nvfp4"
+
 
 def register() -> None:
     """On the CPU platform, give vLLM the NVFP4 kernels that it lacks there; on any other, do nothing.
 
-    For W4A4 the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place: vLLM takes
-    Marlin by its name there, without looking at its list of kernels.
+    For W4A4 layers the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place: vLLM
+    takes Marlin by its name there, without looking at its list of kernels.  For experts the classes are ours.
     """
     from vllm.platforms import PlatformEnum, current_platform
 
@@ -33,12 +37,26 @@ def register() -> None:
     linear._POSSIBLE_NVFP4_KERNELS.setdefault(PlatformEnum.CPU, [linear.EmulationNvFp4LinearKernel])
     if getattr(linear, MARLIN).is_supported()[0]:
         return
-    from backends.vllm.nvfp4 import CpuNvFp4W4A16LinearKernel
+    from backends.vllm.cpu.linear import CpuNvFp4W4A16LinearKernel
 
     for name in WHERE:
         module = importlib.import_module(name)
         if hasattr(module, MARLIN):
             setattr(module, MARLIN, CpuNvFp4W4A16LinearKernel)
+    register_experts()
+
+
+def register_experts() -> None:
+    """Give vLLM our NVFP4 experts in place of its emulation in Triton, and nothing else to choose from."""
+    if not has_cpu_router():
+        return
+
+    def ours(backend: Any) -> list[Any]:
+        from backends.vllm.cpu.experts import CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts
+
+        return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if backend.name == "EMULATION" else []
+
+    setattr(importlib.import_module(EXPERTS), "backend_to_kernel_cls", ours)  # noqa: B010 - mypy knows no such name
 
 
 register()

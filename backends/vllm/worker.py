@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
+from backends.layers import schemes
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
 from backends.vllm.hooks import Segment, Tokens, attach
@@ -118,12 +121,14 @@ class ScoringExtension:
         return generation
 
     def compare_q_layers(self) -> str:
-        """How this rank's layers run, as JSON: the fields of ``Layer`` of each."""
-        config = self.vllm_config
-        checkpoint = getattr(config.model_config.hf_config, "quantization_config", None) or {}
+        """How this rank's layers run, as JSON: the fields of ``Layer`` of each, and those of ``KVCache``."""
+        config, model = self.vllm_config, self.model_runner.get_model()
+        stated = CheckpointConfig(config.model_config.hf_config.to_dict()).quantization  # with the spec's hf_overrides
+        checkpoint = stated or CheckpointConfig.read(Path(config.model_config.model)).quantization
         dtype = dtype_name(config.model_config.dtype)
-        found = vllm_layers.layers(self.model_runner.get_model(), config.quant_config, checkpoint, dtype)
-        return json.dumps([asdict(layer) for layer in found])
+        found = vllm_layers.layers(model, config.quant_config, checkpoint, dtype)
+        caches = vllm_layers.kv_caches(model, schemes.kv_cache(checkpoint), dtype)
+        return json.dumps([[asdict(layer) for layer in found], [asdict(cache) for cache in caches]])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
         """Start a pass by the fields of ``Plan``; with a seed, the layers of this rank get noise until its end."""

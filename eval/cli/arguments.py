@@ -46,6 +46,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         if args.kld is False:
             raise InputError("--kld-value: is a value of KL divergence; leave it or -ppl out")
         args.kld = True
+    if args.doctor and (args.dataspec or args.modelspec or args.source or args.cache or args.list_engines):
+        raise InputError("--doctor: examines models and does nothing else; leave -d, -m, --from and --cache out")
+    if args.against and not args.doctor:
+        raise InputError("--against: goes with --doctor")
     if args.source:
         running = {
             "-d": args.dataspec, "-m": args.modelspec, "-r": args.rows is not None, "-mask": args.mask,
@@ -55,8 +59,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         for flag, given in running.items():
             if given:
                 raise InputError(f"--from: shows a finished run; {flag} is for a run that is still to start")
-    elif not (args.list_engines or args.cache) and (args.dataspec is None or not args.modelspec):
-        raise InputError("-d and -m: both are needed (or --from, --cache, or --list-engines); see --help")
+    elif not (args.list_engines or args.cache or args.doctor) and (args.dataspec is None or not args.modelspec):
+        raise InputError("-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
     if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import backends
 from backends.common.errors import InputError
 from backends.hub import repositories
+from eval.cli import doctor
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run import jobs
@@ -17,6 +20,18 @@ from eval.text import corpus, windows
 from eval.text.windows import EvalData
 
 
+@dataclass(frozen=True)
+class Checked:
+    """``lines`` say what would run, and what the doctor finds; ``problems`` why something would not.
+
+    ``is_wrong``: a number or an answer of a model would be wrong.
+    """
+
+    lines: list[str]
+    problems: list[str]
+    is_wrong: bool
+
+
 def check(
     data_spec: DataSpec,
     model_specs: Sequence[ModelSpec],
@@ -24,13 +39,13 @@ def check(
     cache: Cache,
     progress: Progress,
     hosts: Hosts,
-) -> tuple[list[str], list[str]]:
-    """(lines that say what would run, lines that say what is wrong).
+) -> Checked:
+    """What would run, and what is wrong.
 
     A text that is on this machine, or whose tokens the cache holds, is tokenized, so that its windows can be counted;
     the hub is only asked which files it has.
     """
-    lines, problems = [], []
+    lines, problems, wrong = [], [], False
     longest, data = data_spec.longest, None
     try:
         missing = downloads(data_spec, cache)
@@ -40,16 +55,26 @@ def check(
         lines += [data_line(data_spec, data), *missing]
     except InputError as error:
         problems.append(f"data: {error}")
-    planned, wrong = jobs.plan(model_specs, longest, hosts)
-    problems += wrong
+    planned, refused = jobs.plan(model_specs, longest, hosts)
+    problems += refused
     for job in planned:
         try:
             lines += model_lines(job)
+            found, is_wrong = examined(job, planned)
+            lines, wrong = lines + found, wrong or is_wrong
             if data is not None:
                 jobs.check_vocabulary(job, data)
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
-    return lines, problems
+    return Checked(lines, problems, wrong)
+
+
+def examined(job: Job, planned: Sequence[Job]) -> tuple[list[str], bool]:
+    """The doctor's lines on a model that is on this machine, and whether something is wrong with it."""
+    if job.is_remote:
+        return [], False
+    reference = next((Path(each.request.model_dir) for each in planned if each.spec.is_reference), None)
+    return doctor.short_form(job.request.label, Path(job.request.model_dir), reference)
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:

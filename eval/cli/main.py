@@ -1,7 +1,8 @@
 """The command line of compare_q: flags -> specs -> run, or a finished run -> table, files, plots.
 
 Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
-the table; 2 for bad input, if no model was scored, or if an output could not be written.
+the table, or if --doctor or --check find that a number or an answer would be wrong; 2 for bad input, if no model was
+scored, or if an output could not be written.
 
 What only a run or a listing needs is imported where it begins, so that --help and --from answer sooner.
 """
@@ -50,6 +51,11 @@ def main(words: Sequence[str] | None = None) -> int:
             return show_again(args)
         if args.cache:
             return show_cache(args)
+        if args.doctor:
+            from eval.cli import doctor
+
+            output_flags.check_outputs(args)
+            return doctor.run(args)
         data_spec = reading.load_data_spec(args.dataspec)
         model_specs = chosen_models(args)
         if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
@@ -108,12 +114,10 @@ def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[M
     """``--check``: print what would run and what is wrong."""
     from eval.cli import checking
 
-    lines, problems = checking.check(
-        data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args)
-    )
-    for line in lines:
+    checked = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
+    for line in checked.lines:
         print(printable(line))
-    return complain("\n".join(problems)) if problems else 0
+    return complain("\n".join(checked.problems)) if checked.problems else int(checked.is_wrong)
 
 
 def show_cache(args: argparse.Namespace) -> int:

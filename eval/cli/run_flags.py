@@ -56,6 +56,9 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument("--verify-weights", action="store_true",
                    help="tell models apart by every byte of their files, not by samples")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")
+    p.add_argument("--doctor", nargs="+", action="extend", default=[], metavar="MODEL",
+                   help="say what checkpoints are and what is wrong with them; load nothing")  # fmt: skip
+    p.add_argument("--against", metavar="MODEL", help="with --doctor: compare weights and tokens with this model's")
     p.add_argument("--list-engines", action="store_true", help="list engines, their load_fn names and versions")
     p.add_argument("--verbose", action="store_true", help="let the engines print their own logs")
 

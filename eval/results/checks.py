@@ -11,7 +11,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from backends.layers import groups
+from backends.layers import groups, kv_cache
 from eval.results.run_result import ModelResult, StoredRun
 from eval.stats.distributions import PERCENTS
 from eval.stats.estimates import DIVERGENCES, Estimates
@@ -89,10 +89,11 @@ def check_origin(origin: dict[str, Any]) -> None:
 
 def check_model(model: ModelResult) -> None:
     """ValueError for a row of the table; the place begins with its label."""
-    try:
-        groups.groups_from_json(model.provenance.get("layers", ()))
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{model.label}: provenance.layers: are no groups of layers") from None
+    for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", kv_cache.from_json)):
+        try:
+            read(model.provenance.get(name, ()))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{model.label}: provenance.{name}: are no groups of layers") from None
     rest = dataclasses.replace(model, spec={}, provenance={})
     for place, value in numbers_in(rest, model.label):
         if isinstance(value, int) and not place.endswith(".first") and not is_count(value):

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import LayerGroup, Storage
 from backends.common import machine
-from backends.layers import groups
+from backends.layers import groups, kv_cache
 from eval.results.timing import Timing
 from eval.stats.estimates import Estimates
 from eval.stats.uncertainty import Mean, Perplexity
@@ -98,6 +98,11 @@ class ModelResult:
         return groups.groups_from_json(self.provenance.get("layers", ()))
 
     @property
+    def kv_caches(self) -> tuple[kv_cache.KVGroup, ...]:
+        """How its keys and values were cached; empty where the engine does not tell."""
+        return kv_cache.from_json(self.provenance.get("kv_cache_layers"))
+
+    @property
     def where(self) -> str:
         """The GPUs or the CPU that it ran on; empty where the engine does not tell (a server)."""
         return machine.words(self.provenance)
@@ -123,8 +128,8 @@ class ModelResult:
 
     @property
     def deviations(self) -> list[str]:
-        """In which ways layers ran otherwise than the checkpoint asks, a clause each."""
-        return groups.deviations(self.layers)
+        """In which ways layers and KV cache ran otherwise than the checkpoint asks, a clause each."""
+        return groups.deviations(self.layers) + kv_cache.deviations(self.kv_caches)
 
     @property
     def marked_label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,20 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
     assert text.startswith("error: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (")
+
+
+@pytest.mark.engine
+def test_the_doctor_examines_a_hub_id(server: Hub, tmp_path: Path) -> None:
+    command = "import sys, backends\nbackends.engines = lambda: ()\n" + COMMAND  # nobody is asked what would run
+    with Client(server, tmp_path) as client:
+        assert client.run(command.format(words=["--doctor", "org/old"]).replace("io.StringIO()", "sys.stderr")) == 0
+        drawn = client.said.read_text()
+        assert client.run(command.format(words=["--doctor", "org/none"])) == 2
+        refused = client.said.read_text().splitlines()[-1]
+    assert "org/old: is org/new on the hub now" in drawn
+    assert re.search(r"^org/old\s+files +\d.* in \d safetensors files$", drawn, re.MULTILINE)
+    assert "nothing wrong found" in drawn
+    assert refused == f"error: org/none: {WHY}"
 
 
 def test_gguf_files(server: Hub, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,7 @@ def quantized(count: int, kernel: str, asked: str = "", activations: str = "bflo
     return LayerGroup(Layer("x", "int4 g128", activations, kernel, asked), count)
 
 
+EXPERTS = LayerGroup(Layer("h.*.mlp.experts.routed_experts", "int4 g128", "bfloat16", "MarlinExperts"), 2)
 PLAIN = LayerGroup(Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod"), 99)
 
 
@@ -84,6 +86,8 @@ PLAIN = LayerGroup(Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod")
         ([PLAIN, quantized(1, "MarlinLinearKernel")], "Marlin"),
         ([quantized(1, "EmulationNvFp4LinearKernel", activations="int4 g128"), PLAIN], "EmulationNvFp4"),
         ([quantized(3, "A"), quantized(2, "B"), quantized(2, "B"), PLAIN], "B +1"),
+        ([quantized(4, "A"), replace(EXPERTS, count=2), PLAIN], "MarlinExperts +1"),
+        ([quantized(4, "A"), LayerGroup(replace(EXPERTS.layer, weights="bfloat16"), 2)], "A"),
     ],
 )
 def test_a_row_names_the_kernel_of_most_quantized_layers(groups: list[LayerGroup], kernel: str) -> None:

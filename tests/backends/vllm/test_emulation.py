@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp
     """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
     folder = with_scales(tmp_path / "x", *names)
     VllmScoreBackend.check(request_for(folder, emulate=True))
-    assert emulation_arguments(nvfp4_scales.nvfp4_layers(folder)) == arguments
+    assert emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder)) == arguments
     for name in arguments:
         said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
@@ -99,3 +100,69 @@ def test_a_vllm_without_emulation_says_so(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(install, "arguments", lambda: frozenset({"enforce_eager", "dtype"}))
     said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True))
     assert "engine.linear_backend: the installed vLLM has no such argument" in said
+
+
+MX = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+QUARK = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+NVFP4_EXPERT = "mlp.experts.0.w2.weight_global_scale"
+
+
+def with_config(folder: Path, quantization: dict[str, Any], name: str) -> Path:
+    """A checkpoint of one tensor."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    save_file({name: torch.zeros(1, dtype=torch.uint8)}, folder / "model.safetensors")
+    return folder
+
+
+def compressed(weights: Any, activations: Any) -> dict[str, Any]:
+    return COMPRESSED_TENSORS | {"config_groups": {"group_0": {"weights": weights, "input_activations": activations}}}
+
+
+def quark() -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": QUARK, "input_tensors": QUARK}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name", "missing", "said"),
+    [
+        (compressed(MX, None), "o_proj.weight_packed", "", "nothing to emulate: no layer of"),
+        (compressed({**MX, "num_bits": 8}, {**MX, "num_bits": 8}), "o_proj.weight", "",
+         "vLLM's emulation of MXFP8 leaves activations unquantized; leave it out"),
+        (compressed(MX, MX), "o_proj.weight_packed", "file", "this vLLM has no emulation of MXFP4; 0.32 has"),
+        (compressed(MX, MX), "o_proj.weight_packed", "package",
+         "vLLM emulates MXFP4 by a package that is missing: pip install amd-quark"),
+        (compressed(MX, MX), "mlp.experts.0.w2.weight_packed", "",
+         "vLLM emulates MXFP4 experts of Quark only, and these are of compressed-tensors; leave it out"),
+        (quark(), "mlp.experts.0.w2.weight", "", ""),
+        (compressed(MX, MX), "o_proj.weight_packed", "", ""),
+    ],
+)  # fmt: skip
+def test_mx_activations_are_emulated_or_refused_by_name(
+    quantization: dict[str, Any], name: str, missing: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "emulates_mxfp4", lambda: missing != "file")
+    versions = {} if missing == "package" else {"amd-quark": "0.11"}
+    monkeypatch.setattr("backends.vllm.options.installed_versions", lambda names: versions)
+    folder = with_config(tmp_path / "x", quantization, name)
+    if said:
+        assert f"engine.emulate: {said}" in refusal(VllmScoreBackend.check, request_for(folder, emulate=True))
+    else:
+        VllmScoreBackend.check(request_for(folder, emulate=True))
+        experts = {"moe_backend": "emulation"} if "experts" in name else {}
+        assert emulation_arguments(folder, {}) == {"linear_backend": "emulation"} | experts
+
+
+def test_what_no_kernel_for_cpus_takes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(install, "has_cpu_router", lambda: False)
+    mxfp4 = with_config(tmp_path / "mxfp4", compressed(MX, None), "o_proj.weight_packed")
+    said = refusal(VllmScoreBackend.check, request_for(mxfp4))
+    assert said == "model_dir: vLLM has no kernel for MXFP4 layers on a CPU; score it on a GPU"
+    VllmScoreBackend.check(request_for(with_config(tmp_path / "oss", {"quant_method": "mxfp4"}, "experts.w2_blocks")))
+    experts = with_scales(tmp_path / "nvfp4", NVFP4_EXPERT)
+    assert "mlp.experts.0.w2: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install" in refusal(
+        VllmScoreBackend.check, request_for(experts)
+    )
+    monkeypatch.setattr(install, "has_cpu_router", lambda: True)
+    VllmScoreBackend.check(request_for(experts))

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from backends.base import Layer
 from backends.layers.schemes import Scheme
 from backends.vllm import layers
 
@@ -85,6 +87,14 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (named("EmulationMxfp4LinearKernel", config=fp4(32)), None, {}, "mxfp4 g32", ""),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4", ""),
+        # Emulated MXFP8 experts dequantize their weights, and say in a property that they round nothing.
+        (named("Mxfp8EmulationTritonExperts", quant_config=SimpleNamespace(quant_dtype="mxfp8"), quant_dtype=None),
+         Scheme("mxfp8 g32", "mxfp8 g32"), {}, BF16, "mxfp8 g32"),
+        (named("MarlinExperts", quant_config=SimpleNamespace(quant_dtype=None), input_dtype="torch.int8"), INT4, {},
+         "int8", BF16),
+        (named("CPUExpertsInt4", quant_config=SimpleNamespace(quant_dtype=None)), INT4, {}, "int8 token", BF16),
+        # vLLM makes W4A4 layers of all MXFP4 layers of compressed-tensors, weight-only ones, too.
+        (named("FlashInferMxFp4LinearKernel", config=fp4(32)), Scheme("mxfp4 g32"), {}, "mxfp4 g32", BF16),
     ],
 )  # fmt: skip
 def test_activations(kernel: Any, scheme: Scheme | None, module: dict[str, Any], activations: str, asked: str) -> None:
@@ -121,9 +131,23 @@ def test_where_the_kernel_is_found() -> None:
     assert layers.kernel_of(SimpleNamespace(), named("M", linear_kernel=kernel)) is kernel
     experts = SimpleNamespace(fused_experts=kernel)
     assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=experts, kernel=method)) is kernel
+    assert layers.kernel_of(SimpleNamespace(), named("M", moe_kernel=None, experts_cls=type(kernel))) is type(kernel)
     assert layers.kernel_of(SimpleNamespace(), method) is method
     scheme = named("S")
     assert layers.kernel_of(SimpleNamespace(scheme=scheme), method) is scheme
+
+
+def test_experts_before_their_weights_are_loaded() -> None:
+    """The method holds the class that it has chosen."""
+    method = named("M", moe_kernel=None, experts_cls=type(named("MarlinExperts")))
+    assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer(
+        "x", "nvfp4 g16", BF16, "MarlinExperts", "nvfp4 g16"
+    )
+    for name in ("CutlassExpertsFp4", "CpuNvFp4EmulationExperts"):
+        method = named("M", moe_kernel=None, experts_cls=type(named(name)))
+        assert layers.layer("x", SimpleNamespace(), method, NVFP4, BF16) == Layer("x", "nvfp4 g16", "nvfp4 g16", name)
+    method = named("UnquantizedFusedMoEMethod", moe_kernel=None, experts_cls=type(named("TritonExperts")))
+    assert layers.layer("x", SimpleNamespace(), method, None, BF16) == Layer("x", BF16, BF16, "TritonExperts")
 
 
 def test_layers_are_linear_layers_experts_and_heads() -> None:
@@ -139,3 +163,24 @@ def test_layers_are_linear_layers_experts_and_heads() -> None:
     ]
     model = SimpleNamespace(named_modules=lambda: modules)
     assert [layer.name for layer in layers.layers(model, None, {}, BF16)] == ["q", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("told", "scales", "asked", "found"),
+    [
+        ("auto", (1.0, 1.0), "", (BF16, "", "")),
+        ("auto", (1.0, 1.0), "fp8 tensor", (BF16, "", "fp8")),
+        ("fp8", (1.0, 1.0), "fp8 tensor", ("fp8", "1.0", "")),
+        ("fp8_e4m3", (1.0, 0.07), "fp8 tensor", ("fp8", "loaded", "")),
+        ("fp8_ds_mla", (1.0, 1.0), "", ("fp8", "1.0", BF16)),
+        ("fp8_e5m2", (1.0, 1.0), "fp8 tensor", ("fp8_e5m2", "1.0", "fp8")),
+        ("int8_per_token_head", (1.0, 1.0), "", ("int8", "dynamic", BF16)),
+    ],
+)
+def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tuple[str, str, str]) -> None:
+    """Of attention layers only: other modules may hold a word for the cache that they pass on."""
+    k_scale, v_scale = map(torch.tensor, scales)
+    attention = SimpleNamespace(kv_cache_dtype=told, impl=object(), _k_scale=k_scale, _v_scale=v_scale)
+    modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
+    (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
+    assert (cache.name, cache.stored, cache.scales, cache.asked) == ("attn", *found)

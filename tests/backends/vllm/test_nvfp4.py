@@ -14,33 +14,16 @@ from safetensors import safe_open
 
 from backends.base import LoadRequest, Task
 from backends.hf.backend import TransformersBackend
+from backends.layers.groups import groups_from_json
+from backends.vllm import layers
 from backends.worker import scoring
+from eval.common import processes
+from tests.support.nvfp4 import rounded, unpacked
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
 
 CPU_ONLY = pytest.mark.skipif(GPU, reason="on a GPU vLLM has kernels of its own")
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-EVEN_FIRST = np.array([*E2M1[::2], *E2M1[1::2]])
-"""The values that win ties come first: those whose last bit is 0."""
 WINDOWS = toy_windows(3, 100)
-
-
-def unpacked(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
-    """Weights [out, in] in float64 of packed ones, uint8 [out, in / 2], the low four bits first: sign, E2M1."""
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
-    values = torch.tensor(E2M1, dtype=torch.float64)[codes & 7] * (1 - 2 * (codes >> 3))
-    groups = values.unflatten(1, (-1, 16)) * scale.double()[:, :, None] / global_scale.double()
-    return groups.flatten(1)
-
-
-def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
-    """Activations [n, in] rounded to NVFP4: FP8 scales of groups of 16 under the global one, then the nearest E2M1."""
-    groups = x.double().unflatten(-1, (-1, 16))
-    scale = groups.abs().amax(-1, keepdim=True) / 6 * global_scale
-    scale = scale.clamp(max=448).to(torch.float8_e4m3fn).double() / global_scale
-    ratios = torch.where(scale > 0, groups / scale, 0).numpy()
-    nearest = EVEN_FIRST[np.abs(np.abs(ratios)[..., None] - EVEN_FIRST).argmin(-1)]
-    return (torch.from_numpy(nearest * np.sign(ratios)) * scale).flatten(-2).to(x.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +81,22 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     assert {group.layer.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_what_ran_was_foretold_without_a_weight(
+    weight_only: dict[str, Any], checkpoints: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(processes.ENVIRONMENT)
+    told, refused = processes.apart(layers.predicted, "asking", folders=[str(checkpoints("NVFP4A16")), "none"])
+    found, ran = (
+        [(each.layer.name, each.layer.weights, each.layer.kernel, each.count) for each in groups if each.count > 1]
+        for groups in (groups_from_json(told), weight_only["layers"])
+    )
+    assert len(ran) == 4  # without the head, whose weights have the dtype of the run
+    assert found == ran
+    assert refused == "none/config.json: missing; model_dir must be a Hugging Face model folder"
 
 
 def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:

@@ -71,4 +71,4 @@ def test_a_check_and_its_text(write_specs: Specs, toy_model: Path, tmp_path: Pat
         assert (status, modules & NEVER) == (0, set()), words
         assert "9 windows, 891 scored tokens, of a text of 1,000 tokens" in words
         said.append(words.replace("tokenizing text: 1000 tokens in ", ""))
-    assert [len(words.splitlines()) for words in said] == [len(said[1].splitlines()) + 1, 5]
+    assert [len(words.splitlines()) for words in said] == [len(said[1].splitlines()) + 1, 7]

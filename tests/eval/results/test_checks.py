@@ -47,6 +47,8 @@ def damaged(raw: Any, *path: Any, value: Any) -> Any:
         (("models", 1, "score_seconds"), -1.0, "W4A16.score_seconds: -1.0 is below 0"),
         (("models", 1, "layer_bpw"), -4.0, "W4A16.storage.bpw_layer: -4.0 is below 0"),
         (("models", 1, "provenance"), {"layers": 5}, "W4A16: provenance.layers: are no groups of layers"),
+        (("models", 1, "provenance"), {"kv_cache_layers": 5},
+         "W4A16: provenance.kv_cache_layers: are no groups of layers"),
         (("models", 1), "W4A16", "models: must be a list of objects"),
         (("data",), {"text_tokens": True}, "data: text_tokens is no number of tokens"),
         (("reference",), {}, "reference: has no label"),

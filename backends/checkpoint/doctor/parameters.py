@@ -1,0 +1,145 @@
+"""Tensors that a model needs and its files lack, or that the files have and the model does not need.
+
+Transformers builds the model from its config on torch's meta device, where no memory is taken, and says how the names
+in checkpoints become its own (experts are stored one by one and loaded into one tensor).  This runs in a process of its
+own, since the driver imports neither.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.checkpoint.doctor.finding import Finding, gathered
+from backends.checkpoint.doctor.subject import MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.common.packages import installed_versions
+
+BESIDE = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"
+)
+"""Tensors beside the weights that engines read or that are computed again."""
+PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
+REDO = "download the files again, or save the model with the class that its config names"
+
+
+def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]:
+    """The findings from what ``compared`` said."""
+    names = sorted(found["missing"])
+    yield from gathered(
+        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
+        "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
+    )  # fmt: skip
+    for name, stored, wanted in sorted(found["shapes"]):
+        what = f"has the shape {stored}, and the config asks for {wanted}"
+        yield Finding("wrong", checkpoint.where_module(name), what, "give the config.json that belongs to these files")
+    yield from gathered(
+        "warning", [checkpoint.where_module(name) for name in sorted(found["left_over"])],
+        "left over: the model that the config describes has no such layer, and nobody will load it",
+        "give the config.json that belongs to these files, or save the model without it",
+    )  # fmt: skip
+
+
+def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """``compared`` of each folder, in one process: Transformers takes three seconds to import."""
+    return [compared(folder) for folder in folders]
+
+
+def compared(folder: str) -> dict[str, Any]:
+    """What is "missing" and "left_over" (names), and which "shapes" differ (name, stored, wanted).
+
+    Or {"unchecked": why}, where Transformers is not installed or cannot build the model.
+    """
+    if not installed_versions(("transformers",)):
+        return {"unchecked": "Transformers is not installed"}
+    checkpoint = Checkpoint(Path(folder))
+    stored = stored_weights(checkpoint)
+    try:
+        model = built(checkpoint)
+        renamed = new_names(model, list(stored))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a config makes of Transformers' classes
+        return {"unchecked": one_line(error, 160)}
+    return against(model, stored, renamed, quantized=bool(checkpoint.quantization))
+
+
+def against(model: Any, stored: Mapping[str, Any], renamed: Mapping[str, str], *, quantized: bool) -> dict[str, Any]:
+    """``stored``: name -> (module, shape or None); ``renamed``: name -> the model's own name of it."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
+    unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    counted = Counter(renamed.values())
+    missing = [name for name in wanted if name not in counted and name not in tied]
+    left, shapes, parts = [], [], Counter[str]()
+    for name, (module, shape) in stored.items():
+        target = renamed[name]
+        if target not in wanted:
+            if not BESIDE.search(name) and not any(each.search(name) for each in unasked):
+                left.append(module)
+        elif counted[target] == 1 and shape and math.prod(shape) != math.prod(wanted[target]):
+            shapes.append((module, list(shape), list(wanted[target])))
+        parts[target] += 1
+    return {"missing": [*missing, *short_of_experts(parts, wanted)], "left_over": sorted(set(left)), "shapes": shapes}
+
+
+def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Tensors of all experts of a layer for which other numbers of experts are stored than for most layers."""
+    found = {name: count for name, count in parts.items() if len(wanted.get(name, ())) == 3}
+    kinds: dict[str, list[str]] = {}
+    for name in found:
+        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    return [
+        name for names in kinds.values() for name in names if found[name] < max(found[other] for other in names)
+    ]  # fmt: skip
+
+
+def stored_weights(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """Name that an unquantized checkpoint would have -> (module, shape; None where that is packed)."""
+    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, tensor in checkpoint.tensors.items():
+        module, part = module_and_part(name)
+        parts = checkpoint.modules[module]
+        if part == main_of(parts):
+            packed = part != "weight" or tensor.dtype in ("U8", "I8")
+            found[PACKED.sub("weight", name).removesuffix("_blocks")] = (module, None if packed else tensor.shape)
+        elif part == "bias" or not is_quantized(parts):
+            found[name] = (module, tensor.shape)
+    return found
+
+
+def built(checkpoint: Checkpoint) -> Any:
+    """The model of a config on the meta device, with the class that the config names."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+    for each in filter(None, (config, getattr(config, "text_config", None))):
+        if getattr(each, "quantization_config", None) is not None:
+            del each.quantization_config
+    named = next(iter(config.architectures or ()), "")
+    own = getattr(transformers, named, None)
+    with torch.device("meta"):
+        if own is not None and hasattr(own, "_from_config"):
+            model = own._from_config(config)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model.tie_weights()
+    return model
+
+
+def new_names(model: Any, names: list[str]) -> dict[str, str]:
+    """Name in the checkpoint -> name in the model, by Transformers' own rules of loading."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+    wanted = model.state_dict()
+    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0] for name in names}

@@ -1,0 +1,184 @@
+"""``--doctor``: what checkpoints are, what would run, what is wrong; ``--against``: their weights beside a reference's.
+
+No engine loads a weight.  Exit status: 0; 1 if a number or an answer would be wrong; 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import backends
+from backends.base import LoadRequest
+from backends.checkpoint.doctor import comparison, parameters
+from backends.checkpoint.doctor.comparison import LayerError
+from backends.checkpoint.doctor.examining import Examination, Patient, examine
+from backends.checkpoint.doctor.subject import Checkpoint
+from backends.common.errors import InputError
+from backends.common.json_files import exists, expanded
+from backends.common.messages import printable
+from backends.hub import repositories
+from backends.layers.groups import PLAIN, groups_from_json, short_kernel_name
+from backends.layers.schemes import UNKNOWN
+from eval.cli import doctor_table
+from eval.common.processes import apart
+from eval.common.progress import Progress
+from eval.specs import reading
+
+TITLE_WIDTH = 11
+NOTHING = "nothing wrong found"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine every model of ``--doctor``; returns the exit status."""
+    progress = Progress()
+    against = patient_of(args.against, progress, args.against) if args.against else None
+    patients = [one for name in args.doctor for one in patients_of(name, progress)]
+    if args.plot_file and (against is None or len(patients) != 1):
+        raise InputError("-p: --doctor draws the errors of one model's weights; give one model, and --against")
+    reference = against or (patients[0] if len(patients) > 1 else None)
+    wanted, here, wrong = tensors_wanted(patients), predictions(patients), False
+    for number, patient in enumerate(patients):
+        found = examine(patient, None if patient == reference else reference, wanted.get(patient))
+        errors: list[LayerError] = []
+        if against is not None and patient != against:
+            errors = compared(patient, against, progress)
+            found = found.with_findings(*comparison.findings(errors))
+        print(*([""] if number else []), *map(printable, lines(found, here.get(patient, []))), sep="\n")
+        if errors:
+            doctor_table.show(errors, Console())
+            draw(args, patient, errors)
+        wrong = wrong or found.is_wrong
+    return 1 if wrong else 0
+
+
+def patients_of(name: str, progress: Progress) -> Iterator[Patient]:
+    """The models of one word after ``--doctor``: a folder, a GGUF file, a hub id, or a spec file with several."""
+    if not name.lower().endswith(".json"):
+        yield patient_of(name, progress, name)
+        return
+    for spec in reading.load_model_specs(reading.expand([name])):
+        yield patient_of(spec.located, progress, spec.name, spec.revision)
+
+
+def patient_of(name: str, progress: Progress, label: str, revision: str | None = None) -> Patient:
+    """A model, fetched from the hub if it is not here; InputError if it is nowhere."""
+    path = expanded(name)
+    if exists(path):
+        return Patient(label, path)
+    load_fn = backends.reader_of(name)
+    with backends.other_engines_named(), progress.phase(f"fetching {name}", unit="bytes") as phase:
+        if load_fn is not None:
+            backend = backends.resolve(load_fn, None)[1]
+            request = LoadRequest(label, load_fn, name, 1, revision=revision)
+            if backend.is_remote(request):
+                return Patient(label, Path(backend.fetch(request, phase).model_dir))
+        elif repositories.is_hub_id(name):
+            return Patient(label, repositories.resolve(name, revision, watch=phase))
+    raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
+
+
+def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
+    """Folder -> what ``parameters.compared`` says of it, from a process of its own, since it imports Transformers."""
+    folders = [patient for patient in patients if not patient.is_gguf]
+    for patient in folders:  # what cannot be read is told before a process starts
+        checkpoint = Checkpoint(patient.path)
+        assert checkpoint.config.raw is not None
+        assert checkpoint.tensors is not None
+    paths = [str(patient.path) for patient in folders]
+    if not folders:
+        return {}
+    told = apart(parameters.all_compared, "building models from configs", folders=paths)
+    return dict(zip(folders, told, strict=True))
+
+
+def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
+    """Model -> lines on what would run here, by each engine that knows before it loads a weight."""
+    folders = [patient for patient in patients if not patient.is_gguf]
+    found: dict[Patient, list[str]] = {patient: [] for patient in folders}
+    for engine, backend in backends.engines() if folders else ():
+        predictor = backend.predictor()
+        if isinstance(predictor, str):
+            for patient in folders if predictor else []:
+                found[patient].append(f"{engine}: {predictor}")
+            continue
+        try:
+            told = apart(predictor, f"asking {engine}", folders=[str(patient.path) for patient in folders])
+        except InputError as error:
+            told = [str(error)] * len(folders)
+        for patient, groups in zip(folders, told, strict=True):
+            found[patient] += [f"{engine}: {text}" for text in kernels(groups)]
+    return found
+
+
+def kernels(told: list[Any] | str) -> list[str]:
+    """What would run, a line for each kernel: its layers, and the activations that it takes."""
+    if isinstance(told, str):
+        # Only code that wants numbers trips over the meta device; any other reason is one to refuse the model.
+        return [f"known after loading ({told})" if "meta" in told.lower() else f"refuses it here: {told}"]
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for group in groups_from_json(told):
+        layer = group.layer
+        key = short_kernel_name(layer.kernel), layer.weights, layer.activations, layer.asked
+        counts[key] = counts.get(key, 0) + group.count
+    return [in_words(*key, count) for key, count in counts.items()]
+
+
+def in_words(kernel: str, weights: str, activations: str, asked: str, count: int) -> str:
+    """One kernel: ``Marlin: 30 x nvfp4 g16, activations bfloat16 (the checkpoint asks for nvfp4 g16)``."""
+    if weights in PLAIN and weights == activations:
+        return f"{kernel}: {count:,} x {weights}"
+    ran = "known after loading" if activations == UNKNOWN else activations
+    otherwise = f" (the checkpoint asks for {asked})" if asked and activations != UNKNOWN else ""
+    return f"{kernel}: {count:,} x {weights}, activations {ran}{otherwise}"
+
+
+def lines(found: Examination, here: Sequence[str]) -> list[str]:
+    """An examination as it is printed."""
+    facts = [*found.facts, *(("here", line) for line in here)]
+    told = [f"  {title:{TITLE_WIDTH}} {text}" for title, text in facts]
+    told += [f"  {finding}" for finding in found.findings] or [f"  {NOTHING}"]
+    return [found.name, *told, *(f"  not checked: {reason}" for reason in found.unchecked)]
+
+
+def compared(patient: Patient, against: Patient, progress: Progress) -> list[LayerError]:
+    """Every matrix of a model against the reference's, with progress."""
+    if against.is_gguf:
+        raise InputError(f"--against: {against.name}: must be a folder of safetensors")
+    reference = Checkpoint(against.path)
+    model = patient.gguf or Checkpoint(patient.path)
+    total = comparison.weights_of(reference)
+    with progress.phase(f"comparing the weights of {patient.name}", unit="weights", total=total) as phase:
+        return list(comparison.layer_errors(model, reference, phase.advance))
+
+
+def draw(args: argparse.Namespace, patient: Patient, errors: Sequence[LayerError]) -> None:
+    """The picture of the errors, if one is asked for."""
+    if args.plot_file is None:
+        return
+    from eval.cli import doctor_picture
+
+    title = args.title or f"Weights of {patient.path.name} against {Path(args.against).name}"
+    doctor_picture.draw(errors, args.plot_file, title, dark=args.dark)
+    print(f"plot: {args.plot_file}")
+
+
+def short_form(name: str, path: Path, reference: Path | None) -> tuple[list[str], bool]:
+    """For ``--check``: what a model is in one line and its findings, and whether one of them is wrong.
+
+    ``reference``: the model whose tokens it should have.  Models that are no folder and no GGUF file have no lines.
+    """
+    patient = Patient(name, path)
+    if not patient.is_gguf and not exists(path / "config.json"):
+        return [], False
+    found = examine(patient, None if reference in (None, path) else Patient("", reference))
+    facts = dict(reversed(found.facts))  # the first of the groups of layers
+    layers = facts.get("layers", "").partition(":")[0]
+    return [
+        f"{name}: {layers}; {facts['size']}; {facts['files']}",
+        *(f"{name}: {each}" for each in found.findings),
+    ], found.is_wrong

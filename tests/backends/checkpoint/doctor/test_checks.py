@@ -1,0 +1,140 @@
+"""What single checks say, on headers made by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.checkpoint.doctor import ends, leftovers, scales
+from backends.checkpoint.doctor.finding import Finding
+from backends.checkpoint.doctor.subject import Checkpoint
+from backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
+from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
+
+EXPERTS = "model.layers.3.mlp.experts"
+STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic": "local"}
+
+
+def number(value: float) -> bytes:
+    return struct.pack("<f", value)
+
+
+def experts(**input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
+    """FP8 experts called e0, e1, ..., each with the scale of its activations, or without."""
+    entries: Entries = {}
+    values = {}
+    for at, value in enumerate(input_scales.values()):
+        name = f"{EXPERTS}.{at}.down_proj"
+        entries |= {f"{name}.weight": ("F8_E4M3", 4, 4), f"{name}.weight_scale": ("F32", 1)}
+        if value is not None:
+            entries[f"{name}.input_scale"] = ("F32", 1)
+            values[f"{name}.input_scale"] = number(value)
+    return entries, values
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "2.down_proj: no scale of its activations"),
+        (0.0, "2.down_proj.input_scale: the scale of its activations is zero"),
+        (float("nan"), "2.down_proj.input_scale: the scale of its activations is NaN"),
+        (float("inf"), "is infinite"),
+        (-1.0, "is negative"),
+    ],
+)
+def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
+    entries, values = experts(e0=0.5, e1=0.25, e2=value, e3=value)
+    (found,) = scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
+    assert (found.severity, found.more) == ("wrong", 1)
+    assert f"model.safetensors: {EXPERTS}." in str(found)
+    assert said in str(found)
+
+
+def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
+    entries, values = experts(e0=0.5, e1=0.25)
+    entries |= {f"{EXPERTS}.2.down_proj.weight_packed": ("I32", 4, 1), "lm_head.weight": ("BF16", 4, 4)}
+    assert not list(scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values))))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "asked"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, False),
+        ({"config_groups": {"a": {"input_activations": STATIC}}}, True),
+        ({"config_groups": {"a": {"input_activations": {**STATIC, "dynamic": True}}}}, False),
+        ({"config_groups": {"a": {"input_activations": STATIC}, "b": {"input_activations": None}}}, False),
+        ({"quantization": {"quant_algo": "NVFP4"}}, True),
+        ({"quant_algo": "W4A16_NVFP4"}, False),
+    ],
+)
+def test_which_configs_ask_for_input_scales(quantization: dict[str, Any], asked: bool) -> None:
+    assert scales.asks_for_input_scales(quantization) == asked
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [((1.0, 1.0), "warning"), ((1.0, 0.03), None), ((1.0, 0.0), "wrong"), ((0.03, float("nan")), "wrong")],
+)
+def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], said: str | None) -> None:
+    names = ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
+    entries: Entries = dict.fromkeys(names, ("F32", 1))
+    stored = dict(zip(names, map(number, values), strict=True))
+    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, values=stored))))
+    assert [each.severity for each in found] == ([said] if said else [])
+
+
+def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
+    folder = write_checkpoint(tmp_path, {"lm_head.weight": ("BF16", 4, 4)}, config)
+    (found,) = scales.kv_cache(Checkpoint(folder))
+    assert found.where == "config.json: quantization_config"
+    assert found.severity == "warning"
+
+
+def test_quantized_against_the_config(tmp_path: Path) -> None:
+    entries, values = experts(e0=0.5)
+    config = {"quantization_config": {"ignore": [f"re:.*{EXPERTS.rpartition('.')[2]}.*", "lm_head"]}}
+    (found,) = ends.check(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
+    assert found.severity == "wrong"
+    assert found.where == f"model.safetensors: {EXPERTS}.0.down_proj"
+
+
+def test_where_index_and_files_disagree(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"a.weight": ("BF16", 2, 2), "b.weight": ("BF16", 2, 2)})
+    weight_map = {"a.weight": "model.safetensors", "c.weight": "model.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    found = list(leftovers.check(Checkpoint(tmp_path)))
+    assert [(each.severity, each.where) for each in found] == [
+        ("warning", "extra.safetensors"),
+        ("note", "pytorch_model.bin"),
+        ("warning", "model.safetensors: b.weight"),
+        ("wrong", "model.safetensors.index.json: c.weight"),
+    ]
+
+
+def tokens_found(mine: Tokens, reference: Tokens) -> list[tuple[str, str]]:
+    found: list[Finding] = list(check(mine, reference))
+    return [(each.severity, each.where) for each in found]
+
+
+def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
+    reference = of_folder(toy_model)
+    assert tokens_found(reference, reference) == []
+    assert len(reference.vocabulary) == 257
+    one = Tokens("tokenizer.json", {0: "x", 1: "b"}, "m", {"decoder": 1}, {"eos_token": "a"}, None)
+    other = Tokens("tokenizer.json", {0: "a", 1: "b", 2: "c"}, "n", {"decoder": 2}, {"eos_token": "b", "x": 1}, "{{}}")
+    assert tokens_found(one, other) == [
+        ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"),
+        ("wrong", "tokenizer_config.json"), ("wrong", "chat template"),
+    ]  # fmt: skip
+    assert tokens_found(Tokens("tokenizer.json", template="{{ b }}"), Tokens("", template="{{ a }}")) == [
+        ("warning", "chat template")
+    ]
+    assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", "tokenizer.json")

@@ -1,0 +1,111 @@
+"""Relative errors of matrices: by hand in float64, and of a GGUF model beside its Hugging Face folder."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from backends.checkpoint.doctor import comparison
+from backends.checkpoint.doctor.comparison import LayerError, layer_errors
+from backends.checkpoint.doctor.subject import Checkpoint
+from backends.checkpoint.gguf import read_model
+from benchmarks.toy_moe_files import MoeShape, make
+from tests.support.toy import TOY_VOCAB, refusal
+from tests.support.transformers_models import changed
+
+Q, HEAD = "model.layers.1.self_attn.q_proj", "lm_head"
+
+
+def errors_of(model: Path, reference: Path) -> dict[str, LayerError]:
+    return {each.name: each for each in layer_errors(Checkpoint(model), Checkpoint(reference))}
+
+
+@pytest.fixture(scope="module")
+def fp8(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with one matrix in FP8 by channel and its head cut to other rows."""
+    weights = load_file(toy_model / "model.safetensors")
+    weight = weights[f"{Q}.weight"].float()
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    return changed(
+        toy_model, tmp_path_factory.mktemp("fp8") / "model", {},
+        **{
+            f"{Q}.weight": (weight / scale).to(torch.float8_e4m3fn), f"{Q}.weight_scale": scale,
+            f"{HEAD}.weight": weights[f"{HEAD}.weight"][:-1].clone(), "model.layers.0.mlp.up_proj.weight": None,
+        },
+    )  # fmt: skip
+
+
+def test_error_and_scale_by_hand(fp8: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (fp8, toy_model))
+    one = (mine[f"{Q}.weight"].double() * mine[f"{Q}.weight_scale"].double()).numpy()
+    other = theirs[f"{Q}.weight"].double().numpy()
+    for band in (1 << 22, 300):  # the whole matrix, and bands of four rows
+        monkeypatch.setattr(comparison, "BAND", band)
+        found = errors_of(fp8, toy_model)[Q]
+        assert found.stored == "fp8 channel"
+        assert found.error == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(other), rel=1e-6)
+        assert found.scale == pytest.approx((one * other).sum() / (other * other).sum(), rel=1e-6)
+
+
+def test_what_cannot_be_compared_says_why(fp8: Path, toy_model: Path) -> None:
+    found = errors_of(fp8, toy_model)
+    assert found[HEAD].note == "not compared: shapes 319x64 and 320x64"
+    assert found["model.layers.0.mlp.up_proj"].note == "not compared: the model has no such matrix"
+    assert found["model.layers.0.mlp.down_proj"].error == 0
+    assert comparison.worst_first(list(found.values()))[0].name == Q
+
+
+def test_broken_and_unrelated_weights_are_wrong() -> None:
+    errors = [LayerError(name, "int4", 1, value, 1.0) for name, value in [("a", 0.1), ("b", math.nan), ("c", 1.4)]]
+    said = [str(found) for found in comparison.findings(errors)]
+    assert [line.partition(";")[0] for line in said] == [
+        "wrong: b: its dequantized weights are not all finite",
+        "wrong: c: relative error 1.4: its weights are not the reference's",
+    ]
+    assert refusal(lambda: list(comparison.findings([LayerError("a", "", 1, note="no")]))).startswith("--against: no ")
+
+
+def test_nan_weights_have_no_number_for_an_error(toy_model: Path, tmp_path: Path) -> None:
+    weight = load_file(toy_model / "model.safetensors")[f"{Q}.weight"]
+    weight[3, 4] = math.nan
+    broken = changed(toy_model, tmp_path / "nan", {}, **{f"{Q}.weight": weight})
+    found = errors_of(broken, toy_model)
+    assert math.isnan(found[Q].error or 0.0)
+    assert [each.where for each in comparison.findings(list(found.values()))] == [Q]
+
+
+def test_a_mixture_of_experts_in_three_formats(tmp_path: Path) -> None:
+    """The same weights, dequantized by the benchmark's own code, have no error beyond float32's."""
+    with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 10 s
+        folders = make(tmp_path, MoeShape(layers=1, experts=2, chosen=1), ("nvfp4-w4a4", "mxfp4-w4a4", "fp8-block"))
+    for kind, words in [("nvfp4", "nvfp4 g16"), ("mxfp4", "mxfp4 g32"), ("fp8-block", "fp8 block 128x128")]:
+        quantized = next(folder for name, folder in folders.items() if name.startswith(kind))
+        found = errors_of(quantized, folders[f"{kind}-dequantized"])
+        assert found["model.layers.0.mlp.experts.1.down_proj"].stored == words
+        assert all(each.error is not None and each.error < 1e-6 for each in found.values())
+        assert len(found) == 4 + 3 * 2 + 3  # attention, experts; router, embedding and head
+
+
+def test_gguf_against_its_folder(toy_model: Path, tmp_path: Path) -> None:
+    """Queries and keys are in another order there; a file of floats must have no error at all."""
+    from gguf import GGUFWriter
+
+    from demo.gguf_writer import write_gguf
+
+    writer = GGUFWriter(str(tmp_path / "tokenizer.gguf"), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(TOY_VOCAB)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for kind, least, most in [("BF16", 0.0, 0.0), ("Q8_0", 1e-4, 0.02)]:
+        write_gguf(toy_model, tmp_path / f"{kind}.gguf", kind, tokenizer=tmp_path / "tokenizer.gguf")
+        found = list(layer_errors(read_model(tmp_path / f"{kind}.gguf"), Checkpoint(toy_model)))
+        layers = [each for each in found if each.name.startswith("model.layers")]
+        assert len(layers) == 14
+        assert all(each.error is not None and least <= each.error <= most for each in layers), kind

@@ -1,0 +1,197 @@
+"""Values of stored matrices: against compressed-tensors' own decompression, and by hand in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import save_file
+
+from backends.checkpoint.doctor.matrices import Matrix, described, matrix_of
+from backends.checkpoint.doctor.numbers import eight_bits
+from backends.checkpoint.doctor.subject import Checkpoint
+
+ROWS, COLUMNS = 48, 64
+AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which column AWQ puts into each four bits of a word, as its packing says."""
+
+
+def checkpoint(folder: Path, parts: dict[str, torch.Tensor], quantization: dict[str, Any] | None = None) -> Checkpoint:
+    """A folder whose one module ``layer`` has these parts."""
+    save_file({f"layer.{part}": tensor.contiguous() for part, tensor in parts.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": quantization} if quantization else {}))
+    return Checkpoint(folder)
+
+
+def read(found: Checkpoint, pieces: int = 1) -> np.ndarray:
+    """All values of the module, read in some bands."""
+    matrix = matrix_of(found.modules["layer"], found.quantization)
+    assert isinstance(matrix, Matrix), matrix
+    length = matrix.shape[matrix.axis]
+    step = -(-length // pieces // matrix.step) * matrix.step
+    bands = [matrix.band(begin, min(begin + step, length)) for begin in range(0, length, step)]
+    return np.concatenate(bands, axis=matrix.axis)
+
+
+def weights(seed: int = 0) -> torch.Tensor:
+    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(seed))
+
+
+INT = {"num_bits": 4, "type": "int", "symmetric": True}
+CASES = {
+    "int4 g32": ("pack-quantized", {**INT, "strategy": "group", "group_size": 32}),
+    "uint4 g32": ("pack-quantized", {**INT, "strategy": "group", "group_size": 32, "symmetric": False}),
+    "int8 channel": ("pack-quantized", {**INT, "num_bits": 8, "strategy": "channel"}),
+    "int8 tensor": ("int-quantized", {**INT, "num_bits": 8, "strategy": "tensor"}),
+    "fp8 tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8 channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8 block 16x16": (
+        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 16]}
+    ),
+    "nvfp4 g16": (
+        "nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    ),
+    "mxfp4 g32": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
+                                           "scale_dtype": "torch.uint8"}),
+    "mxfp8 g32": ("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32,
+                                      "scale_dtype": "torch.uint8"}),
+}  # fmt: skip
+
+
+def scale_shape(args: dict[str, Any]) -> tuple[int, ...]:
+    """The shape of the scales of a [ROWS, COLUMNS] matrix."""
+    if args["strategy"] == "block":
+        return ROWS // args["block_structure"][0], COLUMNS // args["block_structure"][1]
+    return {"tensor": (1,), "channel": (ROWS, 1)}.get(args["strategy"], (ROWS, COLUMNS // args.get("group_size", 1)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_compressed_tensors(tmp_path: Path, name: str) -> None:
+    form, args = CASES[name]
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args), format=form)
+    generator = torch.Generator().manual_seed(1)
+    scales = torch.rand(scale_shape(args), generator=generator) * 0.2 + 0.1
+    if name.startswith("mx"):
+        scales = torch.exp2(torch.randint(-4, 0, scales.shape, generator=generator).float())
+    parts = {"weight": weights(), "weight_scale": scales}
+    if name.startswith("uint"):
+        parts["weight_zero_point"] = torch.randint(-8, 8, scales.shape, generator=generator).to(torch.int8)
+    if name.startswith("nvfp4"):
+        parts["weight_global_scale"] = torch.tensor([3.5])
+        parts["weight_scale"] = (scales * 3.5).to(torch.float8_e4m3fn).float()
+    compressor = BaseCompressor.get_value_from_registry(form)
+    with torch.compiler.set_stance("force_eager"):  # compiling its packing of FP4 takes 20 s
+        stored = compressor.compress(dict(parts), scheme)
+        gold = compressor.decompress(dict(stored), scheme)["weight"].double().numpy()
+    found = checkpoint(tmp_path, stored, {"config_groups": {"group_0": {"weights": args}}})
+    assert described(found.modules["layer"], found.quantization) == name
+    rtol = 2**-8 if name.startswith(("nv", "mx")) else 1e-6  # compressed-tensors rounds these to bfloat16
+    for pieces in (1, 5):
+        np.testing.assert_allclose(read(found, pieces), gold, rtol=rtol, atol=0)
+    assert np.abs(gold).max() > 0.5
+
+
+def gptq(codes: np.ndarray, zeros: np.ndarray, *, less: int) -> dict[str, torch.Tensor]:
+    """GPTQ's parts of 4-bit codes [in, out] and zero points [groups, out], a loop for each word."""
+    inputs, outputs = codes.shape
+    qweight, qzeros = np.zeros((inputs // 8, outputs), np.uint32), np.zeros((len(zeros), outputs // 8), np.uint32)
+    for row in range(inputs):
+        for column in range(outputs):
+            qweight[row // 8, column] |= np.uint32(int(codes[row, column]) << 4 * (row % 8))
+    for row in range(len(zeros)):
+        for column in range(outputs):
+            qzeros[row, column // 8] |= np.uint32(int(zeros[row, column]) - less << 4 * (column % 8))
+    return {"qweight": torch.from_numpy(qweight.view(np.int32)), "qzeros": torch.from_numpy(qzeros.view(np.int32))}
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2", "act-order"])
+def test_gptq_by_hand(tmp_path: Path, version: str) -> None:
+    rng = np.random.default_rng(0)
+    codes, zeros = rng.integers(0, 16, (32, 16)), rng.integers(1, 16, (4, 16))
+    scales = rng.uniform(0.01, 0.1, (4, 16)).astype(np.float16)
+    group = rng.permutation(np.repeat(np.arange(4), 8)) if version == "act-order" else np.repeat(np.arange(4), 8)
+    gold = (codes - zeros[group]).astype(np.float64) * scales[group].astype(np.float64)
+    parts = gptq(codes, zeros, less=0 if version == "gptq_v2" else 1)
+    parts |= {"scales": torch.from_numpy(scales), "g_idx": torch.from_numpy(group.astype(np.int32))}
+    if version == "gptq":
+        del parts["g_idx"]
+    found = checkpoint(tmp_path, parts, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
+    np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
+    assert described(found.modules["layer"], found.quantization) == "int4 g8"
+
+
+def test_awq_by_hand(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    codes, zeros = rng.integers(0, 16, (32, 16)), rng.integers(0, 16, (4, 16))
+    scales = rng.uniform(0.01, 0.1, (4, 16)).astype(np.float16)
+
+    def words(found: np.ndarray) -> torch.Tensor:
+        packed = np.zeros((len(found), found.shape[1] // 8), np.uint32)
+        for row in range(len(found)):
+            for word in range(packed.shape[1]):
+                for place, column in enumerate(AWQ_PLACES):
+                    packed[row, word] |= np.uint32(int(found[row, 8 * word + column]) << 4 * place)
+        return torch.from_numpy(packed.view(np.int32))
+
+    group = np.repeat(np.arange(4), 8)
+    gold = (codes - zeros[group]).astype(np.float64) * scales[group].astype(np.float64)
+    parts = {"qweight": words(codes), "qzeros": words(zeros), "scales": torch.from_numpy(scales)}
+    found = checkpoint(tmp_path, parts, {"quant_method": "awq", "bits": 4})
+    np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
+    assert described(found.modules["layer"], found.quantization) == "uint4 g8"
+
+
+def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (2, 3, 2, 16), np.uint8)
+    scales = rng.integers(120, 130, (2, 3, 2), np.uint8)
+    values = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    gold = np.zeros((6, 64))
+    for (expert, row, group, byte), both in np.ndenumerate(blocks):
+        for half, code in enumerate((both & 15, both >> 4)):
+            value = values[code & 7] * (-1 if code & 8 else 1) * 2.0 ** (int(scales[expert, row, group]) - 127)
+            gold[3 * expert + row, 32 * group + 2 * byte + half] = value
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    matrix = matrix_of(Checkpoint(tmp_path).modules[name], {})
+    assert isinstance(matrix, Matrix)
+    np.testing.assert_array_equal(matrix.band(0, 6), gold)
+    assert matrix.stored == "mxfp4 g32"
+
+
+def test_modelopt_multiplies_by_its_global_scale(tmp_path: Path) -> None:
+    packed = torch.tensor([[0x21] * 8], dtype=torch.uint8)  # codes 1 and 2: 0.5 and 1
+    scale = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
+    parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": torch.tensor(0.25)}
+    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts)), [[0.25, 0.5] * 8])
+
+
+def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
+    ones = torch.ones(20, 24).to(torch.float8_e4m3fn)
+    scales = torch.arange(1.0, 7).reshape(2, 3)
+    found = checkpoint(tmp_path, {"weight": ones, "weight_scale_inv": scales}, {"weight_block_size": [16, 8]})
+    gold = scales.repeat_interleave(16, 0)[:20].repeat_interleave(8, 1)
+    np.testing.assert_array_equal(read(found, 4), gold.numpy())
+    assert described(found.modules["layer"], found.quantization) == "fp8 block 16x8"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2), ("F8_E8M0", torch.float8_e8m0fnu)],
+)
+def test_floats_of_eight_bits_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    gold = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
+    np.testing.assert_array_equal(eight_bits(name), gold)
+
+
+def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, {"trellis": torch.zeros(4, 4, 64, dtype=torch.int16)})
+    assert described(found.modules["layer"], {}) == "unknown (format trellis of dtype I16)"

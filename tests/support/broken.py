@@ -1,0 +1,112 @@
+"""A good NVFP4 checkpoint of the toy model, and eight broken ones: one for each fault that the doctor looks for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.transformers_models import changed
+
+LAYER = "model.layers.1"
+Q, UP = f"{LAYER}.self_attn.q_proj", f"{LAYER}.mlp.up_proj"
+
+
+def good(toy: Path, folder: Path) -> Path:
+    """NVFP4 with quantized activations, calibrated, beside the toy's tokenizer."""
+    from demo.quantize import quantize
+
+    with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 20 s
+        quantize(toy, "NVFP4", folder)
+    return folder
+
+
+def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change one JSON file of a checkpoint."""
+    found = json.loads((folder / name).read_text())
+    change(found)
+    (folder / name).write_text(json.dumps(found))
+
+
+def unequal_global_scales(source: Path, folder: Path) -> Path:
+    scale = load_file(source / "model.safetensors")[f"{Q}.weight_global_scale"]
+    return changed(source, folder, {}, **{f"{Q}.weight_global_scale": scale * 3})
+
+
+def missing_input_scale(source: Path, folder: Path) -> Path:
+    return changed(source, folder, {}, **{f"{UP}.input_global_scale": None})
+
+
+def kv_scales_of_one(source: Path, folder: Path) -> Path:
+    scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"}
+    changed(source, folder, {}, **scales)
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    edited(folder, "config.json", lambda config: config["quantization_config"].update(kv_cache_scheme=scheme))
+    return folder
+
+
+def another_tokenizer(source: Path, folder: Path) -> Path:
+    changed(source, folder, {})
+
+    def swapped(found: dict[str, Any]) -> None:
+        vocabulary = found["model"]["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+    edited(folder, "tokenizer.json", swapped)
+    edited(folder, "tokenizer_config.json", lambda config: config.update(chat_template="{{ messages }}", eos_token="a"))
+    return folder
+
+
+def missing_tensor(source: Path, folder: Path) -> Path:
+    """Without the norm of a layer, and with the norms of a layer that the config does not have."""
+    norm = "input_layernorm.weight"
+    tensors = {f"{LAYER}.{norm}": None, f"model.layers.2.{norm}": torch.ones(64, dtype=torch.bfloat16)}
+    return changed(source, folder, {}, **tensors)
+
+
+def quantized_head(source: Path, folder: Path) -> Path:
+    weight = load_file(source / "model.safetensors")["lm_head.weight"].float()
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    tensors = {"lm_head.weight": (weight / scale).to(torch.float8_e4m3fn), "lm_head.weight_scale": scale}
+    changed(source, folder, {}, **tensors)
+    own = {"targets": ["lm_head"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+
+    def described(config: dict[str, Any]) -> None:
+        config["quantization_config"]["ignore"] = []
+        config["quantization_config"]["config_groups"]["group_1"] = own
+
+    edited(folder, "config.json", described)
+    return folder
+
+
+def stray_file(source: Path, folder: Path) -> Path:
+    shutil.copytree(source, folder)
+    weights = load_file(source / "model.safetensors")
+    save_file({f"{Q}.weight_packed": weights[f"{Q}.weight_packed"]}, folder / "consolidated.safetensors")
+    return folder
+
+
+def other_dtype(source: Path, folder: Path) -> Path:
+    weight = load_file(source / "model.safetensors")["lm_head.weight"]
+    return changed(source, folder, {}, **{"lm_head.weight": weight.float()})
+
+
+FAULTS = {
+    unequal_global_scales: ("wrong", f"{LAYER}.self_attn: q_proj, k_proj, v_proj"),
+    missing_input_scale: ("wrong", f"{UP}: no scale of its activations"),
+    kv_scales_of_one: ("warning", "model.layers.0.self_attn.k_scale: every scale of the fp8 KV cache is 1.0"),
+    another_tokenizer: ("wrong", "tokenizer.json: token "),
+    missing_tensor: ("wrong", f"{LAYER}.input_layernorm.weight: missing"),
+    quantized_head: ("warning", "lm_head: the head is quantized (fp8 channel)"),
+    stray_file: (
+        "warning",
+        "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an engine",
+    ),
+    other_dtype: ("warning", "lm_head: stored in float32, and the config says bfloat16"),
+}
+"""What breaks a checkpoint -> how bad that is, and what the doctor must say of it."""
