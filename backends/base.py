@@ -27,22 +27,52 @@ if TYPE_CHECKING:
     from backends.common.head import Head
 
 
+Spans = tuple[tuple[int, int], ...]
+"""The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
+
+
+def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
+    """Where all positions behind the first scored one are scored too, that one; else each range's begin and end."""
+    (first, end), *more = spans
+    return (first,) if end == length and not more else tuple(number for span in spans for number in span)
+
+
 @dataclass(frozen=True)
 class Window:
     """A piece of tokenized text that one forward pass scores; ``index`` is its number in the run, from 0.
 
-    ``token_ids`` is int32 [L].  Positions ``score_from`` (>= 1) to L - 1 are scored: the token at each of them is
+    ``token_ids`` is int32 [L].  The positions in ``spans`` (from 1 to L - 1) are scored: the token at each of them is
     predicted from all tokens before it in the window.
     """
 
     index: int
     token_ids: NDArray[np.int32]
-    score_from: int = 1
+    spans: Spans
+
+    @classmethod
+    def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
+        """A window of which every position from ``first`` on is scored."""
+        return cls(index, token_ids, ((first, len(token_ids)),))
 
     @property
     def n_scored(self) -> int:
-        """Number of scored positions T = L - score_from."""
-        return len(self.token_ids) - self.score_from
+        """Number of scored positions T."""
+        return sum(end - begin for begin, end in self.spans)
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """The scored positions [T]."""
+        return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in self.spans])
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """The scored tokens [T]."""
+        return self.token_ids[self.positions]
+
+    @property
+    def what_is_scored(self) -> str:
+        """The scored positions as text, for digests."""
+        return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
 
 
 @dataclass(frozen=True)
@@ -52,8 +82,10 @@ class TokenScores:
     Each array is [T], T = ``Window.n_scored``, with one entry for each scored position, in order.  ``logprob`` (of the
     real token), ``entropy`` and ``top1_logprob`` (of the most probable token) are float32, in nats; ``top1`` is bool:
     the real token is the most probable one.  Against a reference: ``ref_logprob``, ``ref_top1_logprob`` and ``kld`` =
-    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token.  An array is
-    None where the engine cannot tell, and without a reference.
+    KL(reference || model), float32, in nats; ``same_top``, bool: both have the same most probable token; and if they
+    are asked for, float32: ``reverse_kld`` = KL(model || reference) and ``js`` (Jensen-Shannon), in nats, ``tv`` (total
+    variation) and ``top5`` (share of the five most probable tokens that both have), from 0 to 1.  An array is None
+    where the engine cannot tell, and without a reference.
     """
 
     window: int
@@ -65,10 +97,18 @@ class TokenScores:
     ref_top1_logprob: NDArray[np.float32] | None = None
     kld: NDArray[np.float32] | None = None
     same_top: NDArray[np.bool_] | None = None
+    reverse_kld: NDArray[np.float32] | None = None
+    js: NDArray[np.float32] | None = None
+    tv: NDArray[np.float32] | None = None
+    top5: NDArray[np.float32] | None = None
+
+    def without_divergences(self) -> TokenScores:
+        """The same scores without the arrays that have to be asked for."""
+        return replace(self, reverse_kld=None, js=None, tv=None, top5=None)
 
     def alone(self) -> TokenScores:
         """The same scores without the arrays that depend on a reference."""
-        return replace(self, ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
+        return replace(self.without_divergences(), ref_logprob=None, ref_top1_logprob=None, kld=None, same_top=None)
 
 
 @dataclass(frozen=True)
@@ -77,12 +117,14 @@ class Task:
 
     ``reference``: the folder of the reference store; ``vocab_size``: the number of vocabulary entries that model and
     reference share, to which logits are cut, None for all of the model's; ``record``: an existing empty folder, into
-    which ``backends/reference/store.py`` writes this model's states or logits.
+    which ``backends/reference/store.py`` writes this model's states or logits; ``divergences``: compare by
+    ``reverse_kld``, ``js``, ``tv`` and ``top5`` of ``TokenScores`` too.
     """
 
     reference: Path | None = None
     vocab_size: int | None = None
     record: Path | None = None
+    divergences: bool = False
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class FakeBackend(LogitsBackend):
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = self.options.boost
         if window.index in self.options.nan_windows:
-            logits[window.score_from - 1] = float("nan")
+            logits[window.spans[0][0] - 1] = float("nan")
         return logits
 
     def _fail(self) -> NoReturn:

@@ -126,7 +126,7 @@ def by_logits(
         engine.load()
     true, rounded, differing = [], [], 0
     for window in windows:
-        targets, scored = window.token_ids[window.score_from :], slice(window.score_from - 1, -1)
+        targets, scored = window.targets, window.positions - 1
         base, model = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
         store = llama_formulas.store16(base)
         differing += 0 if rows is None else int((store != rows[window.index]).sum())

@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/cpu_statistics.py
 
 Prints, for vocabularies of 49,152 and 128,256, the median time of scoring bf16 logits against a bf16 reference and
-alone, as a ratio to the bf16 matrix product of the same rows with a head of hidden size 576.
+alone, as a ratio to the bf16 matrix product of the same rows with a head of hidden size 576; then both passes of
+``--divergences`` as a ratio to the first, in processor time (OMP_NUM_THREADS=1, or waiting threads count too).
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from collections.abc import Callable
 
 import torch
 
+from backends.scoring import divergences
 from backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
 
 HIDDEN = 576
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, None)  # None: as many as CPU_ELEMENTS gives
 
 
-def medians(functions: list[Callable[[], object]], repeats: int) -> list[float]:
+def medians(
+    functions: list[Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Median seconds of each; the functions take turns, so that a busy moment of the machine hits all alike."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, seen in zip(functions, times, strict=True):
-            begin = time.perf_counter()
+            begin = clock()
             function()
-            seen.append(time.perf_counter() - begin)
+            seen.append(clock() - begin)
     return [statistics.median(seen[1:]) for seen in times]
 
 
@@ -52,6 +56,13 @@ def table(vocabulary: int, rows: int, repeats: int) -> None:
     for size, pair, alone in zip(SIZES, seconds[::2], seconds[1::2], strict=True):
         rows_at_once = str(size or f"{max(CPU_ELEMENTS // vocabulary, 1)} (default)")
         print(f"{rows_at_once:>14}  {pair / product:19.2f}  {alone / product:5.2f}")
+    out = torch.empty(rows, divergences.width(True, True))
+    passes: list[Callable[[], object]] = [
+        score(None, reference),
+        lambda: divergences.both_passes(logits, targets, out, reference),
+    ]
+    first, both = medians(passes, repeats, time.process_time)
+    print(f"both passes: {both / first:.2f} of the first against a reference, in processor time")
 
 
 def main() -> None:

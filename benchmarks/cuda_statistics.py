@@ -3,9 +3,10 @@
     python -m benchmarks.cuda_statistics [--output statistics.json] [--sweep]
 
 Rows of bf16 logits over 128,256 tokens: 384 against a reference, as vLLM's scorer gives them to the kernel at a time,
-768 alone, and others.  The bandwidth is the bytes of the logits over the time; the card's own is that of copies of as
-many bytes, read and written together, in the same process.  Both are timed in CUDA graphs over four sets of data one
-after the other, so that neither the time of a launch nor what a cache still holds is measured.
+768 alone, and others; against a reference also with the second pass of ``--divergences``, which reads the logits once
+more.  The bandwidth is the bytes of the logits over the time; the card's own is that of copies of as many bytes, read
+and written together, in the same process.  Both are timed in CUDA graphs over four sets of data one after the other, so
+that neither the time of a launch nor what a cache still holds is measured.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch
 import triton
 
 from backends.common import machine
-from backends.scoring import triton_kernel
-from backends.scoring.statistics import torch_partial, width
+from backends.scoring import divergences, triton_kernel
+from backends.scoring.statistics import torch_partial
 
 VOCAB = 128_256
 SETS = 4
@@ -55,18 +56,25 @@ def case(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return logits, reference, torch.randint(0, VOCAB, (rows,), device="cuda")
 
 
-def measured(rows: int, compares: bool) -> dict[str, Any]:
+def measured(rows: int, compares: bool, more: bool = False) -> dict[str, Any]:
     """Time and bandwidth of one shape by the parameters that stand in the kernel's file, and whether it is right."""
     cases = [case(rows) for _ in range(SETS)]
-    out, gold = (torch.empty(rows, width(compares), device="cuda") for _ in range(2))
-    calls = [partial(triton_kernel.partial, z, t, out, 0, r if compares else None) for z, r, t in cases]
+    out, gold = (torch.empty(rows, divergences.width(compares, more), device="cuda") for _ in range(2))
+    if more:
+        calls = [partial(divergences.both_passes, z, t, out, r) for z, r, t in cases]
+    else:
+        calls = [partial(triton_kernel.partial, z, t, out, 0, r if compares else None) for z, r, t in cases]
     taken = milliseconds(calls)
     logits, reference, targets = cases[-1]
-    torch_partial(logits, targets, gold, 0, reference if compares else None)
-    bytes_read = rows * VOCAB * 2 * (1 + compares)
+    first = gold[:, : divergences.FIRST]
+    torch_partial(logits, targets, first, 0, reference if compares else None)
+    if more:
+        whole = divergences.normalizers(first[None])
+        divergences.torch_partial(logits, reference, whole, gold[:, divergences.FIRST :], 0)
+    bytes_read = rows * VOCAB * 2 * (1 + compares) * (1 + more)
     copied = copy_bandwidth(bytes_read)
     return {
-        "rows": rows, "against_a_reference": compares, "microseconds": round(taken * 1e3, 1),
+        "rows": rows, "against_a_reference": compares, "divergences": more, "microseconds": round(taken * 1e3, 1),
         "terabytes_a_second": round(bytes_read / taken / 1e9, 3),
         "share_of_copy_bandwidth": round(bytes_read / taken * 1e3 / copied, 3),
         "largest_relative_difference_from_torch": float(((out - gold).abs() / gold.abs().clamp(min=1)).max()),
@@ -80,9 +88,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     shapes: list[dict[str, Any]] = []
-    for rows, compares in ((384, True), (768, False), (512, True), (512, False), (1024, True), (1024, False)):
-        shapes.append(measured(rows, compares))
-        print(json.dumps(shapes[-1]), flush=True)
+    alone, pair, both = (False, False), (True, False), (True, True)
+    for rows, kinds in ((384, (pair, both)), (768, (alone,)), (512, (pair, both, alone)), (1024, (pair, both, alone))):
+        shapes += [measured(rows, *kind) for kind in kinds]
+    for shape in shapes:
+        print(json.dumps(shape))
     if options.output:
         origin = {"versions": machine.versions(), "hardware": machine.hardware(machine.gpus())}
         text = json.dumps({"commit": machine.commit(), **origin, "shapes": shapes}, indent=1)

@@ -49,7 +49,7 @@ ENGINE = {"max_num_batched_tokens": 16384, "max_num_seqs": 64, "gpu_memory_utili
 def windows_of(count: int, length: int) -> list[Window]:
     """Windows of random tokens."""
     generator = np.random.default_rng(0)
-    return [Window(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
+    return [Window.scored_from(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
 
 
 def opened(folder: Path, **options: Any) -> VllmScoreBackend:
@@ -70,7 +70,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Prefill, prompt_logprobs=0, perplexity, recording and KL divergence, in one engine."""
+    """Prefill, prompt_logprobs=0, perplexity, recording, KLD without and with ``--divergences``, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     backend, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
@@ -83,7 +83,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     reference.seal(record, store, {}, count)
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
-    plan = Plan(reference=str(store), vocab_size=VOCAB)
+    plan, more = (Plan(reference=str(store), vocab_size=VOCAB, divergences=more) for more in (False, True))
     comparing_heads = seconds(lambda: run.call("compare_q_begin", vars(plan)))  # once for each engine and store
     run.end()
 
@@ -96,6 +96,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "prompt_logprobs_0": lambda: list(run.requests(windows, {"prompt_logprobs": 0, "flat_logprobs": True})),
         "ppl": lambda: scored(Plan(), "ppl"),
         "kld": lambda: scored(plan, "kld"),
+        "kld_and_divergences": lambda: scored(more, "kld_and_divergences"),
     }
     times: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds + 1):
@@ -180,7 +181,7 @@ def correctness(folder: Path) -> dict[str, Any]:
         if path.name == "small":
             list(backend.driver.score([window], Task(record=record)))
             reference.seal(record, store, {}, 1)
-        (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB))
+        (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB, divergences=True))
         found[path.name] = scores
         chunk = backend.driver.pass_report["chunk_rows"]
         logits[path.name] = whole_logits(backend, window, chunk, folder / f"{path.name}.safetensors")
@@ -193,9 +194,14 @@ def correctness(folder: Path) -> dict[str, Any]:
     noisy, itself = found["noisy"], found["small"]
     assert noisy.kld is not None
     assert itself.kld is not None
+    middle = torch.logaddexp(p, q) - np.log(2)
+    tops = [logits[name][:-1].sort(dim=-1, descending=True, stable=True).indices[:, :5] for name in ("small", "noisy")]
     exact = {
         "kld": (p.exp() * (p - q)).sum(-1), "logprob": q.gather(1, targets)[:, 0], "entropy": -(q.exp() * q).sum(-1),
-        "ref_logprob": p.gather(1, targets)[:, 0],
+        "ref_logprob": p.gather(1, targets)[:, 0], "reverse_kld": (q.exp() * (q - p)).sum(-1),
+        "tv": (p.exp() - q.exp()).abs().sum(-1) / 2,
+        "js": sum((each.exp() * (each - middle)).sum(-1) for each in (p, q)) / 2,
+        "top5": (tops[0][:, :, None] == tops[1][:, None]).sum((1, 2)) / 5,
     }  # fmt: skip
     same_chunks = slice(0, len(targets) // chunk * chunk)  # the scorer's last chunk has one row less
     return {

@@ -98,6 +98,7 @@ def compare(
     logits_file: str | Path | None = None,
     cache_dir: str | Path | None = None,
     clear_cache: bool = False,
+    divergences: bool = False,
     verbose: bool = False,
     quiet: bool = False,
 ) -> Comparison:
@@ -105,7 +106,7 @@ def compare(
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
-    ``clear_cache``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
+    ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
 
     InputError (``backends.common.errors``): bad input, one line for each problem, before any engine starts.  A model
     that fails later is a row with its ``error``.
@@ -115,7 +116,7 @@ def compare(
     session = Session(
         Cache(Path(cache_dir) if cache_dir is not None else default_root()), Progress(quiet=quiet), clear=clear_cache,
         verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
-        hosts=hosts.of_this_machine()[0],
+        hosts=hosts.of_this_machine()[0], divergences=divergences,
     )  # fmt: skip
     chosen, said = spec_files.one_reference(model_specs(models))
     for line in said:

@@ -203,10 +203,11 @@ class LlamacppBackend(LogitsBackend):
             part = logits[begin : begin + step]
             rows = self._decode(window, begin, begin + len(part))
             part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
-        targets = torch.from_numpy(window.token_ids[window.score_from :]).long().to(logits.device)
-        floored, excluded = raise_to_floor(logits[window.score_from - 1 : -1], targets)
-        self.floored += floored
-        self.excluded += excluded
+        for first, end in window.spans:
+            targets = torch.from_numpy(window.token_ids[first:end]).long().to(logits.device)
+            floored, excluded = raise_to_floor(logits[first - 1 : end - 1], targets)
+            self.floored += floored
+            self.excluded += excluded
         return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:

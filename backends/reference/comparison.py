@@ -16,7 +16,7 @@ from backends.common.head import head_logits
 from backends.reference.blocks import Blocks
 from backends.reference.reading import ReferenceWindows, StoredRows
 from backends.reference.store import ReferenceStore
-from backends.scoring import statistics
+from backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,13 +89,15 @@ def is_same_weight(store: ReferenceStore, weight: torch.Tensor, first: int, last
 class Comparison:
     """The logits of a reference store, over the vocabulary entries [first, last) of ``shard``, on a device.
 
-    ``head``: the store's head, if it is there already; None: a store of states loads it.  ``close`` ends the reading.
+    ``head``: the store's head, if it is there already; None: a store of states loads it; ``with_divergences``: score by
+    both passes (``backends/scoring/divergences.py``).  ``close`` ends the reading.
     """
 
     def __init__(
-        self, store: ReferenceStore, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None
-    ) -> None:
-        self.store, self.shard, self.device = store, shard, device
+        self, store: ReferenceStore, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None,
+        *, with_divergences: bool = False,
+    ) -> None:  # fmt: skip
+        self.store, self.shard, self.device, self.with_divergences = store, shard, device, with_divergences
         self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
         self.windows = ReferenceWindows(store, pin=device.type == "cuda")
         self.blocks = Blocks(self.on_host, device)
@@ -156,13 +158,13 @@ class Comparison:
         logits = logits[:, slice(*self.shard)]
         n_scored, entries = logits.shape
         ids = statistics.target_ids(window, logits, targets)
-        out = torch.empty(n_scored, statistics.width(True), device=logits.device)
+        out = torch.empty(n_scored, divergences.width(True, self.with_divergences), device=logits.device)
         step = max(CHUNK_ELEMENTS // entries, 1)
         for begin in range(0, n_scored, step):
             end = min(begin + step, n_scored)
             reference = self.logits([StoredRows(window, n_scored, begin, end)])
-            statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
-        found = statistics.scores(window, targets, [out.cpu().numpy()])  # waits for a GPU's copies of the window
+            divergences.both_passes(logits[begin:end], ids[begin:end], out[begin:end], reference)
+        found = divergences.scores(window, targets, [out.cpu().numpy()])  # waits for a GPU's copies of the window
         self.drop(window)
         return found
 

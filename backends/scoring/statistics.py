@@ -168,7 +168,7 @@ def _fill(
 
 def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Write maximum, sum, target and top of x [n, V] into out [n, 5]; returns exp(x - max) and x - max, new [n, V]."""
-    top = _argmax(x)[:, None]
+    top = argmax(x)[:, None]
     peak = x.gather(1, top)
     shifted = x - peak.masked_fill(peak == -math.inf, 0.0)
     weight = shifted.exp()
@@ -181,7 +181,7 @@ def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -
     return weight, shifted
 
 
-def _argmax(x: torch.Tensor) -> torch.Tensor:
+def argmax(x: torch.Tensor) -> torch.Tensor:
     """Column of the first largest value, a NaN being the largest, int64 [n].
 
     torch.max(dim) promises no order among equals on CUDA, torch.argmax does.  On a CPU numpy's argmax keeps the order

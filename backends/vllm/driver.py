@@ -22,7 +22,7 @@ from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
 from backends.layers.kv_cache import KVCache, KVGroup, grouped
-from backends.scoring import statistics
+from backends.scoring import divergences, statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
 
@@ -85,6 +85,7 @@ class VllmDriver:
             record=None if task.record is None else str(task.record),
             record_contents="states" if route.states else "logits",
             record_reason=route.reason,
+            divergences=task.divergences,
         )
         yield from self.scored(windows, plan)
 
@@ -97,7 +98,7 @@ class VllmDriver:
             collected = self.collect(list(indices))
             for index in indices:
                 window = pending.pop(index)
-                yield statistics.scores(index, window.token_ids[window.score_from :], collected[index])
+                yield divergences.scores(index, window.targets, collected[index])
         self.pass_report = self.end()
         if pending:
             raise ModelError(f"vLLM returned no result for {len(pending)} windows, the first is window {min(pending)}")
@@ -117,7 +118,7 @@ class VllmDriver:
                 for window in windows:
                     params = SamplingParams(
                         max_tokens=1, detokenize=False, skip_reading_prefix_cache=True,
-                        extra_args={TAG: [window.index, window.score_from, window.n_scored]}, **sampling,
+                        extra_args={TAG: [window.index, window.spans]}, **sampling,
                     )  # fmt: skip
                     engine.add_request(str(window.index), {"prompt_token_ids": window.token_ids.tolist()}, params)
             while engine.has_unfinished_requests():
@@ -191,7 +192,7 @@ class VllmDriver:
         """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
-        short = [Window(window.index, window.token_ids[:tokens], 1) for window in longest]
+        short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
         return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
 
     def _no_route(self) -> Route:

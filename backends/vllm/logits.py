@@ -8,17 +8,31 @@ and uses ``local`` only where they are equal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.common.head import Head, head_difference
+from backends.common.head import Head, head_difference, largest_difference
 
 if TYPE_CHECKING:
     from backends.common.head import RecomputableHead
     from backends.reference.comparison import LoadedHead
 
 UNLIMITED = 1 << 60
+
+
+@dataclass
+class ProbeDifferences:
+    """What a probe has found: how far local logits are from gathered ones, and head(states) from the engine's logits.
+
+    Both are the largest seen; ``head_reason`` says why there is no head to compare.
+    """
+
+    local: float = 0.0
+    head: float = 0.0
+    head_reason: str = ""
 
 
 class LogitsSource:
@@ -124,6 +138,24 @@ class LogitsSource:
     def head_difference(self, logits: Any) -> float | str:
         """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""
         return head_difference(self.head(""), self.states, logits)
+
+
+def probed(source: LogitsSource, hidden_states: Any, differences: ProbeDifferences) -> Any:
+    """A rank's own logits, after a comparison with the gathered ones and with the head's product."""
+    whole = source.gathered(hidden_states)
+    local = source.local_again()
+    if local is None:
+        differences.local = math.inf
+        return whole
+    difference = source.head_difference(local)
+    if isinstance(difference, str):
+        differences.head_reason = difference
+    else:
+        differences.head = max(difference, differences.head)
+    if whole is not None:
+        first, last = source.shard or (0, whole.shape[-1])
+        differences.local = max(largest_difference(whole[:, first:last], local), differences.local)
+    return local
 
 
 @contextmanager

@@ -45,16 +45,19 @@ class Part(NamedTuple):
 def parts_of(segments: Sequence[Segment]) -> list[Part]:
     """The scored rows of the segments, in the order in which they lie in the hidden states.
 
-    The row at position p of a window predicts token p + 1: scored rows are those at ``score_from`` - 1 to L - 2.
+    The row at position p of a window predicts token p + 1: scored rows are those one before the positions in ``spans``.
     """
     parts = []
     for segment in segments:
-        window, score_from, n_scored = segment.tag
-        begin = max(segment.start, score_from - 1)
-        end = min(segment.start + segment.n_rows, score_from - 1 + n_scored)
-        if begin < end:
-            rows = StoredRows(window, n_scored, begin - score_from + 1, end - score_from + 1)
-            parts.append(Part(rows, segment.begin + begin - segment.start, end - begin, segment.prompt, begin + 1))
+        window, spans = segment.tag
+        n_scored, before = sum(end - begin for begin, end in spans), 0
+        for first, last in spans:
+            begin = max(segment.start, first - 1)
+            end = min(segment.start + segment.n_rows, last - 1)
+            if begin < end:
+                rows = StoredRows(window, n_scored, before + begin - first + 1, before + end - first + 1)
+                parts.append(Part(rows, segment.begin + begin - segment.start, end - begin, segment.prompt, begin + 1))
+            before += last - first
     return sorted(parts, key=lambda part: part.row)
 
 

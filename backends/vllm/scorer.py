@@ -8,23 +8,22 @@ GPU: results are copied behind the computation, and an event says when the resul
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.common.dtypes import dtype_name
-from backends.common.head import Contents, largest_difference
+from backends.common.head import Contents
 from backends.common.messages import one_line
 from backends.reference.comparison import Comparison, head_key, load_head
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder
-from backends.scoring import statistics
+from backends.scoring import divergences, statistics
 from backends.vllm.buffers import Buffers
 from backends.vllm.hooks import Segment, Tokens
-from backends.vllm.logits import LogitsSource
+from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 from backends.vllm.packing import Pack, Part, parts_of, states_of
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 DEVICE_BYTES = 255 << 20
 """What the logits of a chunk, the reference's logits, states and the results may take together."""
-RESULT_BYTES = 10 * 4 + 8
-"""Bytes a row: ten float32 columns of partial statistics, and the target's id."""
 PRODUCT_ROWS = (768, 128)
 """Rows of a head's product.  TFLOP/s of one H200 by rows (V = 128,256, H = 4,096, bf16, CUDA 13.0): 512 651, 640 669,
 768 683, 896 651, 1,024 638, 1,536 682; 768 was the best up to 1,024 in five of six shapes."""
@@ -52,7 +49,7 @@ class Plan:
     ``gathered``: use vLLM's gathered logits.  ``vocab_size``: cut logits to this many entries; None: the model's own.
     ``probe``: compare gathered with local logits and the head's product with both.  ``reference``: folder of the store
     to compare with.  ``record``: folder in which this model's states or logits (``record_contents``) are left as a
-    reference; ``record_reason`` says why logits.
+    reference; ``record_reason`` says why logits.  ``divergences``: compare by both passes.
     """
 
     gathered: bool = False
@@ -62,18 +59,7 @@ class Plan:
     record: str | None = None
     record_contents: Contents = "states"
     record_reason: str = ""
-
-
-@dataclass
-class ProbeDifferences:
-    """What a probe has found: how far local logits are from gathered ones, and head(states) from the engine's logits.
-
-    Both are the largest seen; ``head_reason`` says why there is no head to compare.
-    """
-
-    local: float = 0.0
-    head: float = 0.0
-    head_reason: str = ""
+    divergences: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,10 @@ class Chunk:
 
 @dataclass
 class Scorer:
-    """One rank's scorer in one pass; ``keeps``: whether this rank keeps the record's states or logits."""
+    """One rank's scorer in one pass; ``keeps``: whether this rank keeps the record's states or logits.
+
+    ``of_all_ranks``: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
+    """
 
     source: LogitsSource
     plan: Plan
@@ -107,6 +96,8 @@ class Scorer:
     most_rows: int = 1 << 30
     buffers: Buffers = field(default_factory=Buffers)
     ahead: StatesAhead | None = None
+    of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
+    exchanged: bool = False
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
@@ -145,14 +136,16 @@ class Scorer:
         Beside its logits a chunk has its states, gathered.  Against a reference: its logits and states, or, where one
         product gives both logits, two buffers of its states and the states of both side by side.
         """
-        columns = self.vocab_size if self.together else -(-self.vocab_size // self.tp_size)
+        columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
         compares, products = self.comparison is not None, 1
         copies, states = 1 + compares, 1 + compares
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        if self.has_head_beside:
+        if self.has_head_beside or self.exchanges:  # which may differ between ranks, whose chunks must not
             states, products = 5, 2
-        rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + RESULT_BYTES)
+        ranks = self.tp_size if self.exchanges else 0
+        results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
+        rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
         unit = next((unit // products for unit in PRODUCT_ROWS if rows >= unit // products), 1)
@@ -171,7 +164,7 @@ class Scorer:
         import torch
 
         targets = pack.targets(tokens)
-        out = torch.empty(len(pack), statistics.width(self.comparison is not None), device=targets.device)
+        out = torch.empty(len(pack), self.width, device=targets.device)
         a, size = 0, self.chunk_rows(hidden_states.shape[1], hidden_states.element_size())
         following = pack.between(a, size)
         while a < len(pack) and (self.together or not self.error):
@@ -186,9 +179,29 @@ class Scorer:
             self.buffers.send(out, pack.parts)
 
     @property
-    def together(self) -> bool:
-        """Whether ranks gather together: each chunk is then computed on all of them, also after an error on one."""
+    def width(self) -> int:
+        """Columns of the results."""
+        return divergences.width(self.comparison is not None, self.plan.divergences)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks gather logits together."""
         return self.plan.gathered or self.plan.probe
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange the rows of the first pass for the second one."""
+        return self.width > divergences.FIRST and self.tp_size > 1 and not self.gathers
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks wait for each other: each chunk is then computed on all of them, also after an error on one."""
+        return self.gathers or self.exchanges
+
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows [n, 10] of the first pass of all ranks that have a share of the vocabulary, [R, n, 10]."""
+        self.exchanged = True
+        return self.of_all_ranks(rows) if self.exchanges else rows[None]
 
     def try_score(self, hidden: torch.Tensor, chunk: Chunk) -> bool:
         """Score a chunk of states [n, H], and keep an error: raised here it would kill the engine.
@@ -197,6 +210,7 @@ class Scorer:
         """
         import torch
 
+        self.exchanged = False
         try:
             logits, reference = self.both_logits(hidden, chunk)
             if logits is None:  # vLLM gathers on another rank
@@ -210,6 +224,9 @@ class Scorer:
             self.error = self.error or f"out of memory: {one_line(error)}"
         except Exception as error:
             self.error = self.error or f"{type(error).__name__}: {one_line(error)}"
+        finally:
+            if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, whatever they are
+                self.exchange(chunk.out[:, : divergences.FIRST])
         return True
 
     def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
@@ -236,7 +253,7 @@ class Scorer:
         against itself they must be equal.  With a soft cap, more copies of the logits would be alive.
         """
         comparison, processor = self.comparison, self.source.processor
-        if comparison is None or comparison.head is None or not comparison.head.is_own or self.together:
+        if comparison is None or comparison.head is None or not comparison.head.is_own or self.gathers:
             return False
         head = comparison.store.head
         plain = head.soft_cap is None and processor.soft_cap is None and float(processor.scale) == head.scale
@@ -253,7 +270,12 @@ class Scorer:
         if self.comparison is not None and reference is None:
             reference = self.comparison.logits([part.rows for part in chunk.parts])
         reference = None if reference is None else reference[:, : last - first]
-        statistics.partial(logits, chunk.targets, chunk.out, first=first, reference=reference)
+        if reference is None:
+            statistics.partial(logits, chunk.targets, chunk.out, first=first)
+        else:
+            divergences.both_passes(
+                logits, chunk.targets, chunk.out, reference, first=first, of_all_shards=self.exchange
+            )
         if self.recorder is not None and self.keeps:
             self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk.parts)
         self.largest_chunk = max(self.largest_chunk, len(logits))
@@ -263,24 +285,7 @@ class Scorer:
         if self.plan.gathered:
             self.differences.head_reason = "its logits are not its head's alone"
             return self.source.gathered(hidden)
-        return self.probed(hidden) if self.plan.probe else self.source.local(hidden)
-
-    def probed(self, hidden: torch.Tensor) -> Any:
-        """This rank's own logits, after a comparison with the gathered ones and with the head's product."""
-        whole = self.source.gathered(hidden)
-        local = self.source.local_again()
-        if local is None:
-            self.differences.local = math.inf
-            return whole
-        difference = self.source.head_difference(local)
-        if isinstance(difference, str):
-            self.differences.head_reason = difference
-        else:
-            self.differences.head = max(difference, self.differences.head)
-        if whole is not None:
-            first, last = self.source.shard or (0, whole.shape[-1])
-            self.differences.local = max(largest_difference(whole[:, first:last], local), self.differences.local)
-        return local
+        return probed(self.source, hidden, self.differences) if self.plan.probe else self.source.local(hidden)
 
     def write_head(self) -> None:
         """Write this rank's share of the head into the record, if states are kept."""

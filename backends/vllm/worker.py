@@ -143,6 +143,7 @@ class ScoringExtension:
         scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
+            of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
         )  # fmt: skip
         self._compare_q_pass = ScoringPass(scorer, last_stage)
 
@@ -174,11 +175,11 @@ class ScoringExtension:
         with torch.inference_mode():
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, segments)
-            elif scoring_pass is not None and not scoring_pass.error:
+            elif scoring_pass is not None and (scoring_pass.scorer.together or not scoring_pass.error):
                 try:
                     scoring_pass.scorer.step(hidden_states, segments, tokens)
                 except Exception as error:  # whatever it is, the engine must live to report it
-                    scoring_pass.error = f"{type(error).__name__}: {one_line(error)}"
+                    scoring_pass.error = scoring_pass.error or f"{type(error).__name__}: {one_line(error)}"
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
         """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""

@@ -180,7 +180,7 @@ class VllmServerBackend(ScoringBackend):
                 )
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
-        return TokenScores(window.index, logprob[window.score_from - 1 :])
+        return TokenScores(window.index, logprob[window.positions - 1])
 
     def storage(self) -> Storage:
         return stored_size(self.options)

@@ -163,17 +163,22 @@ def parse_message(line: bytes) -> Any:
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Windows as arrays in one file, without pickle."""
     ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
-    shape = np.array([[each.index, len(each.token_ids), each.score_from] for each in windows], np.int64).reshape(-1, 3)
+    shape = [[each.index, len(each.token_ids), len(each.spans)] for each in windows]
+    spans = [span for each in windows for span in each.spans]
     with file.open("wb") as stream:
-        np.savez(stream, ids=ids, shape=shape)
+        np.savez(
+            stream, ids=ids, shape=np.array(shape, np.int64).reshape(-1, 3),
+            spans=np.array(spans, np.int64).reshape(-1, 2),
+        )  # fmt: skip
 
 
 def read_windows(file: Path) -> list[Window]:
     """The windows that ``write_windows`` wrote, in their order."""
     with np.load(file, allow_pickle=False) as arrays:
-        ids, shape = arrays["ids"], arrays["shape"]
-    ends = np.cumsum(shape[:, 1])
-    return [
-        Window(int(index), ids[end - length : end], int(score_from))
-        for (index, length, score_from), end in zip(shape, ends, strict=True)
-    ]
+        ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
+    windows, token, span = [], 0, 0
+    for index, length, n_spans in shape:
+        scored = tuple((begin, end) for begin, end in spans[span : span + n_spans])
+        windows.append(Window(index, ids[token : token + length], scored))
+        token, span = token + length, span + n_spans
+    return windows

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.base import Backend, LogitsBackend, ScoringBackend, Task, TokenScores, Window
@@ -43,13 +42,13 @@ def scores_of_logits(backend: LogitsBackend, windows: Sequence[Window], task: Ta
     try:
         for window in windows:
             logits = scored_rows(backend.logits(window), window)
-            targets = window.token_ids[window.score_from :]
+            targets = window.targets
             states = partial(scored_states, backend, window)
             if task.record is not None:
                 recorder = recorder or Recorder.of_engine(task.record, head, logits, states)
                 recorder.write(window.index, recorder.chosen(logits, states))
             if task.reference is not None:
-                comparison = comparison or compared(task.reference, task.vocab_size, logits)
+                comparison = comparison or compared(task, logits)
                 yield comparison.window_scores(window.index, logits, targets)
             else:
                 yield statistics.window_scores(window.index, logits, targets)
@@ -62,11 +61,12 @@ def scores_of_logits(backend: LogitsBackend, windows: Sequence[Window], task: Ta
             comparison.close()
 
 
-def compared(reference: Path, vocab_size: int | None, logits: torch.Tensor) -> Comparison:
-    """A model, of whose logits [T, V] the first are there, beside a store, over the entries that both have."""
-    store = open_reference(reference)
-    entries = min(vocab_size or store.head.vocab_size, logits.shape[1])
-    return Comparison(store, (0, entries), logits.device)
+def compared(task: Task, logits: torch.Tensor) -> Comparison:
+    """A model, of whose logits [T, V] the first are there, beside the task's store, over the entries of both."""
+    assert task.reference is not None
+    store = open_reference(task.reference)
+    entries = min(task.vocab_size or store.head.vocab_size, logits.shape[1])
+    return Comparison(store, (0, entries), logits.device, with_divergences=task.divergences)
 
 
 def scored_states(backend: LogitsBackend, window: Window) -> torch.Tensor:
@@ -75,10 +75,13 @@ def scored_states(backend: LogitsBackend, window: Window) -> torch.Tensor:
 
 
 def scored_rows(values: torch.Tensor, window: Window) -> torch.Tensor:
-    """Of logits [L, V] or states [L, H], the rows [T, ...] that predict the window's scored tokens."""
+    """Of logits [L, V] or states [L, H], the rows [T, ...] that predict the scored tokens; a view of one range."""
+    import torch
+
     length = len(window.token_ids)
     if values.ndim != 2 or values.shape[0] != length:
         raise ModelError(
             f"window {window.index}: logits of shape {tuple(values.shape)} for a window of {length} tokens"
         )
-    return values[window.score_from - 1 : length - 1]
+    rows = [values[begin - 1 : end - 1] for begin, end in window.spans]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

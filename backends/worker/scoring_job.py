@@ -73,7 +73,7 @@ def load(job: LoadJob, started: float, prepared: float | None) -> Model:
     backend = engine(job.request)
     try:
         backend.load()
-        backend.get_ready([Window(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)])
+        backend.get_ready([Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)])
     except BaseException:
         backend.close()
         raise

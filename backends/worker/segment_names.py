@@ -10,7 +10,9 @@ from pathlib import Path
 
 from backends.common import owned
 
-SEGMENT = re.compile(r"(alone|[0-9a-f]{16})\.([0-9,-]+)\.([0-9a-f]{40})\.safetensors")
+MORE = "-more"
+"""At the end of the tag of segments that hold the divergences that have to be asked for."""
+SEGMENT = re.compile(rf"(alone|[0-9a-f]{{16}}(?:{MORE})?)\.([0-9,-]+)\.([0-9a-f]{{40}})\.safetensors")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 LONGEST, MOST = 160, 100_000
 """Most letters of ``windows`` in a name, which may have 255 bytes, and most windows that a name is believed to list."""

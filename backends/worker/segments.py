@@ -4,9 +4,10 @@ A folder holds the scores of one model, text and engine, with whatever it was co
 
 - a segment, ``<tag>.<windows>.<digest>.safetensors``: the scores of some windows, the columns of ``TokenScores`` one
   window after the other, each float32 [N] or bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the key of the
-  reference that the windows were compared with; ``windows`` reads ``0-3,7``; ``digest`` is of the whole file (SHA-256,
-  its first 40 digits).  The metadata repeats tag and windows, with the digest of each window's tokens, so that no
-  segment serves another window, and has the session that made it and the seconds that these windows took;
+  reference that the windows were compared with, and ``MORE`` if the divergences that have to be asked for are there;
+  ``windows`` reads ``0-3,7``; ``digest`` is of the whole file (SHA-256, its first 40 digits).  The metadata repeats tag
+  and windows, with the digest of each window's tokens, so that no segment serves another window, and has the session
+  that made it and the seconds that these windows took;
 - a record, ``record.<session>.json``: what is known of one session, with its checksum (``backends/common/checked.py``).
 
 Nothing is changed in place: segments are only added.  This file needs numpy and safetensors, and no torch.
@@ -29,7 +30,8 @@ from safetensors import numpy as safetensors
 from backends.base import TokenScores, Window
 from backends.common import checked, owned
 from backends.common.errors import InputError, ModelError
-from backends.worker.segment_names import LONGEST, RECORD, SEGMENT, Named, files_of, is_ours, listed, named, spelled
+from backends.worker import segment_names as names
+from backends.worker.segment_names import MORE, RECORD, SEGMENT, Named, files_of, is_ours, named
 
 ALONE = "alone"
 """The tag of scores that were compared with nothing."""
@@ -38,6 +40,7 @@ VERSION = 1
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
+    "reverse_kld": np.float32, "js": np.float32, "tv": np.float32, "top5": np.float32,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
 
@@ -77,8 +80,8 @@ def commit(
     if not scored:
         return ()
     ordered = sorted(scored, key=lambda pair: pair[0].index)
-    name = spelled([window.index for window, _ in ordered])
-    if len(name) > LONGEST:
+    name = names.spelled([window.index for window, _ in ordered])
+    if len(name) > names.LONGEST:
         half = len(ordered) // 2
         parts, share = (ordered[:half], ordered[half:]), n_scored(ordered[:half]) / n_scored(ordered)
         return tuple(
@@ -86,7 +89,7 @@ def commit(
             for part, took in zip(parts, (seconds * share, seconds * (1 - share)), strict=True)
             for file in commit(folder, tag, part, session, took)
         )
-    columns = joined([(window, scores.alone() if tag == ALONE else scores) for window, scores in ordered])
+    columns = joined([(window, asked_for(scores, tag)) for window, scores in ordered])
     metadata = {
         "version": VERSION, "tag": tag, "session": session, "seconds": seconds,
         "windows": [[window.index, window.n_scored, digest_of(window)] for window, _ in ordered],
@@ -132,33 +135,48 @@ def keep(file: Path, data: bytes) -> None:
 
 
 def digest_of(window: Window) -> str:
-    """Digest of what a window scores: its tokens, and from where on."""
+    """Digest of what a window scores: its tokens, and which of them."""
     tokens = window.token_ids.astype("<i4").tobytes()
-    return hashlib.sha256(f"{window.score_from} ".encode() + tokens).hexdigest()[:32]
+    return hashlib.sha256(f"{window.what_is_scored} ".encode() + tokens).hexdigest()[:32]
 
 
 def committed(folder: Path, tag: str) -> frozenset[int]:
     """Windows that have a segment, by the names of files alone; ``load`` says whether these are whole.
 
-    With ``ALONE`` segments of any tag count: what does not depend on a reference is in all of them.
+    Segments of another tag count if they hold what is asked for (``serves``).
     """
-    return frozenset().union(*(segment.windows for segment in named(folder) if tag in (ALONE, segment.tag)))
+    return frozenset().union(*(segment.windows for segment in named(folder) if serves(segment.tag, tag)))
+
+
+def serves(there: str, tag: str) -> bool:
+    """Whether segments of the tag ``there`` hold all that is asked for under ``tag``.
+
+    What does not depend on a reference is in all of them, and with ``MORE`` there is all that is there without it.
+    """
+    return tag in (ALONE, there, there.removesuffix(MORE))
+
+
+def asked_for(scores: TokenScores, tag: str) -> TokenScores:
+    """Of some scores those that belong under a tag."""
+    if tag == ALONE:
+        return scores.alone()
+    return scores if tag.endswith(MORE) else scores.without_divergences()
 
 
 def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
     """The scores of these windows that the folder has, every one of them checked.
 
-    With ``ALONE`` any segment serves, without the columns of its reference: those of the tag that has most of the
-    windows come first, so that few sessions are mixed, and of equals those made alone.  Of a segment that is used in
+    Where segments of several tags serve, those of the tag that has most of the windows come first, so that few sessions
+    are mixed, and of equals those of the tag itself; what was not asked for is left out.  Of a segment that is used in
     part its share of the seconds counts.
     """
     wanted = {window.index: window for window in windows}
-    candidates = [segment for segment in named(folder) if tag in (ALONE, segment.tag) and segment.windows & set(wanted)]
+    candidates = [each for each in named(folder) if serves(each.tag, tag) and each.windows & set(wanted)]
     covered = {
         each: frozenset().union(*(segment.windows for segment in candidates if segment.tag == each)) & set(wanted)
         for each in {segment.tag for segment in candidates}
     }
-    candidates.sort(key=lambda each: (-len(covered[each.tag]), each.tag != ALONE, each.tag, each.file.name))
+    candidates.sort(key=lambda each: (-len(covered[each.tag]), each.tag != tag, each.tag, each.file.name))
     scores: dict[int, TokenScores] = {}
     sessions: dict[str, float] = {}
     damaged, strange = unreadable(folder)
@@ -172,7 +190,7 @@ def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
         used = 0
         for index, found in windows_of(segment, wanted):
             if index not in scores:
-                scores[index] = found.alone() if tag == ALONE else found
+                scores[index] = asked_for(found, tag)
                 used += len(found.logprob)
         if used:
             share = used / len(segment.columns["logprob"])
@@ -187,7 +205,7 @@ def unreadable(folder: Path) -> tuple[list[Path], list[Path]]:
         segment, record = SEGMENT.fullmatch(file.name), RECORD.fullmatch(file.name)
         if not (segment or record) or not owned.is_regular(file):
             strange += [] if owned.TEMPORARY.fullmatch(file.name) else [file]
-        elif (record and record_in(file) is None) or (segment and not listed(segment[2])):
+        elif (record and record_in(file) is None) or (segment and not names.listed(segment[2])):
             damaged.append(file)
     return damaged, strange
 

@@ -23,7 +23,7 @@ from rich.table import Table
 import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line, printable
-from eval.cli import arguments, cache_listing, delivering
+from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.progress import Progress
@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 "or give --logits_file"
             )
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
-        remark(arguments.unused_picture_flags(args))
+        remark(plot_flags.unused_picture_flags(args))
         if args.check:
             return check(args, data_spec, model_specs)
         return compare(args, data_spec, model_specs)
@@ -134,11 +134,12 @@ def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence
     from eval.run.session import Session
     from eval.run.stopping import signals_interrupt
 
-    arguments.check_outputs(args, inputs_of(args, data_spec, model_specs))
+    output_flags.check_outputs(args, inputs_of(args, data_spec, model_specs))
     cache = Cache(args.cache_dir)
     session = Session(
-        cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights
-    )
+        cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
+        divergences=args.divergences,
+    )  # fmt: skip
     with signals_interrupt():
         finished = runner.run(session, data_spec, model_specs, args.rows)
     run = finished.results
@@ -184,8 +185,8 @@ def show_again(args: argparse.Namespace) -> int:
     if args.kld and run.reference is None:
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in run.models])
-    arguments.check_outputs(args)
-    remark(arguments.unused_picture_flags(args))
+    output_flags.check_outputs(args)
+    remark(plot_flags.unused_picture_flags(args))
     run, outputs = replace(run, title=args.title or run.title), Outputs(args.verbose)
     delivering.show(args, run, outputs)
     delivering.write(args, run, lambda: kept, outputs)

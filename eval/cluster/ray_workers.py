@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Task
 from backends.common import owned
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.common.messages import bytes_in_words
@@ -156,7 +155,7 @@ class RayWorker:
             return replace(job, task=replace(task, reference=reference), facts=facts)
         folder = seat.folder or Path(seat.actor.call("folder"))
         sent = Path(seat.actor.call("write", "windows.npz", job.windows.read_bytes()))
-        there = Task(reference, task.vocab_size, folder / "record" if record else None)
+        there = replace(task, reference=reference, record=folder / "record" if record else None)
         return replace(job, task=there, windows=sent, scores=folder / "scores", facts=facts)
 
     def seen(self, seat: Seat, folder: Path) -> bool:

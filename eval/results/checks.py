@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from backends.layers import groups, kv_cache
 from eval.results.run_result import ModelResult, StoredRun
 from eval.stats.distributions import PERCENTS
-from eval.stats.estimates import Estimates
+from eval.stats.estimates import DIVERGENCES, Estimates
 from eval.stats.uncertainty import MOST_BLOCKS
 
 MOST = 2**53
@@ -130,6 +130,10 @@ def check_estimates(found: Estimates, label: str) -> None:
             raise ValueError(f"{label}: kld_histogram: holds nothing")
         if abs(histogram.first) > 300 or len(histogram.counts) > 300 * histogram.per_decade:
             raise ValueError(f"{label}: kld_histogram: reaches beyond every number")
+    if found.against is not None:
+        for name, percentiles in found.against.divergence_percentiles.items():
+            if name not in DIVERGENCES or (percentiles and percentiles.keys() != PERCENTILES):
+                raise ValueError(f"{label}: divergence_percentiles: some are missing, or of an unknown divergence")
 
 
 def numbers_in(found: Any, place: str) -> Iterator[tuple[str, float]]:

@@ -23,6 +23,7 @@ from eval import __version__
 from eval.common.files import replacing
 from eval.results import checks, older_formats
 from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
+from eval.stats.estimates import DIVERGENCES, AgainstReference
 from eval.stats.uncertainty import Value
 
 FORMAT = 5
@@ -106,7 +107,17 @@ def flat_estimates(model: ModelResult) -> dict[str, Any]:
         "bits_per_byte": (rates.bits_per_byte if rates else unknown).value,
         "byte_perplexity": (rates.byte_perplexity if rates else unknown).value,
         "word_perplexity": (rates.word_perplexity if rates else unknown).value,
+        **flat_divergences(against),
     }
+
+
+def flat_divergences(against: AgainstReference | None) -> dict[str, Any]:
+    """The means of what a run with ``--divergences`` measures, and their errors; None without it."""
+    found: dict[str, Any] = {}
+    for name in DIVERGENCES:
+        mean = getattr(against, name, None)
+        found |= {name: mean.value if mean else None, f"{name}_stderr": mean.stderr if mean else None}
+    return found
 
 
 def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:

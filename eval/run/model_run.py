@@ -142,7 +142,8 @@ def task_of(session: Session, job: Job, reference: Reference, n_windows: int) ->
         yield Task(), every
     elif not job.spec.is_reference:
         compares = tag_for(reference, job) != segments.ALONE
-        yield Task(reference.path, open_reference(reference.path).head.vocab_size) if compares else Task(), every
+        entries = open_reference(reference.path).head.vocab_size
+        yield Task(reference.path, entries, divergences=reference.divergences) if compares else Task(), every
     elif reference.has(n_windows) or not job.backend.capabilities.compares:
         yield Task(), every
     else:

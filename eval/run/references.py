@@ -19,8 +19,8 @@ from backends.reference.reading import open_reference
 from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
 from backends.worker import segments
+from backends.worker.segment_names import MORE
 from eval.common.cache import Cache
-from eval.common.progress import Progress
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.text.windows import EvalData
@@ -59,7 +59,8 @@ class LostReference:
 class HeldReference:
     """A run's reference: ``key`` stands for it in the keys of scores, ``path`` is where its store lies or will lie.
 
-    ``identity``: everything that the store depends on; ``job``: the model, fetched, that makes a missing store.
+    ``identity``: everything that the store depends on; ``job``: the model, fetched, that makes a missing store;
+    ``divergences``: models are compared with it by the divergences that have to be asked for, too.
     """
 
     key: str
@@ -67,6 +68,7 @@ class HeldReference:
     label: str
     identity: Mapping[str, Any]
     job: Job | None = None
+    divergences: bool = False
 
     @property
     def exists(self) -> bool:
@@ -91,8 +93,9 @@ def tag_for(reference: Reference, job: Job) -> str:
 
     Nothing does where there is no reference, for the reference itself, and in an engine that cannot be compared.
     """
-    compared = not job.spec.is_reference and job.backend.capabilities.compares
-    return reference.key[:TAG_DIGITS] if compared and isinstance(reference, HeldReference) else segments.ALONE
+    if not isinstance(reference, HeldReference) or job.spec.is_reference or not job.backend.capabilities.compares:
+        return segments.ALONE
+    return reference.key[:TAG_DIGITS] + (MORE if reference.divergences else "")
 
 
 def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldReference:
@@ -106,7 +109,7 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
     folder = job.spec.out_logits
     in_cache = session.cache.path("references", key, "")
     path = logits_file or (Path(job.spec.locate(folder)) / key if folder else in_cache)
-    reference = HeldReference(key, path, job.request.label, identity, job)
+    reference = HeldReference(key, path, job.request.label, identity, job, session.divergences)
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
         if not (session.clear and logits_file is None):
@@ -122,7 +125,7 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
     return reference
 
 
-def of_store(path: Path, data: EvalData, progress: Progress) -> HeldReference:
+def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     """A reference from a store alone: compare_q's own, or upstream's, which does not say where it comes from."""
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
@@ -144,9 +147,9 @@ def of_store(path: Path, data: EvalData, progress: Progress) -> HeldReference:
     label = store.identity.get("label", "upstream's logits")
     identity = {name: value for name, value in store.identity.items() if name != "label"}
     if isinstance(store, UpstreamReader):
-        with progress.phase("reading upstream's logits"):
+        with session.progress.phase("reading upstream's logits"):
             identity["upstream"] = content_of(store)
-    return HeldReference(Cache.key("reference", identity), path, label, identity)
+    return HeldReference(Cache.key("reference", identity), path, label, identity, divergences=session.divergences)
 
 
 def check(store: ReferenceStore, expected: Mapping[str, Any], data: EvalData) -> None:

@@ -52,6 +52,8 @@ def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_win
     InputError with all problems, one a line, before anything loads.  InterruptedRun is raised as long as no model is at
     work; after that it ends the run early.
     """
+    if session.divergences and session.logits_file is None and not any(spec.is_reference for spec in specs):
+        raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     planned, problems = jobs.plan(specs, data_spec.longest, session.hosts)
     raise_all(problems)  # before the text is tokenized, which takes longer
     with early.begun(session, first_of(session, planned, data_spec)):
@@ -142,7 +144,7 @@ def awaited(session: Session, reference: Future[Reference]) -> Reference:
 
 def given_store(session: Session, path: Path, others: Sequence[Job], data: EvalData) -> HeldReference:
     """The reference that is a store without a model; every byte is checked if any of the others needs it."""
-    reference = references.of_store(path, data, session.progress)
+    reference = references.of_store(path, data, session)
     session.cache.use("references", reference.path.name)
     if not all_stored(session, others, data, reference):
         verify(session, reference)

@@ -17,7 +17,8 @@ class Session:
 
     ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
     scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
-    by path, size and time; ``early``: by label, the worker that was started while the text was being tokenized.
+    by path, size and time; ``early``: by label, the worker that was started while the text was being tokenized;
+    ``divergences``: compare with the reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too.
     """
 
     cache: Cache
@@ -29,3 +30,4 @@ class Session:
     verify_weights: bool = False
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
     early: dict[str, EarlyWorker] = field(default_factory=dict)
+    divergences: bool = False

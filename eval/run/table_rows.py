@@ -104,7 +104,8 @@ def kld_notes(job: Job, stored: StoredScores, reference: Reference) -> tuple[str
     if isinstance(reference, LostReference):
         return ("no KLD: the reference failed",)
     if "kld" not in stored.columns:
-        return ("no KLD: this engine gives no more than the real tokens' log-probabilities",)
+        more = ", nor what --divergences asks for" if reference.divergences else ""
+        return (f"no KLD{more}: this engine gives no more than the real tokens' log-probabilities",)
     entries = stored.run_record["reference"]["vocab_size"]
     size = stored.run_record["reference"]["model_vocab_size"]
     return () if size in (None, entries) else (f"of {size} and {entries} logits, only those that both have count",)

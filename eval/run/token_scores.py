@@ -86,7 +86,7 @@ def load(
     if not records or len(found.scores) < len(windows):
         return None
     scores = [found.scores[window.index] for window in windows]
-    positions = [np.arange(each.score_from, len(each.token_ids), dtype=np.int32) for each in windows]
+    positions = [each.positions for each in windows]
     known = [session for session in reversed(found.sessions) if session in records] or sorted(records)
     record = records[known[0]]
     runs: dict[str, list[str]] = {}  # the replicas of a run have a session each
@@ -103,7 +103,7 @@ def load(
         joined(scores, windows),
         np.concatenate([np.full_like(each, window.index) for each, window in zip(positions, windows, strict=True)]),
         np.concatenate(positions),
-        np.concatenate([window.token_ids[window.score_from :] for window in windows]),
+        np.concatenate([window.targets for window in windows]),
         run_record,
         len(runs),
         len(last),

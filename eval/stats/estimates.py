@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ from eval.stats.uncertainty import (
     root_of_mean,  # fmt: skip
     short_text_caution,
 )
+
+DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
+"""Columns that have to be asked for, and their estimates in ``AgainstReference``."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ class AgainstReference:
 
     ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
     reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
+
+    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless they were asked for; each has percentiles
+    in ``divergence_percentiles``, under its name.
     """
 
     ref_ppl: Perplexity
@@ -94,6 +100,11 @@ class AgainstReference:
     delta_p_percentiles: dict[str, float]
     same_top: Mean
     confidence: tuple[Bucket, ...]
+    reverse_kld: Mean | None = None
+    js: Mean | None = None
+    tv: Mean | None = None
+    top5: Mean | None = None
+    divergence_percentiles: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,7 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
     ratio = mean_with_errors(reference - model, None, places)
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
+    more = {name: columns[name] for name in DIVERGENCES if name in columns}
     return AgainstReference(
         ref_ppl=ref_ppl,
         ln_ppl_ratio=ratio,
@@ -189,6 +201,8 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         delta_p_percentiles=percentiles_of(delta[both]),
         same_top=mean_with_errors(columns["same_top"], both, places),
         confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
+        **{name: mean_with_errors(column, None, places) for name, column in more.items()},
+        divergence_percentiles={name: percentiles_of(each[np.isfinite(each)]) for name, each in more.items()},
     )
 
 

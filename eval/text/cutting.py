@@ -30,20 +30,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.base import Spans
 from eval.specs.methods import Method
 
 Ids = NDArray[np.int32]
 
 
 class Cut(NamedTuple):
-    """A window: text index of its token 0, its tokens int32 [L]; positions ``score_from`` to L - 1 are scored.
+    """A window: text index of its token 0, its tokens int32 [L], and which of its positions are scored.
 
     ``start + position`` is the text index of a scored token; ``start`` is -1 where a prefix stands before the text.
     """
 
     start: int
     token_ids: Ids
-    score_from: int
+    spans: Spans
 
     @property
     def end(self) -> int:
@@ -51,10 +52,15 @@ class Cut(NamedTuple):
         return self.start + len(self.token_ids)
 
 
+def scored_from(start: int, token_ids: Ids, first: int) -> Cut:
+    """A window of which every position from ``first`` on is scored."""
+    return Cut(start, token_ids, ((first, len(token_ids)),))
+
+
 def exllamav3(ids: Ids, eval_len: int, eval_stride: int, warmup: int = 0) -> list[Cut]:
     """Windows of ``eval_len`` of a text int32 [n]; the module's docstring explains this and the other methods."""
     starts = range(0, len(ids) - eval_len, eval_stride)
-    return [Cut(start, ids[start : start + eval_len], warmup + 1) for start in starts]
+    return [scored_from(start, ids[start : start + eval_len], warmup + 1) for start in starts]
 
 
 def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
@@ -64,14 +70,14 @@ def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
         chunk = ids[start : start + eval_len].copy()
         if bos is not None:
             chunk[0] = bos
-        cuts.append(Cut(start, chunk, eval_len // 2 + 1))
+        cuts.append(scored_from(start, chunk, eval_len // 2 + 1))
     return cuts
 
 
 def gptq(ids: Ids, eval_len: int) -> list[Cut]:
     """Windows of ``eval_len`` that follow one another; the tokens after the last whole window are dropped."""
     starts = range(0, len(ids) - eval_len + 1, eval_len)
-    return [Cut(start, ids[start : start + eval_len], 1) for start in starts]
+    return [scored_from(start, ids[start : start + eval_len], 1) for start in starts]
 
 
 def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> list[Cut]:
@@ -87,10 +93,10 @@ def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> li
 def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
     """Windows of ``eval_len``, or one window of a shorter text; none for a text without a second token."""
     done = min(eval_len, len(ids))
-    cuts = [Cut(0, ids[:done], 1)] if done > 1 else []
+    cuts = [scored_from(0, ids[:done], 1)] if done > 1 else []
     while done < len(ids):
         end = min(done + eval_stride, len(ids))
-        cuts.append(Cut(end - eval_len, ids[end - eval_len : end], done - end + eval_len))
+        cuts.append(scored_from(end - eval_len, ids[end - eval_len : end], done - end + eval_len))
         done = end
     return cuts
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Window
+from backends.base import Spans, Window, abbreviated
 from backends.common.errors import InputError
 from backends.hub import repositories
 from eval.common import processes
@@ -106,7 +106,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
     windows = tuple(
-        Window(index, np.concatenate((text.prefix, each.token_ids)), before + each.score_from)
+        Window(index, np.concatenate((text.prefix, each.token_ids)), shifted(each.spans, before))
         for index, each in enumerate(found)
     )
     starts = tuple(each.start - before for each in found)
@@ -117,24 +117,30 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     )  # fmt: skip
 
 
+def shifted(spans: Spans, by: int) -> Spans:
+    """The same positions behind so many more tokens."""
+    return tuple((begin + by, end + by) for begin, end in spans)
+
+
 def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Method) -> str:
     """SHA-256 of all windows of a text, told by the text's tokens and by where each window lies in them."""
     digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
     digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
     digest.update(np.ascontiguousarray(text.ids, dtype="<i4").tobytes())
-    places = [(each.start, len(each.token_ids), each.score_from) for each in every]
-    digest.update(np.asarray(places, dtype="<i8").tobytes())
+    for each in every:
+        length = len(each.token_ids)
+        digest.update(np.asarray([each.start, length, *abbreviated(each.spans, length)], dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
 def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:
-    """SHA-256 of the method and, for each window, of its start, its length, ``score_from`` and its tokens.
+    """SHA-256 of the method and, for each window, of its start, its length, its ``spans`` and its tokens.
 
     Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
     """
     digest = hashlib.sha256(method.encode())
     for window, start in zip(windows, starts, strict=True):
-        digest.update(f" {start} {len(window.token_ids)} {window.score_from} ".encode())
+        digest.update(f" {start} {len(window.token_ids)} {window.what_is_scored} ".encode())
         digest.update(window.token_ids.tobytes())
     return digest.hexdigest()
 
@@ -143,7 +149,8 @@ def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | 
     """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
-    scored = sum(int(text.sizes[each.start + each.score_from : each.end].sum()) for each in found)
+    spans = [span for each in found for span in shifted(each.spans, each.start)]
+    scored = sum(int(text.sizes[begin:end].sum()) for begin, end in spans)
     if not scored:
         return None, "bytes and words are not known: the scored tokens stand for none"
     read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized

@@ -24,6 +24,7 @@ from backends.vllm import backend as vllm_score
 from backends.vllm.backend import VllmScoreBackend
 from backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
+from tests.support.definitions import assert_divergences_of
 
 pytestmark = pytest.mark.engine
 
@@ -68,7 +69,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "demo" / "opticks.txt").read_text()[:20000])["input_ids"]
     windows = [
-        Window(index, np.array(ids[begin : begin + LENGTH], np.int32)) for index, begin in enumerate((1000, 2000))
+        Window.scored_from(index, np.array(ids[begin : begin + LENGTH], np.int32))
+        for index, begin in enumerate((1000, 2000))
     ]
     found = Measured(windows, {}, {})
     patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
@@ -92,7 +94,8 @@ def score(
     backend: VllmScoreBackend | TransformersBackend, name: str, store: str, folder: Path, found: Measured
 ) -> None:
     """Scores of one engine against one store, and the logits that they are of."""
-    task = Task(reference=folder / store, vocab_size=reference.Reader(folder / store).head.vocab_size)
+    entries = reference.Reader(folder / store).head.vocab_size
+    task = Task(reference=folder / store, vocab_size=entries, divergences=True)
     if isinstance(backend, VllmScoreBackend):
         backend.llm.collective_rpc("compare_q_keep")
     for scores in scoring.token_scores(backend, found.windows, task):
@@ -121,12 +124,15 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
         targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
         np.testing.assert_allclose(scores.logprob, q.gather(1, targets)[:, 0], atol=1e-5, rtol=0)
         np.testing.assert_array_equal(scores.same_top, p.argmax(-1) == q.argmax(-1))
+        assert_divergences_of(scores, pair[1], pair[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
     for window in measured.windows:
-        assert not np.any(measured.scores[name, name, window.index].kld)
+        scores = measured.scores[name, name, window.index]
+        assert not np.any([scores.kld, scores.reverse_kld, scores.js, scores.tv])
+        assert np.all(scores.top5 == 1)
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:

@@ -20,7 +20,7 @@ from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, ran
 MESSAGES = [
     json.loads(MESSAGE.dump_json(each)) for each in (Ready(1), Loaded(1.5), Scored(2), Said("x"), Done(), Failed("y"))
 ]
-WINDOW = Window(0, np.arange(9, dtype=np.int32))
+WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(
     {"model": "m"}, "states", "", Head(9, "bfloat16"), {manifest.window_file(0): Stored(9, "0" * 64)}, made=True

@@ -9,16 +9,21 @@ import numpy as np
 from backends.base import TokenScores, Window
 from backends.worker.segments import COLUMNS
 
-REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top")
+REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
 
 
 def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:
-    """Windows of 2 to ``longest`` tokens, scored from anywhere."""
+    """Windows of 2 to ``longest`` tokens, scored to their end; in every other one ranges before it are scored too."""
     rng = np.random.default_rng(seed)
     made = []
     for index in range(count):
         tokens = rng.integers(0, 50_000, rng.integers(2, longest + 1)).astype(np.int32)
-        made.append(Window(index, tokens, int(rng.integers(1, len(tokens)))))
+        scored = np.zeros(len(tokens) + 1, np.bool_)
+        scored[int(rng.integers(1, len(tokens))) : -1] = True
+        if index % 2:
+            scored[1:-1] |= rng.random(len(tokens) - 1) < 0.5
+        edges = np.flatnonzero(np.diff(scored)) + 1
+        made.append(Window(index, tokens, tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))))
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,17 @@ def save_toy_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def toy_windows(count: int = 4, length: int = 100, score_from: int = 1) -> list[Window]:
+def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Window]:
     """Windows of random toy tokens."""
     generator = np.random.default_rng(1)
-    return [Window(row, generator.integers(0, 256, length, dtype=np.int32), score_from) for row in range(count)]
+    ids = [generator.integers(0, 256, length, dtype=np.int32) for _ in range(count)]
+    return [Window.scored_from(index, each, first) for index, each in enumerate(ids)]
+
+
+def with_gaps(window: Window) -> Window:
+    """The same tokens, of which only some ranges are scored, as in a conversation; the last token is not."""
+    length = len(window.token_ids)
+    return replace(window, spans=((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1)))
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
@@ -92,5 +99,5 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
 
 def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
     """Log-probabilities of a window's scored tokens from its logits [L, V], one position at a time."""
-    positions = range(window.score_from, len(window.token_ids))
+    positions = window.positions.tolist()
     return [log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions]

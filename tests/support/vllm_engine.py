@@ -18,13 +18,18 @@ from backends.base import LoadRequest, Task, TokenScores, Window
 from backends.common.engine_log import captured
 from backends.reference import store as reference
 from backends.vllm.backend import VllmScoreBackend
-from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
+from tests.support.definitions import assert_divergences_of
+from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
 EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
 TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
-FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
-WINDOWS = [*toy_windows(5, 100), *(replace(window, index=5) for window in toy_windows(1, 150, 20))]
+FIELDS = (
+    "logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld", "reverse_kld", "js", "tv", "top5",
+)  # fmt: skip
+WINDOWS = [
+    *toy_windows(4, 100), replace(with_gaps(toy_windows(1)[0]), index=4), replace(toy_windows(1, 150, 20)[0], index=5)
+]  # fmt: skip
 
 ARGUMENTS = frozenset({
     "dtype", "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "linear_backend", "load_format",
@@ -74,8 +79,8 @@ def recorded(backend: VllmScoreBackend, windows: list[Window], folder: Path) -> 
     return folder / "store"
 
 
-def against(store: Path, vocab_size: int = TOY_VOCAB) -> Task:
-    return Task(reference=store, vocab_size=vocab_size)
+def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = False) -> Task:
+    return Task(reference=store, vocab_size=vocab_size, divergences=divergences)
 
 
 def own_logits(backend: VllmScoreBackend, window: Window) -> torch.Tensor:
@@ -96,8 +101,8 @@ def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], ato
 
 def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None) -> None:
     """Every score against float64 on whole logits [L, V]."""
-    scored = slice(window.score_from - 1, len(window.token_ids) - 1)
-    targets = torch.from_numpy(window.token_ids[window.score_from :]).long()
+    scored = torch.from_numpy(window.positions - 1).long()
+    targets = torch.from_numpy(window.targets).long()
     q = logits[scored].double().log_softmax(-1)
     gold = {
         "logprob": np.array(brute_force(logits, window)), "entropy": -(q.exp() * q).sum(-1).numpy(),
@@ -110,6 +115,8 @@ def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol:
             "ref_top1_logprob": p.max(-1).values.numpy(),
         }  # fmt: skip
         np.testing.assert_array_equal(found.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
+        if found.tv is not None:
+            assert_divergences_of(found, logits[scored], ref[scored], atol)
     np.testing.assert_array_equal(found.top1, (q.argmax(-1) == targets).numpy())
     for field, value in gold.items():
         np.testing.assert_allclose(getattr(found, field), value, atol=atol, rtol=0)

@@ -150,7 +150,7 @@ def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
     assert found.keys() == {window.index for window in windows}
     for window in windows:
         ids = window.token_ids.tolist()
-        expected = [gold(ids[at], ids[at - 1]) for at in range(window.score_from, len(ids))]
+        expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
         assert found[window.index].logprob.dtype == np.float32
         np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
 

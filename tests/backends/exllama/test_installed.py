@@ -158,7 +158,7 @@ def test_a_later_token_does_not_move_an_earlier_score(
     (window,) = toy_windows(1, 200)
     changed = window.token_ids.copy()
     changed[150:] = (changed[150:] + 1) % 256
-    first, second = backend.logits(window).clone(), backend.logits(Window(1, changed))
+    first, second = backend.logits(window).clone(), backend.logits(Window.scored_from(1, changed))
     assert float((first[:150] - second[:150]).abs().max()) < ATOL_LOGIT
     assert float((first[150:] - second[150:]).abs().max()) > 1.0
     backend.close()

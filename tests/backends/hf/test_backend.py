@@ -13,7 +13,7 @@ from backends.base import Task
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.worker import scoring
-from tests.support.toy import brute_force, toy_windows
+from tests.support.toy import brute_force, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
 
 pytestmark = pytest.mark.engine
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 
 def test_scores_against_float64(toy_model: Path) -> None:
     backend = loaded(toy_model, dtype="float32")
-    windows = toy_windows(3, 60, 4)
+    windows = [with_gaps(window) for window in toy_windows(3, 60)]
     for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
         gold = brute_force(backend.logits(window), window)
         assert scores.window == window.index

@@ -218,7 +218,7 @@ def test_the_noise_floor_of_a_real_model(load_fn: str, tmp_path: Path) -> None:
     make_models()
     text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:8000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
-    windows = [Window(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
+    windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
     assert len(windows[1].token_ids) == 512
     eager = {"enforce_eager": True} if load_fn == "vllm_score" else {}
     (tmp_path / "building").mkdir()

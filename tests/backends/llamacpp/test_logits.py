@@ -21,7 +21,7 @@ from backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
 from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp
-from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows
+from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
 
 
 @runs_llama_cpp
@@ -30,7 +30,7 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
     ours = loaded(toy_gguf, **EXACT)
     theirs = TransformersBackend(LoadRequest("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
     theirs.load()
-    for window in toy_windows(2, 100, 3):
+    for window in [toy_windows(1, 100, 3)[0], with_gaps(toy_windows(1)[0])]:
         logits = ours.logits(window).cpu()
         torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
         (scores,) = scoring.token_scores(ours, [window], Task())
@@ -63,7 +63,7 @@ def test_every_window_begins_with_an_empty_cache(toy_gguf: Path) -> None:
     backend, alone = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **EXACT)
     backend.logits(first)
     assert torch.equal(backend.logits(second), alone.logits(second))
-    short = Window(2, second.token_ids[:9])
+    short = Window.scored_from(2, second.token_ids[:9])
     torch.testing.assert_close(backend.logits(short), alone.logits(second)[:9], atol=1e-3, rtol=0)
 
 
@@ -99,7 +99,7 @@ def opticks() -> list[Window]:
     make_models()
     text = (ROOT / "demo" / "opticks.txt").read_text(encoding="utf-8")[:20_000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text)["input_ids"], np.int32)
-    return [Window(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
+    return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
 
 
 def perplexity(backend: LogitsBackend, windows: list[Window]) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.scoring import statistics
+from backends.scoring import divergences, statistics
 from backends.scoring.statistics import width
 from tests.support.definitions import Partial
 
@@ -74,6 +74,46 @@ def partial(request: pytest.FixtureRequest) -> Partial:
             other = None if reference is None else on_gpu(reference)
             statistics.partial(on_gpu(logits), ids.cuda(), out, first=first, reference=other)
         assert torch.equal(logits.nan_to_num(7.5), before.nan_to_num(7.5))
+        return out.cpu().numpy()
+
+    return run
+
+
+def second_in_interpreter(saved: bytes, first: int) -> np.ndarray:
+    """The second pass in the interpreter's process."""
+    from backends.scoring import triton_divergences
+
+    logits, reference, whole, out = torch.load(io.BytesIO(saved))
+    with np.errstate(all="ignore"):
+        triton_divergences.partial(logits, reference, whole, out, first)
+    return out.numpy()
+
+
+@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
+def second(request: pytest.FixtureRequest) -> Partial:
+    """``second(logits, reference, whole, first)`` -> [n, divergences.WIDTH]; the logits must come out unchanged."""
+    implementation = request.param
+
+    def run(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, first: int) -> np.ndarray:
+        out = torch.full((len(logits), divergences.WIDTH), math.nan)
+        before = [logits.clone(), reference.clone()]
+        if implementation == "triton" and not CUDA and logits.shape[1]:
+            buffer = io.BytesIO()
+            torch.save((logits, reference, whole, out), buffer)
+            pool = request.getfixturevalue("interpreter")
+            return pool.submit(second_in_interpreter, buffer.getvalue(), first).result()
+        if implementation == "torch" or not CUDA:
+            divergences.partial(logits, reference, whole, out, first=first)
+        else:
+            out = out.cuda()
+            given = on_gpu(logits), on_gpu(reference), whole.cuda(), out
+            if implementation == "torch-cuda":
+                divergences.torch_partial(*given, first)
+            else:
+                assert divergences._fused() is not None
+                divergences.partial(*given, first=first)
+        for given_before, now in zip(before, (logits, reference), strict=True):
+            assert torch.equal(now.nan_to_num(7.5), given_before.nan_to_num(7.5))
         return out.cpu().numpy()
 
     return run

@@ -34,7 +34,7 @@ def test_divergence_against_float64(
     store = reference.Reader(toy_store)
     store.verify()
     assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
-    found = scores_of(noisy_engine, WINDOWS, against(toy_store))
+    found = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     for window in WINDOWS[-2:]:
         ref = own_logits(toy_engine, window)

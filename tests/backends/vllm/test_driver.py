@@ -22,7 +22,7 @@ class Flat:
         return len(self.start_indices)
 
 
-WINDOW = Window(3, np.array([5, 6, 7], np.int32))
+WINDOW = Window.scored_from(3, np.array([5, 6, 7], np.int32))
 
 
 def test_entry_i_belongs_to_token_i() -> None:

@@ -12,10 +12,10 @@ from backends.vllm.packing import Pack, Part, parts_of, states_of
 
 STATES = torch.arange(20.0)[:, None].expand(20, 3)
 SEGMENTS = [
-    Segment([5, 1, 9], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9, of which 9 predicts nothing
-    Segment([2, 4, 6], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
-    Segment([7, 1, 4], 4, 8, 1, 5, "g"),  # window 7: its last position alone
-    Segment([8, 9, 3], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
+    Segment([5, [(1, 10)]], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9, of which 9 predicts nothing
+    Segment([2, [(4, 10)]], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
+    Segment([7, [(1, 5)]], 4, 8, 1, 5, "g"),  # window 7: its last position alone
+    Segment([8, [(9, 12)]], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
 ]
 PARTS = [Part(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), Part(StoredRows(5, 9, 4, 9), 12, 5, "e", 5)]
 
@@ -23,6 +23,17 @@ PARTS = [Part(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), Part(StoredRows(5, 9, 4, 9)
 def test_scored_rows_by_hand() -> None:
     """The row at position p predicts token p + 1; parts lie as in the hidden states."""
     assert parts_of(SEGMENTS) == PARTS
+
+
+def test_ranges_of_one_window_are_parts_by_hand() -> None:
+    """Of positions 1 to 2, 5 to 8 and 9, of which this step holds rows 2 to 7: those before positions 5 to 8."""
+    assert parts_of([Segment([3, [(1, 3), (5, 9), (9, 10)]], 2, 10, 6, 10, "t")]) == [
+        Part(StoredRows(3, 7, 2, 6), 12, 4, "t", 5)
+    ]
+    assert parts_of([Segment([3, [(1, 3), (6, 8)]], 0, 0, 10, 10, "t")]) == [
+        Part(StoredRows(3, 4, 0, 2), 0, 2, "t", 1),
+        Part(StoredRows(3, 4, 2, 4), 5, 2, "t", 6),
+    ]
 
 
 def test_chunks_cut_parts() -> None:

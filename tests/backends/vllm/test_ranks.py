@@ -14,6 +14,7 @@ from backends.vllm import driver
 from backends.vllm.backend import VllmScoreBackend
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_VOCAB
 from tests.support.vllm_engine import (
+    EXACT,
     TWO_DEVICES,
     WINDOWS,
     against,
@@ -35,10 +36,14 @@ def test_two_ranks_equal_one_and_gather_nothing(
 ) -> None:  # fmt: skip
     """Scores, divergences and the store of a TP=2 run; what is gathered is one row a request, for vLLM's own token."""
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
-    gold = scores_of(noisy_engine, WINDOWS, against(toy_store))
+    gold = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
     with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
-        assert_same(scores_of(backend, WINDOWS, against(toy_store)), gold, 10 * ATOL_BATCH)
-        plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB)
+        found = scores_of(backend, WINDOWS, against(toy_store, divergences=True))
+        assert_same(found, gold, 10 * ATOL_BATCH)
+        for window in WINDOWS[-2:]:
+            ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
+            assert_exact(found[window.index], logits, window, EXACT, ref)
+        plan = driver.Plan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
         backend.llm.collective_rpc("compare_q_spied")
         assert backend.driver is not None
         list(backend.driver.scored(WINDOWS, plan))

@@ -63,7 +63,7 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(
 ) -> None:
     """vLLM caches prefixes by default; one that is read would leave positions unscored."""
     (window,) = toy_windows(1, 200)
-    again = [window, replace(window, index=1), Window(2, window.token_ids[:120])]
+    again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
     for backend in (toy_engine, noisy_engine):
         assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
         found = scores_of(backend, again)

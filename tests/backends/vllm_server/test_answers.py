@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backends.vllm_server.backend import VllmServerBackend
-from tests.support.toy import BPW_BF16, toy_windows
+from tests.support.toy import BPW_BF16, toy_windows, with_gaps
 from tests.support.vllm_server import (
     Stub,
     another,
@@ -25,7 +25,7 @@ from tests.support.vllm_server import (
 
 
 def test_each_score_is_the_real_tokens(stub: Stub) -> None:
-    windows = toy_windows(5, 60, 4)
+    windows = [toy_windows(1, 60, 4)[0], *map(with_gaps, toy_windows(5, 60)[1:])]
     found = scores_of(loaded(stub, concurrency=2), windows)
     assert_gold(found, windows)
     assert found[0].kld is found[0].entropy is found[0].top1 is None

@@ -95,7 +95,7 @@ def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
     assert found.endswith(f"need a server started with --max-model-len {TOY_CONTEXT + 1}")
     backend = VllmServerBackend(request_for(real_server))
     backend.load()
-    unknown = Window(3, np.asarray([1, 2, 5000], dtype=np.int32))
+    unknown = Window.scored_from(3, np.asarray([1, 2, 5000], dtype=np.int32))
     assert "window 3" in failure(backend, [unknown])
     assert "out of vocabulary" in failure(backend, [unknown])
     said = backend.provenance()

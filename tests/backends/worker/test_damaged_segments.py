@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_files_under_another_name_are_found(folder: Path) -> None:
         (record, "record.u.json"),
     ):
         other = file.rename(folder / name)
-        loaded = load(folder, TAG, [*WINDOWS, Window(7, WINDOWS[2].token_ids, WINDOWS[2].score_from)])
+        loaded = load(folder, TAG, [*WINDOWS, replace(WINDOWS[2], index=7)])
         assert set(loaded.damaged) == {other}
         assert (2 in loaded.scores, 7 in loaded.scores) == (file == record, False)
         other.rename(file)
@@ -157,7 +158,11 @@ def test_only_what_is_ours_is_discarded(folder: Path, tmp_path: Path) -> None:
     inner.mkdir()
     os.mkfifo(folder / "record.pipe.json")
     (folder / "notes.txt").write_text("mine")
-    loaded = load(folder, TAG, [*WINDOWS, Window(8, WINDOWS[0].token_ids), Window(9, WINDOWS[0].token_ids)])
+    loaded = load(
+        folder,
+        TAG,
+        [*WINDOWS, Window.scored_from(8, WINDOWS[0].token_ids), Window.scored_from(9, WINDOWS[0].token_ids)],
+    )
     assert {path.name for path in loaded.strange} == {
         "notes.txt", "outside", "record.pipe.json", link.name, inner.name,
     }  # fmt: skip

@@ -100,12 +100,12 @@ def test_strange_lines_are_no_messages(line: bytes) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
-    """In their order, with their own numbers and first scored positions."""
+    """In their order, with their own numbers and scored positions."""
     windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
     file = tmp_path / "windows.npz"
     write_windows(file, windows)
     found = read_windows(file)
-    assert [(each.index, each.score_from) for each in found] == [(each.index, each.score_from) for each in windows]
+    assert [(each.index, each.spans) for each in found] == [(each.index, each.spans) for each in windows]
     for each, window in zip(found, windows, strict=True):
         np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
 

@@ -19,7 +19,8 @@ from backends.common.errors import ModelError
 from backends.reference import comparison
 from backends.reference import store as reference
 from backends.worker import scoring
-from tests.support.toy import brute_force, toy_windows
+from tests.support.definitions import assert_divergences_of
+from tests.support.toy import brute_force, toy_windows, with_gaps
 
 REQUEST = LoadRequest("given", "given", "none", 100)
 
@@ -59,33 +60,36 @@ def random_logits(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 8
 
 
+SCORED = [toy_windows(1, 40)[0], toy_windows(1, 40, 7)[0], with_gaps(toy_windows(1, 40)[0])]
+"""Windows that are scored from the first position on, from a later one, and in ranges."""
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("score_from", [1, 7])
-def test_against_float64(dtype: torch.dtype, score_from: int) -> None:
-    (window,) = toy_windows(1, 40, score_from)
+@pytest.mark.parametrize("window", SCORED)
+def test_against_float64(dtype: torch.dtype, window: Window) -> None:
     logits = random_logits(40, 300).to(dtype)
     found = scores_of(logits, window)
     assert found.logprob.dtype == np.float32
-    assert len(found.logprob) == 40 - score_from
+    assert len(found.logprob) == window.n_scored
     np.testing.assert_allclose(found.logprob, brute_force(logits, window), atol=1e-5)
     assert found.kld is None
 
 
 def test_tails_are_not_floored() -> None:
     """log q below -23.03 is where exllamav3's log(p + 1e-10) ended, and -200 where its clamp did."""
-    window = Window(0, np.array([0, 1, 1], np.int32))
+    window = Window.scored_from(0, np.array([0, 1, 1], np.int32))
     logits = torch.tensor([[0.0, -50.0], [0.0, -1000.0], [0.0, 0.0]])
     np.testing.assert_allclose(scores_of(logits, window).logprob, [-50.0, -1000.0])
 
 
 def test_masked_logits_and_nan_stay_what_they_are() -> None:
     inf = float("inf")
-    window = Window(0, np.array([0, 1, 0, 1], np.int32))
+    window = Window.scored_from(0, np.array([0, 1, 0, 1], np.int32))
     logits = torch.tensor([[0.0, 0.0, -inf], [0.0, -inf, -inf], [0.0, float("nan"), 0.0], [0.0, 0.0, 0.0]])
     found = scores_of(logits, window).logprob
     np.testing.assert_allclose(found[:2], [-np.log(2), 0.0], atol=1e-7)
     assert np.isnan(found[2])
-    masked = scores_of(torch.tensor([[0.0, -inf], [0.0, 0.0]]), Window(0, np.array([0, 1], np.int32)))
+    masked = scores_of(torch.tensor([[0.0, -inf], [0.0, 0.0]]), Window.scored_from(0, np.array([0, 1], np.int32)))
     assert masked.logprob[0] == -inf
 
 
@@ -94,21 +98,20 @@ def test_masked_logits_and_nan_stay_what_they_are() -> None:
 )
 def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ModelError, match=f"window 7: .*{message}"):
-        scores_of(torch.zeros(shape), Window(7, np.array([1, 2, 3, 9], np.int32)))
+        scores_of(torch.zeros(shape), Window.scored_from(7, np.array([1, 2, 3, 9], np.int32)))
 
 
-@pytest.mark.parametrize("score_from", [1, 7])
-def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score_from: int) -> None:
+@pytest.mark.parametrize("window", SCORED)
+def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window) -> None:
     """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
-    (window,) = toy_windows(1, 40, score_from)
     before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
     (tmp_path / "building").mkdir()
     scores_of(before, window, Task(record=tmp_path / "building"))
     reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
-    task = Task(reference=tmp_path / "store", vocab_size=300)
+    task = Task(reference=tmp_path / "store", vocab_size=300, divergences=True)
     found = scores_of(after, window, task)
-    p, q = (logits[score_from - 1 : 39].double().log_softmax(-1) for logits in (before, after))
+    p, q = (logits[window.positions - 1].double().log_softmax(-1) for logits in (before, after))
     assert found.kld is not None
     assert found.ref_logprob is not None
     np.testing.assert_allclose(found.kld, (p.exp() * (p - q)).sum(-1), atol=1e-5)
@@ -117,6 +120,8 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 300 * 5)
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
+    assert_divergences_of(found, after[window.positions - 1], before[window.positions - 1], atol=1e-5)
+    assert scores_of(after, window, replace(task, divergences=False)).tv is None
 
 
 class Masked(Given):

@@ -18,7 +18,7 @@ from backends.worker import segment_names, segments
 from backends.worker.segments import ALONE, commit, committed, load
 from tests.support.scores import REFERENCE, random_scores, random_windows, same
 
-TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
+TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"
 
 
 def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -> list[tuple[Window, TokenScores]]:
@@ -116,16 +116,17 @@ def test_alone_drops_what_depends_on_a_reference(tmp_path: Path) -> None:
 
 
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:
-    """Another token, another first position, fewer tokens; and a window that was not asked for is left out."""
+    """Another token, other scored positions, fewer tokens; and a window that was not asked for is left out."""
     windows = random_windows(4, longest=10)
     commit(tmp_path, TAG, pairs(windows), "s", 4.0)
-    ids, score_from = windows[1].token_ids, windows[1].score_from
+    ids, spans = windows[1].token_ids, windows[1].spans
     token = ids.copy()
     token[0] += 1
     changed = [
-        Window(1, token, score_from),
-        Window(1, ids[:-1], score_from),
-        Window(1, np.append(ids, np.int32(3)), score_from + 1),
+        Window(1, token, spans),
+        Window.scored_from(1, ids[:-1]),
+        Window(1, ids, ((1, 2),)),
+        Window(1, np.append(ids, np.int32(3)), spans),
     ]
     for other in changed:
         loaded = load(tmp_path, TAG, [windows[0], other])
@@ -135,7 +136,7 @@ def test_no_segment_serves_another_window(tmp_path: Path) -> None:
 
 
 def test_of_a_segment_that_is_used_in_part_a_share_of_the_seconds_counts(tmp_path: Path) -> None:
-    windows = [Window(index, np.arange(5, dtype=np.int32)) for index in range(4)]
+    windows = [Window.scored_from(index, np.arange(5, dtype=np.int32)) for index in range(4)]
     commit(tmp_path, TAG, pairs(windows), "s", 8.0)
     assert load(tmp_path, TAG, windows[1:2]).sessions == {"s": 2.0}
 

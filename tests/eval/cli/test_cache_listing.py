@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from backends.worker import segments
-from eval.cli import arguments, cache_listing
+from eval.cli import cache_listing, run_flags
 from eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import record
@@ -130,7 +130,7 @@ def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
     ],
 )
 def test_sizes(text: str, gold: int) -> None:
-    assert arguments.byte_size(text) == gold
+    assert run_flags.byte_size(text) == gold
 
 
 def test_scores_in_a_folder_are_one_entry_with_the_older_files(cache: Cache) -> None:

@@ -93,7 +93,7 @@ def test_flags_of_the_plot_that_cannot_go_together(
 
 def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two labels with one file name are two files; a failed model leaves its name free in every run."""
-    cache, window = Cache(tmp_path / "cache"), Window(0, np.arange(3, dtype=np.int32))
+    cache, window = Cache(tmp_path / "cache"), Window.scored_from(0, np.arange(3, dtype=np.int32))
     for key, logprob in (("a", -1.0), ("b", -2.0), ("c", -3.0)):
         folder = cache.path("scores", key, "")
         segments.commit(folder, ALONE, [(window, TokenScores(0, np.full(2, logprob, np.float32)))], "s", 1.0)

@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> EvalData:
     tokenizer = inspector.vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
     ids = np.asarray(tokenizer(TEXT.decode())["input_ids"], np.int32)
     starts = tuple(window * STRIDE for window in range(COUNT))
-    windows = tuple(Window(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
+    windows = tuple(Window.scored_from(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
     return EvalData(windows, len(ids), 256, "", "", "", tmp_path, False, starts, "exllamav3", None)
 
 

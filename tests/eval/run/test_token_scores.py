@@ -23,7 +23,10 @@ from tests.support.toy import refusal
 KEY, TAG = "0" * 40, "0123456789abcdef"
 KNOWN = {"known": {"engine": "fake", "python": "3"}, "provenance": {"python": "4"}}
 REFERENCE = {"label": "bf16", "key": "f" * 40}
-WINDOWS = [Window(0, np.array([7, 8, 9], np.int32)), Window(3, np.array([4, 5, 6], np.int32), score_from=2)]
+WINDOWS = [
+    Window.scored_from(0, np.array([7, 8, 9], np.int32)),
+    Window.scored_from(3, np.array([4, 5, 6], np.int32), first=2),
+]
 FULL: dict[str, list[Any]] = {
     "logprob": [-1.0, -2.0, -3.0],
     "entropy": [0.5, 1.5, 2.5],

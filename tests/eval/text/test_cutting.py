@@ -21,12 +21,13 @@ def text(count: int) -> cutting.Ids:
 
 def plain(cuts: list[Cut]) -> list[tuple[int, list[int], int]]:
     assert {cut.token_ids.dtype for cut in cuts} <= {np.dtype(np.int32)}
-    return [(cut.start, cut.token_ids.tolist(), cut.score_from) for cut in cuts]
+    assert all(len(cut.spans) == 1 and cut.spans[0][1] == len(cut.token_ids) for cut in cuts)
+    return [(cut.start, cut.token_ids.tolist(), cut.spans[0][0]) for cut in cuts]
 
 
 def scored(cuts: list[Cut]) -> list[int]:
     """Text indices of the scored entries, in order."""
-    return [index for cut in cuts for index in range(cut.start + cut.score_from, cut.end)]
+    return [cut.start + position for cut in cuts for span in cut.spans for position in range(*span)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
 def test_exllamav3() -> None:
     gold = [(0, [10, 11, 12, 13], 1), (2, [12, 13, 14, 15], 1), (4, [14, 15, 16, 17], 1)]
     assert plain(cutting.exllamav3(text(10), 4, 2)) == gold
-    assert {cut.score_from for cut in cutting.exllamav3(text(10), 4, 2, warmup=2)} == {3}
+    assert {cut.spans for cut in cutting.exllamav3(text(10), 4, 2, warmup=2)} == {((3, 4),)}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,9 @@ LM_EVAL = {
 @pytest.mark.parametrize(("n_tokens", "eval_len"), LM_EVAL)
 def test_lm_eval(n_tokens: int, eval_len: int) -> None:
     cuts = cutting.lm_eval(text(n_tokens), np.array([n_tokens]), eval_len, 90)
-    pairs = [(cut.token_ids[: cut.score_from].tolist(), cut.token_ids[cut.score_from :].tolist()) for cut in cuts]
+    firsts = [cut.spans[0][0] for cut in cuts]
+    ids = [cut.token_ids.tolist() for cut in cuts]
+    pairs = [(each[:first], each[first:]) for each, first in zip(ids, firsts, strict=True)]
     assert pairs == LM_EVAL[n_tokens, eval_len]
     assert scored(cuts) == list(range(n_tokens))
 

@@ -50,14 +50,14 @@ def test_every_position_but_the_first_is_scored() -> None:
     data = cut(TEN, spec(), None)
     assert [window.token_ids.tolist() for window in data.windows] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
     assert [window.index for window in data.windows] == [0, 1, 2]
-    assert {window.score_from for window in data.windows} == {1}
+    assert {window.spans for window in data.windows} == {((1, 4),)}
     assert sum(window.n_scored for window in data.windows) == 9
 
 
 def test_warm_up_is_not_scored() -> None:
     """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
     (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
-    assert (window.score_from, window.n_scored) == (3, 2)
+    assert (window.spans, window.n_scored) == (((3, 5),), 2)
 
 
 def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
@@ -65,7 +65,7 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     data = cut(chat, spec(warmup_tokens=1), 1)
     (window,) = data.windows
     assert window.token_ids.tolist() == [70, 71, 72, 0, 1, 2, 3]
-    assert (window.score_from, window.n_scored) == (5, 2)  # tokens 2 and 3
+    assert (window.spans, window.n_scored) == (((5, 7),), 2)  # tokens 2 and 3
     assert (data.length, data.top_id) == (7, 72)
     assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
 
@@ -109,7 +109,7 @@ def test_chat_template_of_a_real_tokenizer(tmp_path: Path, toy_model: Path) -> N
     (window, *_) = windows.build(local, None, Cache(tmp_path / "cache"), Progress(quiet=True)).windows
     prefix = "system:\nuser:Say something.\na:"
     assert len(window.token_ids) == len(prefix) + 4
-    assert window.score_from == len(prefix) + 1
+    assert window.spans == ((len(prefix) + 1, len(prefix) + 4),)
 
 
 def test_special_tokens_do_not_count_as_vocabulary(tmp_path: Path, toy_model: Path) -> None:
@@ -141,7 +141,7 @@ def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: obj
 
 def described(data: EvalData) -> list[tuple[int, list[int], int]]:
     return [
-        (start, window.token_ids.tolist(), window.score_from)
+        (start, window.token_ids.tolist(), window.spans[0][0])
         for start, window in zip(data.starts, data.windows, strict=True)
     ]
 
@@ -162,7 +162,7 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]]) -> None:
     assert described(data) == gold
     assert (data.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
     for start, window in zip(data.starts, data.windows, strict=True):
-        for position in range(window.score_from, len(window.token_ids)):
+        for position in window.positions:
             assert LED.ids[start + position] == window.token_ids[position]
     assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
     assert len(of(method, max_rows=1).windows) == 1
@@ -232,7 +232,8 @@ def test_digest_of_other_methods_follows_where_windows_lie_and_what_is_scored() 
     window = of("once").windows[1]
     assert windows.digest_of([window], [2], "once") != windows.digest_of([window], [2], "llamacpp")
     assert len({windows.digest_of([window], [start], "once") for start in (2, 3)}) == 2
-    assert len({windows.digest_of([replace(window, score_from=at)], [2], "once") for at in (1, 2)}) == 2
+    spans = [((1, 4),), ((2, 4),), ((1, 3),), ((1, 2), (3, 4))]
+    assert len({windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans}) == len(spans)
 
 
 @pytest.mark.parametrize(

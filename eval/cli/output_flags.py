@@ -1,0 +1,64 @@
+"""Flags that say what is printed and written; whether all that is asked for can be written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from backends.common.errors import InputError
+from eval.cli import plot_flags
+from eval.cli.flag_values import path_argument
+from eval.table.columns import ORDERS
+
+
+def add(p: argparse.ArgumentParser) -> None:
+    """Flags that say what is printed and written."""
+    p.add_argument("-o", "--output", type=path_argument, help="write the results as JSON")
+    p.add_argument("--csv", type=path_argument, help="write the results as CSV")
+    p.add_argument("--markdown", type=path_argument, help="write the table as Markdown")
+    p.add_argument("--html", type=path_argument, help="write a report as one HTML file")
+    p.add_argument(
+        "--tokens-out", type=path_argument, help="folder for the token scores of each model, as <label>.parquet"
+    )
+    p.add_argument("--sort", choices=tuple(ORDERS), help="order of the table's rows (default: the order of the specs)")
+    p.add_argument("--statistics", action="store_true", help="print llama.cpp's block of statistics for every model")
+    p.add_argument("--timing", action="store_true", help="print where the seconds of every row went")
+    p.add_argument("--pairs", action="store_true", help="print how every row differs from the next one, with errors")
+    p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"),
+                   help="print how the models with these two labels differ, with errors")  # fmt: skip
+
+
+def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
+    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input too.
+
+    ``inputs``: files and folders that the run reads -> what they are.
+    """
+    files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
+             "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
+    given = {flag: file for flag, file in files.items() if file is not None}
+    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
+    for flag, file in given.items():
+        if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
+        if taken.setdefault(file.resolve(), flag) != flag:
+            raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")
+        for path, what in (inputs or {}).items():
+            if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
+                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another file")
+    for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
+        if folder:
+            check_folder(flag, folder)
+    for flag in ("--plot_file", "--card"):
+        if given.get(flag):
+            plot_flags.check_picture(flag, given[flag])
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Makes an output folder; InputError if nothing can be written in it."""
+    with suppress(OSError):  # what is wrong shows in the next line
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK) or not folder.is_dir():
+        raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
