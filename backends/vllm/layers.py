@@ -51,6 +51,8 @@ ONLINE = {
     "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
 }  # fmt: skip
 """How the names of methods begin that quantize while vLLM loads -> what their weights are stored as."""
+SIZED = {"nvfp4": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32"}
+"""Formats whose groups have one size only."""
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
 
 
@@ -152,7 +154,8 @@ def activations_of_experts(kernel: Any, dtype: str) -> str:
     if type(kernel).__name__ == "CPUExpertsInt4":
         return "int8 token"
     taken = getattr(kernel, "quant_dtype", kernel.quant_config.quant_dtype)
-    return type_name(getattr(kernel, "input_dtype", None) or taken, dtype)
+    name = type_name(getattr(kernel, "input_dtype", None) or taken, dtype)
+    return SIZED.get(name, name)
 
 
 def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:

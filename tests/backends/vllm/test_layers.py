@@ -86,7 +86,7 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (named("EmulationMxfp4LinearKernel", config=fp4(32)), MXFP4, {}, "mxfp4 g32", ""),
         (named("EmulationMxfp4LinearKernel", config=fp4(32)), None, {}, "mxfp4 g32", ""),
         (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype=None)), NVFP4, {}, BF16, "nvfp4 g16"),
-        (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4", ""),
+        (named("TritonExperts", quant_config=SimpleNamespace(quant_dtype="nvfp4")), NVFP4, {}, "nvfp4 g16", ""),
         # Emulated MXFP8 experts dequantize their weights, and say in a property that they round nothing.
         (named("Mxfp8EmulationTritonExperts", quant_config=SimpleNamespace(quant_dtype="mxfp8"), quant_dtype=None),
          Scheme("mxfp8 g32", "mxfp8 g32"), {}, BF16, "mxfp8 g32"),
