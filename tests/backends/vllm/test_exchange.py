@@ -19,7 +19,7 @@ from backends.vllm.worker import ScoringExtension, ScoringPass
 from tests.support.definitions import assert_divergences_of, draw
 
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
-SEGMENT = Segment((7, 1, 999), 0, 0, 1000, 1000, TOKENS)
+SEGMENT = Segment((7, [(1, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7; on a CPU in chunks of 256."""
 SHARDS = ((0, 25), (25, 40))
 

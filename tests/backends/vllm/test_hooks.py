@@ -15,7 +15,7 @@ from backends.vllm.hooks import TAG, Segment, attach, ranges
 from backends.vllm.scorer import Plan
 from backends.vllm.worker import ScoringExtension, ScoringPass
 
-OURS = SimpleNamespace(extra_args={TAG: [7, 1, 9]})
+OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)
 
 
@@ -46,7 +46,7 @@ def test_v1_rows() -> None:
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
     segments, tokens = seen
-    assert taken(segments) == [([7, 1, 9], 4, 3, 6, 10)]
+    assert taken(segments) == [([7, [[1, 10]]], 4, 3, 6, 10)]
     found = tokens([(segments[0].prompt, 5, 8), (segments[0].prompt, 0, 2)])
     assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
 
@@ -90,7 +90,7 @@ def test_v2_rows() -> None:
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
     ((segments, given),) = seen
-    assert taken(segments) == [([7, 1, 9], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
+    assert taken(segments) == [([7, [[1, 10]]], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
     found = given([(segments[0].prompt, 5, 8), (0, 3, 4)])
     assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"

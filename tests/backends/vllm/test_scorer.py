@@ -101,7 +101,7 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
     plan = Plan(gathered=True, record=str(tmp_path), record_contents="logits")
     one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
     source.gathered = lambda hidden: hidden
-    segment = Segment((0, 1, 3), 0, 0, 3, 4, None)
+    segment = Segment((0, [(1, 4)]), 0, 0, 3, 4, None)
     one.step(torch.randn(3, 50), [segment], lambda parts: torch.tensor([1, 2, 3]))
     one.buffers.land()
     one.write_head()
@@ -112,7 +112,7 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
 
 
 STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40
-SEGMENT = Segment((7, 2, 998), 0, 0, 1000, 1000, TOKENS)
+SEGMENT = Segment((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
 
 

@@ -55,7 +55,7 @@ def test_a_spare_is_prepared_while_another_model_scores(measured: Compare, monke
         assert sum(model["seconds"].values()) == pytest.approx(timing["closed"] - timing["started"], abs=1e-3)
     again = measured(three())
     assert {label: model["seconds"] for label, model in again.models.items()} == seconds  # of the run that scored
-    assert "(*) are of an earlier run" in again.out
+    assert "(*) is of an earlier run" in again.out
 
 
 def test_models_in_the_cache_get_no_spare(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
