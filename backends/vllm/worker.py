@@ -124,7 +124,7 @@ class ScoringExtension:
         """How this rank's layers run, as JSON: the fields of ``Layer`` of each, and those of ``KVCache``."""
         config, model = self.vllm_config, self.model_runner.get_model()
         stated = CheckpointConfig(config.model_config.hf_config.to_dict()).quantization  # with the spec's hf_overrides
-        checkpoint = stated or CheckpointConfig.read(Path(config.model_config.model)).quantization
+        checkpoint = CheckpointConfig.read(Path(config.model_config.model)).quantization | stated
         dtype = dtype_name(config.model_config.dtype)
         found = vllm_layers.layers(model, config.quant_config, checkpoint, dtype)
         caches = vllm_layers.kv_caches(model, schemes.kv_cache(checkpoint), dtype)

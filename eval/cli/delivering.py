@@ -55,9 +55,9 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
             markdown.write(table, args.markdown, args.columns, timing=args.timing)
             print(f"Markdown: {args.markdown}")
     if args.html:
-        from eval.html import report
-
         with outputs.writing(args.html):
+            from eval.html import report
+
             report.write(run, inspect(), args.html, command, run.title or report.TITLE, args.columns)
             print(f"report: {args.html}")
     draw(args, run, outputs)
@@ -66,18 +66,18 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
 def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     """Draw the plot and the pictures that were asked for."""
     for file in filter(None, (args.plot_file, args.card)):
-        from eval.plots import figures
-
         size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(run, args.kld, args.kld_value)
         with outputs.writing(file):
+            from eval.plots import figures  # a package that is missing is this output's failure alone
+
             figures.draw(
                 run, file, size=size, measure=measure, max_x=args.max_x, max_y=args.max_y, title=run.title,
                 dark=args.dark, log_y=args.log_y, card=file == args.card,
             )  # fmt: skip
     if args.plots:
-        from eval.plots import pictures
-
         with outputs.writing(args.plots):
+            from eval.plots import pictures
+
             pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
 
 

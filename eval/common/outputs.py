@@ -13,6 +13,7 @@ from pathlib import Path
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
 
+INSTALL = "install what compare_q needs to draw: pip install matplotlib adjusttext"
 CURE = "free space or name another place, and run again: what was measured is kept"
 
 
@@ -34,6 +35,8 @@ class Outputs:
         except CompareQError as error:
             named = str(error).startswith(str(target))
             self.failures.append(str(error) if named else f"{target}: could not be written: {error}")
+        except ModuleNotFoundError as error:
+            self.failures.append(f"{target}: could not be written: {error.name} is not installed; {INSTALL}")
         except OSError as error:
             self.failures.append(f"{target}: could not be written: {error.strerror or one_line(error)}; {CURE}")
         except Exception as error:  # a bug, in compare_q or in a library that draws

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from backends.common.errors import InputError
 from eval.cli import delivering
-from eval.common.outputs import CURE, Outputs
+from eval.common.outputs import CURE, INSTALL, Outputs
 from eval.results import results_json
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Run, Specs
@@ -109,6 +110,18 @@ def test_pictures_fail_one_by_one(
     assert str(folder / "kld_bpw.svg") in written
     assert len(written) > 8
     assert all(Path(file).stat().st_size for file in written)
+
+
+@pytest.mark.engine
+def test_a_missing_package_takes_the_pictures_alone(finished: Path, tmp_path: Path) -> None:
+    """On an H200 whose packages had been carried there, adjustText was forgotten: a traceback, and no plot."""
+    absent = "raise ModuleNotFoundError(\"No module named 'adjustText'\", name='adjustText')"
+    (tmp_path / "adjustText.py").write_text(absent)
+    picture, results = tmp_path / "p.png", tmp_path / "r.json"
+    flags = ["--from", finished, "-pf", picture, "-o", results]
+    ran = in_a_process(*flags, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    problem = f"error: {picture}: could not be written: adjustText is not installed; {INSTALL}"
+    assert (ran.returncode, ran.stderr.splitlines(), results.is_file()) == (2, [problem], True)
 
 
 def test_what_else_may_go_wrong(capsys: pytest.CaptureFixture[str]) -> None:
