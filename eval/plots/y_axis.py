@@ -27,7 +27,7 @@ class Excess:
     """A scale for values around a ``reference`` > 0: equal steps are equal factors of the excess over the reference.
 
     Excesses below ``near``, a share of the reference, are nearly to scale, on both sides of it: the inverse hyperbolic
-    sine.  The rows of results/h200/table that differ by 0.4 to 2,400 % from the reference share three quarters of it.
+    sine.  The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.
     """
 
     reference: float
