@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
+Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat"]
+"""What windows are: cut by a method, or conversations."""
+Long = Literal["truncate", "split", "skip"]
+"""What becomes of a conversation of more than ``eval_len`` tokens."""
+Turns = Literal["all", "last"]
 Detokenizer = Literal["wikitext"]
 """The detokenizers of ``eval/text/detokenizers.py``."""
 
@@ -32,3 +38,18 @@ def check(method: Method, eval_len: int, eval_stride: int | None, *, warmup: boo
         raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
     if fixed and chat:
         raise ValueError(f"chat_template: cannot go {where}; leave it out")
+
+
+def check_chat(given: Collection[str], *, has_path: bool, has_dataset_path: bool) -> None:
+    """ValueError that names what does not go with dataset "chat"; ``given``: the keys of the spec that are set."""
+    for key in NOT_WITH_CHAT:
+        if key in given:
+            raise ValueError(f'{key}: cannot go with dataset "chat"; leave it out')
+    if has_path == has_dataset_path:
+        raise ValueError(
+            'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, a data set of the hub'
+        )
+
+
+NOT_WITH_CHAT = ("method", "eval_stride", "warmup_tokens", "chat_template", "detokenize")
+ONLY_WITH_CHAT = ("score_roles", "score_turns", "long", "chat_template_kwargs")
