@@ -4,8 +4,8 @@ A conversation is rendered by the tokenizer's template and tokenized once, as a 
 Scored are the tokens of the turns whose role is in ``score_roles``.  Two ways tell where these turns stand in
 the text:
 
-- **generation mask**: where only the assistant is asked for, the template marks what it generates (``{%
-  generation %}``) and all turns count, these marks are taken;
+- **generation mask**: if only the assistant is asked for, all its turns count, and the template marks what the model
+  generates (``{% generation %}``), these marks are taken;
 - **rendered prefixes**: a turn begins where the messages before it end when they are rendered alone (for the assistant
   with the generation prompt, so that its header is not scored) and ends where the messages up to it end.  Both must be
   beginnings of the whole rendering, or it is an error.  White space that follows the turn's last special token, the
@@ -141,8 +141,8 @@ class Template:
         except InputError:
             raise
         except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
-            why = shortened(one_line(error), 200)
-            raise InputError(f"{talk.where}: the chat template refuses these messages: {why}") from None
+            why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
+            raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None
 
     @cached_property
     def special(self) -> re.Pattern[str]:
