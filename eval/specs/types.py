@@ -116,10 +116,7 @@ class DataSpec(Spec):
             raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
         given = self.model_fields_set
         if self.is_chat:
-            variables = self.chat_template_kwargs.keys()
-            methods.check_chat(
-                given, variables, has_path=self.path is not None, has_dataset_path=self.dataset_path is not None
-            )
+            methods.check_chat(given, self.chat_template_kwargs, self.path, self.dataset_path)
             return self
         if only := [key for key in methods.ONLY_WITH_CHAT if key in given]:
             raise ValueError(f'{only[0]}: only with dataset "chat"')
