@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from backends.base import Window
+from eval.common.cache import Cache
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.text import windows
 from tests.support.toy import save_toy_tokenizer
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
@@ -84,3 +89,12 @@ def write_lines(file: Path, *rows: Any) -> Path:
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def conversation_windows(folder: Path, template: str, *rows: Any) -> list[Window]:
+    """The windows of conversations, of which each fits into one."""
+    keys = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "talks.jsonl", "eval_len": 250}
+    save_chat_tokenizer(folder / "tokenizer", template)
+    write_lines(folder / "talks.jsonl", *rows)
+    spec = parse_data_spec(keys, folder / "data.json")
+    return list(windows.build(spec, None, Cache(folder / "cache"), Progress(quiet=True)).windows)
