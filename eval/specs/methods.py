@@ -62,5 +62,7 @@ TAKEN = {
     "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
 """What Transformers' ``apply_chat_template`` itself takes by these names."""
-NOT_WITH_CHAT = ("method", "eval_stride", "warmup_tokens", "chat_template", "detokenize")
+NOT_WITH_CHAT = (
+    "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
+)  # fmt: skip
 ONLY_WITH_CHAT = ("score_roles", "score_turns", "long", "chat_template_kwargs")

@@ -36,6 +36,7 @@ from eval.text.hub_datasets import (
 )
 
 TABLES = (".jsonl", ".parquet")
+TRACE = ".json"
 LARGEST_TEXT = 8_000_000_000
 """Bytes of a plain text file, which is held in memory as a whole; wikitext-103 has 0.5 GB."""
 MOST_FILES = 10_000
@@ -103,11 +104,13 @@ def text_file(spec: DataSpec) -> Path:
         what = "not a regular file" if exists(file) else "no such file"
         raise InputError(f"path: {printable(file)}: {what}")
     suffix = file.suffix.lower()
-    if spec.is_chat and suffix not in TABLES:
-        raise InputError(f"path: {file}: conversations are read from .jsonl and .parquet files")
-    if suffix in (".json", ".csv", ".tsv"):
+    if spec.is_chat and suffix not in (*TABLES, TRACE):
+        raise InputError(
+            f"path: {file}: conversations are read from .jsonl and .parquet files, qbench's traces from .json"
+        )
+    if not spec.is_chat and suffix in (".json", ".csv", ".tsv"):
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
-    if suffix not in TABLES and (spec.text_column or row_limit(spec)):
+    if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):
         raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
     return file
 
@@ -130,6 +133,11 @@ def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
     lm-eval counts an empty row as a word, and scores the tokens of a blank row.
     """
     return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
+
+
+def is_trace(spec: DataSpec) -> bool:
+    """Whether conversations come as token ids, in a trace of qbench's."""
+    return spec.is_chat and spec.path is not None and text_file(spec).suffix.lower() == TRACE
 
 
 def is_plain(spec: DataSpec) -> bool:

@@ -27,7 +27,7 @@ from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs import methods, reading
 from eval.specs.types import DataSpec
-from eval.text import chat_template, chat_windows, corpus, cutting, tokens
+from eval.text import chat_template, chat_windows, corpus, cutting, tokens, traces
 from eval.text.chat_windows import Conversations
 from eval.text.tokens import Tokens
 
@@ -155,6 +155,8 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
 
 def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
     """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
+    if text.sizes is None and text.chat is not None:
+        return None, "bytes and words are not known: the text came as tokens"
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
     spans = [span for each in found for span in shifted(each.spans, each.start)]
@@ -180,7 +182,8 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
-            processes.apart(chat_template.make if spec.is_chat else tokens.make, what, progress, **keys)
+            reader = traces if corpus.is_trace(spec) else chat_template if spec.is_chat else tokens
+            processes.apart(reader.make, what, progress, **keys)
         found = tokens.load(cache, key)
     if found is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")

@@ -91,6 +91,14 @@ def write_lines(file: Path, *rows: Any) -> Path:
     return file
 
 
+def encoded(folder: Path, text: str) -> list[int]:
+    """The token ids of a text that holds special tokens, by the tokenizer in ``folder``."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    return ids
+
+
 def conversation_windows(folder: Path, template: str, *rows: Any) -> list[Window]:
     """The windows of conversations, of which each fits into one."""
     keys = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "talks.jsonl", "eval_len": 250}

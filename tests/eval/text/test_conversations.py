@@ -95,7 +95,9 @@ def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
 
 
 def test_files_that_hold_no_conversations(tmp_path: Path) -> None:
-    assert "conversations are read from .jsonl and .parquet files" in refusal(read, write_lines(tmp_path / "a.txt"))
+    assert "conversations are read from .jsonl and .parquet files, qbench's traces from .json" in refusal(
+        read, write_lines(tmp_path / "a.txt")
+    )
     assert refusal(read, write_lines(tmp_path / "a.jsonl")) == "dataset 'chat': no conversations in it"
     table = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), table)
