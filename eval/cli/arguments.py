@@ -59,10 +59,14 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         for flag, given in running.items():
             if given:
                 raise InputError(f"--from: shows a finished run; {flag} is for a run that is still to start")
-    elif not (args.list_engines or args.cache or args.doctor) and (args.dataspec is None or not args.modelspec):
+    elif not (args.list_engines or args.cache or args.doctor or args.from_qbench) and (
+        args.dataspec is None or not args.modelspec
+    ):
         raise InputError("-d and -m: both are needed (or --from, --doctor, --cache, or --list-engines); see --help")
     if args.ray and args.gpus:
         raise InputError("--gpus: names GPUs of this machine; with --ray the cluster hands out its own")
+    if args.from_qbench and (args.source or args.dataspec or args.modelspec or args.cache):
+        raise InputError("--from-qbench: writes two specs and does nothing else; leave --from, --cache, -d and -m out")
     if args.cache and (args.source or args.dataspec or args.modelspec or args.clear_cache):
         raise InputError("--cache: lists the cache and does nothing else; leave --from, -d, -m and -cc out")
     if args.cache_limit is not None and (args.source or args.check or args.list_engines):

@@ -96,12 +96,22 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
 def data_line(spec: DataSpec, data: EvalData | None) -> str:
     """The text and its windows in one line."""
     name = corpus.display_name(spec)
+    if spec.is_chat:
+        return chat_line(spec, data)
     cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
     if data is None:
         return f"{cut}; how many is known once text and tokenizer are downloaded"
     return (
         f"{cut}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
     )
+
+
+def chat_line(spec: DataSpec, data: EvalData | None) -> str:
+    """Conversations and their windows in one line."""
+    what = f"data: {corpus.display_name(spec)}, conversations, windows of up to {spec.eval_len} tokens"
+    if data is None or (talks := data.conversations) is None:
+        return f"{what}; how many is known once conversations and tokenizer are downloaded"
+    return f"{what}: {talks.in_words(spec, len(data.windows), data.n_scored)}"
 
 
 def model_lines(job: Job) -> list[str]:

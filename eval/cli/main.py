@@ -29,7 +29,7 @@ from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.progress import Progress
 from eval.results import merge
-from eval.specs import reading
+from eval.specs import qbench, reading
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import pairs
 
@@ -47,6 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if args.list_engines:
             Console().print(engine_table())
             return 0
+        if args.from_qbench:
+            return convert_project(args.from_qbench)
         if args.source:
             return show_again(args)
         if args.cache:
@@ -75,6 +77,14 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("\ninterrupted; what was finished is in the cache", file=sys.stderr)
         return 128 + getattr(interrupt, "signal", signal.SIGINT)
+
+
+def convert_project(file: Path) -> int:
+    """``--from-qbench``: write a project's specs, and print what was not carried over and how to run them."""
+    data, models, said = qbench.convert(file)
+    remark(*said)
+    print(f"compare-q -d {printable(data)} -m {printable(models)}")
+    return 0
 
 
 def complain(problems: str) -> int:

@@ -31,6 +31,8 @@ def add(p: argparse.ArgumentParser) -> None:
                    help="measure reverse KLD, Jensen-Shannon, total variation and top-5 agreement too")  # fmt: skip
     p.add_argument("--from", dest="source", type=path_argument, nargs="+", action="extend", default=[], metavar="FILE",
                    help="show a finished run (results.json, report.html), or several merged; runs nothing")  # fmt: skip
+    p.add_argument("--from-qbench", type=path_argument, metavar="PROJECT",
+                   help="write a qbench project (YAML) as specs beside it, and do nothing else")  # fmt: skip
     p.add_argument(
         "--cache-dir", type=path_argument, help="where tokens, scores and references are kept (default: %(default)s)"
     )

@@ -60,8 +60,9 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
     index = data.text_index(stored.window, stored.position)
     size = data.text_size
     return estimates.summarize(
-        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words)
-    )
+        stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
+        data.begins(stored.window),
+    )  # fmt: skip
 
 
 def file_bytes(job: Job) -> int | None:

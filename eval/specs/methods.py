@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
+Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat"]
+"""What windows are: cut by a method, or conversations."""
+Long = Literal["truncate", "split", "skip"]
+"""What becomes of a conversation of more than ``eval_len`` tokens."""
+Turns = Literal["all", "last"]
 Detokenizer = Literal["wikitext"]
 """The detokenizers of ``eval/text/detokenizers.py``."""
 
@@ -32,3 +38,31 @@ def check(method: Method, eval_len: int, eval_stride: int | None, *, warmup: boo
         raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
     if fixed and chat:
         raise ValueError(f"chat_template: cannot go {where}; leave it out")
+
+
+def check_chat(given: Collection[str], variables: Collection[str], path: str | None, dataset_path: str | None) -> None:
+    """ValueError that names what does not go with dataset "chat".
+
+    ``given``: the keys of the spec that are set; ``variables``: names in ``chat_template_kwargs``.
+    """
+    for key in NOT_WITH_CHAT:
+        if key in given:
+            raise ValueError(f'{key}: cannot go with dataset "chat"; leave it out')
+    if (path is None) == (dataset_path is None):
+        raise ValueError(
+            'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, a data set of the hub'
+        )
+    if taken := sorted(TAKEN & set(variables)):
+        raise ValueError(f"chat_template_kwargs: {taken[0]} is not yours to set; leave it out")
+
+
+TAKEN = {
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+}  # fmt: skip
+"""What Transformers' ``apply_chat_template`` itself takes by these names."""
+NOT_WITH_CHAT = (
+    "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
+)  # fmt: skip
+ONLY_WITH_CHAT = ("score_roles", "score_turns", "long", "chat_template_kwargs")

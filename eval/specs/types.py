@@ -25,7 +25,8 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
-    "replicas": 1, "resources": {},
+    "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
+    "chat_template_kwargs": {},
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 
@@ -74,16 +75,18 @@ class DataSpec(Spec):
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
     trust_remote_code: bool = Field(False, description="let the tokenizer run code from its repository")
     dataset: str = Field(
-        min_length=1, description='a known name ("wiki2"), a hub or local data set, or "text" with path'
+        min_length=1, description='a known name ("wiki2"), a hub or local data set, "text" with path, or "chat"'
     )
-    path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text"')
+    path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text" or "chat"')
     revision: str | None = Field(None, description="hub revision of the data set")
     dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
     dataset_name: str | None = Field(None, description="configuration of the data set")
     dataset_split: str | None = Field(None, description='split, e.g. "test" or "train[:1000]"')
     split: str | None = Field(None, description="same as dataset_split, which comes first")
     dataset_data_files: str | list[str] | dict[str, Any] | None = Field(None, description="data_files of load_dataset")
-    text_column: str | None = Field(None, description='column that holds the text, default "text"')
+    text_column: str | None = Field(
+        None, description='column that holds the text (default "text") or the conversations (default "messages")'
+    )
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
     max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
     method: methods.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
@@ -93,6 +96,14 @@ class DataSpec(Spec):
     max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
+    score_roles: list[str] = Field(
+        ["assistant"], min_length=1, description='with dataset "chat": the roles whose tokens are scored'
+    )
+    score_turns: methods.Turns = Field("all", description='with dataset "chat": all turns of these roles, or the last')
+    long: methods.Long = Field("truncate", description='with dataset "chat": what is done with more than eval_len')
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description='with dataset "chat": variables for the chat template'
+    )
     dataset_display_name: str | None = Field(None, description="name of the data in titles")
     display_rows: int | str | None = Field(None, description="number of windows in titles")
     display_eval_len: int | str | None = Field(None, description="window length in titles")
@@ -103,6 +114,12 @@ class DataSpec(Spec):
             raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
         if self.warmup_tokens > self.eval_len - 2:
             raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
+        given = self.model_fields_set
+        if self.is_chat:
+            methods.check_chat(given, self.chat_template_kwargs, self.path, self.dataset_path)
+            return self
+        if only := [key for key in methods.ONLY_WITH_CHAT if key in given]:
+            raise ValueError(f'{only[0]}: only with dataset "chat"')
         methods.check(
             self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
         )
@@ -111,8 +128,18 @@ class DataSpec(Spec):
         if self.dataset == "text" and self.path is None:
             raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
         if self.dataset != "text" and self.path is not None:
-            raise ValueError('path: only with dataset "text"')
+            raise ValueError('path: only with dataset "text" or "chat"')
         return self
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether conversations are scored."""
+        return self.dataset == "chat"
+
+    @property
+    def windows(self) -> methods.Windows:
+        """What the windows are: cut by ``method``, or conversations."""
+        return "chat" if self.is_chat else self.method
 
     @property
     def longest(self) -> int:

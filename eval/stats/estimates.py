@@ -153,14 +153,15 @@ def short_text_cautions(found: Sequence[Estimates], text_tokens: int | None) -> 
 
 def summarize(
     columns: Mapping[str, NDArray[Any]], index: NDArray[Any], position: NDArray[Any],
-    text: tuple[float, float] | None = None,
+    text: tuple[float, float] | None = None, begin: NDArray[Any] | None = None,
 ) -> Estimates:  # fmt: skip
     """All estimates of one model's columns [N] (``StoredScores.columns``), of which only ``logprob`` must be there.
 
     ``index`` [N]: place in the text of the token of each entry; ``position`` [N]: in its window.  ``text``: bytes and
-    words of the scored tokens together, each as often as it was scored; None if they are not known.
+    words of the scored tokens together, each as often as it was scored; None if they are not known.  ``begin`` [N]:
+    where the conversation of each entry begins in the text; None if the text has none.
     """
-    logprob, places = columns["logprob"], places_of(index)
+    logprob, places = columns["logprob"], places_of(index, begin)
     finite = np.isfinite(logprob)
     mean_logprob = mean_with_errors(logprob, None, places)
     ppl = perplexity_of_mean(mean_logprob)

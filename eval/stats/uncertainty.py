@@ -105,11 +105,16 @@ class Value:
     stderr_independent: float | None = None
 
 
-def places_of(index: NDArray[Any]) -> Places:
-    """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps."""
+def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
+    """Places of entries, from the index [N] of the token of each in the text, in any order and with any gaps.
+
+    ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in one block,
+    that of its first token.
+    """
     length = length_of(index)
     count = min(max(length // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
-    place = index.astype(np.int64) - (int(index.min()) if length else 0)
+    lowest = int(index.min()) if length else 0
+    place = np.maximum((index if begin is None else begin).astype(np.int64) - lowest, 0)
     return Places(np.asarray(place * count // max(length, 1)), length)
 
 

@@ -43,7 +43,7 @@ def machine_name(model: ModelResult) -> str:
 def window_notes(run: RunResult) -> list[str]:
     """How many windows and tokens were scored, and by which method they were cut."""
     method = run.data.get("method")
-    cut = f"method {method}: " if method else ""
+    cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     scored = {(model.windows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
     return [f"{cut}{count:,} windows, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
 

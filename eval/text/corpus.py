@@ -13,7 +13,7 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,20 @@ from backends.common.messages import bytes_in_words, one_line, printable
 from eval.common.progress import Progress
 from eval.specs.types import DataSpec
 from eval.text import hub_datasets
-from eval.text.hub_datasets import CONVERSATIONS, SOURCES, check_column, hub_rows, names_in, row_limit, source_of
+from eval.text.hub_datasets import (
+    CONVERSATIONS,
+    SOURCES,
+    Choose,
+    Record,
+    check_column,
+    hub_records,
+    names_in,
+    row_limit,
+    source_of,
+)
 
 TABLES = (".jsonl", ".parquet")
+TRACE = ".json"
 LARGEST_TEXT = 8_000_000_000
 """Bytes of a plain text file, which is held in memory as a whole; wikitext-103 has 0.5 GB."""
 MOST_FILES = 10_000
@@ -41,7 +52,7 @@ def display_name(spec: DataSpec) -> str:
 
 def identity(spec: DataSpec) -> dict[str, Any]:
     """What the text depends on (JSON types): the content of local files, or where a data set lies on the hub."""
-    if spec.dataset == "text":
+    if spec.path is not None:
         file = text_file(spec)
         return {
             "files": [file_digest(file)],
@@ -60,7 +71,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
 
 def is_here(spec: DataSpec) -> bool:
     """Whether the text lies in local files, so that nothing has to be downloaded."""
-    if spec.dataset == "text":
+    if spec.path is not None:
         return True
     source = source_of(spec)
     names = names_in(source.data_files)
@@ -87,22 +98,26 @@ def file_digest(file: Path) -> str:
 
 
 def text_file(spec: DataSpec) -> Path:
-    """The local file of dataset "text"; InputError if there is none."""
+    """The local file of a text or of conversations; InputError if there is none."""
     file = Path(spec.locate(spec.path or ""))
     if not is_file(file):
         what = "not a regular file" if exists(file) else "no such file"
         raise InputError(f"path: {printable(file)}: {what}")
     suffix = file.suffix.lower()
-    if suffix in (".json", ".csv", ".tsv"):
+    if spec.is_chat and suffix not in (*TABLES, TRACE):
+        raise InputError(
+            f"path: {file}: conversations are read from .jsonl and .parquet files, qbench's traces from .json"
+        )
+    if not spec.is_chat and suffix in (".json", ".csv", ".tsv"):
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
-    if suffix not in TABLES and (spec.text_column or row_limit(spec)):
+    if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):
         raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
     return file
 
 
 def would_fetch(spec: DataSpec) -> str:
     """The text that a run would fetch, in a few words; downloads no data.  InputError if the text is not there."""
-    return text_file(spec).name if spec.dataset == "text" else hub_datasets.would_fetch(spec)
+    return text_file(spec).name if spec.path is not None else hub_datasets.would_fetch(spec)
 
 
 def load_text(spec: DataSpec, progress: Progress) -> str:
@@ -120,19 +135,29 @@ def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
     return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
 
 
+def is_trace(spec: DataSpec) -> bool:
+    """Whether conversations come as token ids, in a trace of qbench's."""
+    return spec.is_chat and spec.path is not None and text_file(spec).suffix.lower() == TRACE
+
+
 def is_plain(spec: DataSpec) -> bool:
     """Whether the text is a plain file and has no rows."""
-    return spec.dataset == "text" and text_file(spec).suffix.lower() not in TABLES
+    return spec.path is not None and text_file(spec).suffix.lower() not in TABLES
 
 
 def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
     """The rows of a data set that hold text; InputError if all of them are blank."""
-    rows = local_rows(spec) if spec.dataset == "text" else hub_rows(spec)
+    column = (spec.text_column or "text") if spec.path is not None else source_of(spec).column
+
+    def text_alone(names: Iterable[str], where: str) -> list[str]:
+        check_column(column, names, where)
+        return [column]
+
     texts: list[str] = []
     other = None
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
-        for number, row in enumerate(rows, 1):
-            if isinstance(row, str):
+        for number, (_, record) in enumerate(records(spec, text_alone), 1):
+            if isinstance(row := record[column], str):
                 texts.append(row)
             elif row is not None:
                 other = row
@@ -174,28 +199,31 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     return text
 
 
-def local_rows(spec: DataSpec) -> Iterator[Any]:
-    """The text column of a local .jsonl or .parquet file, row by row."""
-    file, column = text_file(spec), spec.text_column or "text"
+def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
+    """The chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
+    if spec.path is None:
+        yield from hub_records(spec, choose)
+        return
+    file = text_file(spec)
     name = f"path: {printable(file)}"
     try:
-        yield from (parquet_rows if file.suffix.lower() == ".parquet" else jsonl_rows)(file, column, name)
+        yield from (parquet_records if file.suffix.lower() == ".parquet" else jsonl_records)(file, choose, name)
     except (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError) as error:  # pyarrow's
         raise InputError(f"{name}: not a {file.suffix[1:]} file: {one_line(error)}") from None
 
 
-def parquet_rows(file: Path, column: str, name: str) -> Iterator[Any]:
-    """One column of a parquet file, which errors call ``name``."""
+def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
+    """The chosen columns of a parquet file, which errors call ``name``."""
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(file)
-    check_column(column, table.schema_arrow.names, name)
-    for batch in table.iter_batches(columns=[column]):
-        yield from batch.column(0).to_pylist()
+    batches = table.iter_batches(columns=choose(table.schema_arrow.names, name))
+    for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+        yield f"{name}: row {number}", row
 
 
-def jsonl_rows(file: Path, column: str, name: str) -> Iterator[Any]:
-    """One key of each line of a JSON lines file, which errors call ``name``."""
+def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
+    """The chosen keys of each line of a JSON lines file, which errors call ``name``."""
     with open_regular(file) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LARGEST + 1), b""), 1):
             where = f"{name}: line {number}"
@@ -205,5 +233,4 @@ def jsonl_rows(file: Path, column: str, name: str) -> Iterator[Any]:
                 row = parsed(line, where, strict=False)
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: must be a JSON object")
-                check_column(column, row, where)
-                yield row[column]
+                yield where, {key: row[key] for key in choose(row, where)}

@@ -20,6 +20,8 @@
   not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
   after the first window.  The last window is full and ends at the last token.
 
+Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
+
 What this file does not know: tokenizers, chat prefixes, ``max_rows``.
 """
 
@@ -31,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import Spans
-from eval.specs.methods import Method
+from eval.specs.methods import Long, Method
 
 Ids = NDArray[np.int32]
 
@@ -99,6 +101,44 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
         cuts.append(scored_from(end - eval_len, ids[end - eval_len : end], done - end + eval_len))
         done = end
     return cuts
+
+
+class ChatCuts(NamedTuple):
+    """The windows of conversations, and how many conversations were longer than ``eval_len``, or scored nothing."""
+
+    cuts: list[Cut]
+    too_long: int
+    unscored: int
+
+
+def chat(ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int, long: Long) -> ChatCuts:
+    """Windows of conversations that end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: their tokens.
+
+    One of more than ``eval_len`` tokens loses its end (``truncate``), is left out (``skip``), or is split: its windows
+    begin every ``eval_len`` - 1 tokens, each with the last token of the one before it, so that every scored token
+    counts once, with no more context than its window has.  A window without a scored token is left out; a window's
+    first token cannot be scored, since nothing stands before it.
+    """
+    cuts: list[Cut] = []
+    too_long = unscored = begin = 0
+    for end in map(int, ends):
+        fits = end - begin <= eval_len
+        too_long += not fits
+        if fits or long != "skip":
+            starts = range(begin, begin + 1) if fits or long == "truncate" else range(begin, end - 1, eval_len - 1)
+            pieces = [slice(start, min(start + eval_len, end)) for start in starts]
+            found = [Cut(piece.start, ids[piece], ranges(scored[piece])) for piece in pieces]
+            cuts += (kept := [each for each in found if each.spans])
+            unscored += not kept
+        begin = end
+    return ChatCuts(cuts, too_long, unscored)
+
+
+def ranges(scored: NDArray[np.bool_]) -> Spans:
+    """The ranges of a window's scored positions, without its first."""
+    padded = np.concatenate(([False], scored[1:], [False])).astype(np.int8)
+    edges = np.flatnonzero(np.diff(padded)) + 1
+    return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def least_tokens(method: Method, eval_len: int) -> int:

@@ -28,12 +28,13 @@ from eval.specs.types import DataSpec
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 SPLIT = re.compile(r"[\w.-]+")
 CHAT_COLUMNS = {"messages", "conversations", "conversation"}
-CONVERSATIONS = (
-    "; conversations are not read: write each as text to a column of its own, with the tokenizer's "
-    "apply_chat_template(..., tokenize=False), and name that column in text_column"
-)
+CONVERSATIONS = '; conversations are read with "dataset": "chat" (docs/chat.md)'
 CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
+Choose = Callable[[Iterable[str], str], list[str]]
+"""(names of a row's columns, how errors call the row) -> the columns that are wanted; InputError without them."""
+Record = tuple[str, dict[str, Any]]
+"""How errors call a row, and its chosen columns."""
 
 
 @dataclass(frozen=True)
@@ -168,17 +169,17 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
     Called before the files are read, since two bars cannot be shown at once.
     """
     source = source_of(spec)
-    if spec.dataset == "text" or not is_fetched(source, row_limit(spec)):
+    if spec.path is not None or not is_fetched(source, row_limit(spec)):
         return
     with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
         repositories.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
-def hub_rows(spec: DataSpec) -> Iterator[Any]:
-    """The text column of a data set, row by row; InputError with the reason if the data set cannot be had."""
+def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
+    """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
     source = source_of(spec)
     with in_one_line(spec, source):
-        yield from open_rows(source, row_limit(spec))
+        yield from open_records(source, row_limit(spec), choose)
 
 
 @contextmanager
@@ -196,16 +197,16 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
 
 
-def open_rows(source: Source, limit: int) -> Iterator[Any]:
-    """The text column of a source."""
+def open_records(source: Source, limit: int, choose: Choose) -> Iterator[Record]:
+    """The chosen columns of a source."""
     first = FIRST_ROWS.fullmatch(source.split)
     with client.warnings_told(SILENT, source.path):
         rows = split_rows(source, limit)
+        name = f"dataset {source.path!r}"
         if rows.column_names:
-            check_column(source.column, rows.column_names, f"dataset {source.path!r}")
-        for row in itertools.islice(rows, int(first["rows"])) if first else rows:
-            check_column(source.column, row, f"dataset {source.path!r}")
-            yield row[source.column]
+            choose(rows.column_names, name)
+        for number, row in enumerate(itertools.islice(rows, int(first["rows"])) if first else rows, 1):
+            yield f"{name}: row {number}", {key: row[key] for key in choose(row, name)}
 
 
 def split_rows(source: Source, limit: int) -> Any:

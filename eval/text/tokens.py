@@ -12,6 +12,7 @@ A text is tokenized as a whole, with BOS where the tokenizer adds it.  Two metho
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,26 @@ TOKENS_VERSION = 5
 4: the methods of other tools: documents, the token before them, and the bytes of every token.
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
 """
+CHAT_VERSION = 1
+"""Version of the tokens of conversations; a change of what is rendered or scored raises it."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is known of tokens that are conversations, one a document.
+
+    ``scored`` bool [n]: the tokens that are scored.  ``told_by``: how they were told, "generation mask" or
+    "rendered prefixes".  ``across``: tokens that reach over an edge of a scored part, and count as scored.
+    ``template``: SHA-256 of the chat templates.
+    """
+
+    scored: NDArray[np.bool_]
+    told_by: str
+    across: int
+    template: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,8 @@ class Tokens:
     ``vocabulary`` is the digest of what the plain ids stand for (``eval/text/vocabulary.py``).  ``lead``: the token
     that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
     document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (0 for a BOS); None if
-    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.
+    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.  ``chat``:
+    None unless the documents are conversations.
     """
 
     ids: NDArray[np.int32]
@@ -68,13 +87,13 @@ class Tokens:
     sizes: NDArray[np.int32] | None = None
     n_bytes: int = 0
     n_words: int = 0
+    chat: Chat | None = None
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON types."""
-    files = sorted(
-        {file for pattern in repositories.TOKENIZER_FILES for file in folder.glob(pattern) if file.is_file()}
-    )
+    patterns = [*repositories.TOKENIZER_FILES, *(["additional_chat_templates/*"] if spec.is_chat else [])]
+    files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -85,8 +104,19 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "text": corpus.identity(spec),
         "tokenizer": digest.hexdigest(),
         "chat_template": spec.chat_template,
+        **({"chat": chat_identity(spec)} if spec.is_chat else {}),
         "trust_remote_code": spec.trust_remote_code,
         "versions": installed_versions(("transformers", "tokenizers", "datasets")),
+    }
+
+
+def chat_identity(spec: DataSpec) -> dict[str, Any]:
+    """What the tokens of conversations depend on beside the text and the tokenizer's files, as JSON types."""
+    return {
+        "roles": sorted(set(spec.score_roles)),
+        "turns": spec.score_turns,
+        "variables": spec.chat_template_kwargs,
+        "version": CHAT_VERSION,
     }
 
 
@@ -220,6 +250,7 @@ def load(cache: Cache, key: str) -> Tokens | None:
             return Tokens(
                 arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
                 None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
+                Chat(arrays["scored"], *json.loads(str(arrays["chat"]))) if "chat" in arrays else None,
             )  # fmt: skip
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, RuntimeError):
         return None
@@ -228,8 +259,13 @@ def load(cache: Cache, key: str) -> Tokens | None:
 def save(file: Path, tokens: Tokens) -> None:
     """Tokens into a file for ``load``."""
     numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
+    chat: dict[str, Any] = {}
+    if tokens.chat is not None:
+        notes = json.dumps([tokens.chat.told_by, tokens.chat.across, tokens.chat.template])
+        chat = {"scored": tokens.chat.scored, "chat": notes}
     with file.open("wb") as stream:
         np.savez(
             stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
             numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
+            **chat,
         )  # fmt: skip

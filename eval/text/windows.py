@@ -27,7 +27,8 @@ from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs import methods, reading
 from eval.specs.types import DataSpec
-from eval.text import corpus, cutting, tokens
+from eval.text import chat_template, chat_windows, corpus, cutting, tokens, traces
+from eval.text.chat_windows import Conversations
 from eval.text.tokens import Tokens
 
 
@@ -63,13 +64,18 @@ class EvalData:
     tokenizer: Path
     trusted: bool
     starts: tuple[int, ...]
-    method: methods.Method
+    method: methods.Windows
     text_size: TextSize | None
     text_note: str = ""
+    conversations: Conversations | None = None
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Index in the whole tokenized text of the tokens at ``position`` [N] of windows number ``window`` [N]."""
         return np.asarray(np.asarray(self.starts)[window] + position)
+
+    def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
+        """Index in the text of the first token of the conversations of windows number ``window`` [N]; None: a text."""
+        return None if self.conversations is None else np.asarray(self.conversations.begins, np.int64)[window]
 
     @property
     def length(self) -> int:
@@ -100,9 +106,11 @@ def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """The windows of a tokenized text; InputError if it is too short for one."""
     n_tokens, before = len(text.ids), len(text.prefix)
-    every = cuts(text, spec)
+    every, talks = (cuts(text, spec), None) if text.chat is None else chat_windows.cuts(text, text.chat, spec, max_rows)
     found = every[: max_rows or None]
     if not found:
+        if talks is not None:
+            raise InputError(talks.nothing_scored(spec))
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
     windows = tuple(
@@ -112,8 +120,8 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     starts = tuple(each.start - before for each in found)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
     return EvalData(
-        windows, n_tokens, top_id, digest_of(windows, starts, spec.method), series_of(text, every, spec.method),
-        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.method, *scored_size(text, found),
+        windows, n_tokens, top_id, digest_of(windows, starts, spec.windows), series_of(text, every, spec.windows),
+        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows, *scored_size(text, found), talks,
     )  # fmt: skip
 
 
@@ -122,7 +130,7 @@ def shifted(spans: Spans, by: int) -> Spans:
     return tuple((begin + by, end + by) for begin, end in spans)
 
 
-def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Method) -> str:
+def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Windows) -> str:
     """SHA-256 of all windows of a text, told by the text's tokens and by where each window lies in them."""
     digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
     digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
@@ -133,7 +141,7 @@ def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Method
     return digest.hexdigest()
 
 
-def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Method) -> str:
+def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Windows) -> str:
     """SHA-256 of the method and, for each window, of its start, its length, its ``spans`` and its tokens.
 
     Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
@@ -147,6 +155,8 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
 
 def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
     """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
+    if text.sizes is None and text.chat is not None:
+        return None, "bytes and words are not known: the text came as tokens"
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
     spans = [span for each in found for span in shifted(each.spans, each.start)]
@@ -172,7 +182,8 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
-            processes.apart(tokens.make, what, progress, **keys)
+            reader = traces if corpus.is_trace(spec) else chat_template if spec.is_chat else tokens
+            processes.apart(reader.make, what, progress, **keys)
         found = tokens.load(cache, key)
     if found is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
@@ -198,6 +209,8 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
+    if data.conversations is not None:
+        return data.conversations.subtitle(spec, len(data.windows), data.n_scored)
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
@@ -227,4 +240,5 @@ def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "bytes": data.text_size and data.text_size.n_bytes,
         "words": data.text_size and data.text_size.n_words,
         **({"text_note": data.text_note} if data.text_note else {}),
+        **({"conversations": data.conversations.as_json()} if data.conversations else {}),
     }

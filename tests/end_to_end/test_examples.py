@@ -28,7 +28,7 @@ ENGINES = {
 
 def test_there_are_examples_for_every_kind() -> None:
     names = " ".join(file.stem for file in FILES)
-    kinds = "w4a16 nvfp4 fp8 awq gptq exl3 exl2 gguf vllm_server streaming two_gpus hub wiki2 demo_text"
+    kinds = "w4a16 nvfp4 fp8 awq gptq exl3 exl2 gguf vllm_server streaming two_gpus hub wiki2 demo_text chat"
     for kind in kinds.split():
         assert kind in names
 
@@ -37,7 +37,8 @@ def test_there_are_examples_for_every_kind() -> None:
 def test_data_examples(file: Path) -> None:
     """The spec names a data set that compare_q or the hub knows, or a text, and its windows hold what they score."""
     spec = reading.load_data_spec(file)
-    assert spec.dataset == "text" or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    assert spec.dataset in ("text", "chat") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
     assert spec.stride <= spec.eval_len
     jsonschema.validate(json.loads(file.read_text()), json.loads((FOLDER / "schema" / "data.schema.json").read_text()))

@@ -14,6 +14,8 @@ Where the layouts were read (November 2026; file names and the YAML of the cards
 - allenai/c4: its card (``en/c4-validation.*.json.gz``), eight validation and 1,024 training files.
 - stas/openwebtext-10k and Skylion007/openwebtext: scripts; ``refs/convert/parquet`` has
   ``plain_text/train/0000.parquet`` and on (80 files of the latter).
+- HuggingFaceH4/ultrachat_200k, HuggingFaceH4/no_robots, HuggingFaceTB/smoltalk (the sets of ``eval/spec/chat_*.json``):
+  split names and the column ``messages`` of their cards; the files' names stand for parquet files of each split.
 - HuggingFaceFW/fineweb and fineweb-edu: their cards (``sample-10BT``: ``sample/10BT/*``), ``000_00000.parquet`` and on.
 """
 
@@ -23,6 +25,7 @@ import gzip
 import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -33,7 +36,7 @@ CONVERTED = "refs/convert/parquet"
 SCRIPT = "import datasets\n"
 
 
-def parquet(rows: Sequence[str], column: str = "text") -> bytes:
+def parquet(rows: Sequence[Any], column: str = "text") -> bytes:
     """A parquet file of one column."""
     stream = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({column: list(rows)}), stream)
@@ -128,7 +131,24 @@ def add_fineweb(hub: Hub) -> None:
         hub.add("datasets", f"HuggingFaceFW/{name}", files)
 
 
+def add_chats(hub: Hub) -> None:
+    """Each conversation of the two says whose it is; other splits hold none that could be read."""
+    chats = {
+        "HuggingFaceH4/ultrachat_200k": ("default", "data", ("test_sft", "train_sft", "test_gen", "train_gen")),
+        "HuggingFaceH4/no_robots": ("default", "data", ("test", "train")),
+        "HuggingFaceTB/smoltalk": ("all", "data/all", ("test", "train")),
+    }
+    for name, (config, folder, (split, *others)) in chats.items():
+        talks = [[{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": "Yes."}] for i in (0, 1)]
+        files: dict[str, bytes | str] = {
+            "README.md": card({config: {each: f"{folder}/{each}-*" for each in (split, *others)}}),
+            f"{folder}/{split}-00000-of-00001.parquet": parquet(talks, "messages"),
+        }
+        files |= {f"{folder}/{each}-00000-of-00001.parquet": parquet(["not asked for"], "messages") for each in others}
+        hub.add("datasets", name, files)
+
+
 def add_all(hub: Hub) -> None:
     """All of them."""
-    for add in (add_wikitext, add_scripts, add_lambada, add_tinystories, add_c4, add_fineweb):
+    for add in (add_wikitext, add_scripts, add_lambada, add_tinystories, add_c4, add_fineweb, add_chats):
         add(hub)

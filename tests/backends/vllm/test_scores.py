@@ -12,6 +12,7 @@ import pytest
 from backends.base import Window
 from backends.common.errors import ModelError
 from backends.vllm.backend import VllmScoreBackend
+from tests.support.chats import MARKED, SUMS, WEATHER, conversation_windows
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import (
     EXACT,
@@ -39,6 +40,16 @@ def test_scores_against_float64_on_the_engines_own_logits(toy_engine: VllmScoreB
     found = scores_of(toy_engine, WINDOWS)
     for window in WINDOWS[-2:]:
         assert_exact(found[window.index], own_logits(toy_engine, window), window, EXACT)
+
+
+@pytest.mark.engine
+def test_conversations_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any, tmp_path: Path) -> None:
+    """The tokens of the assistant in conversations that the chat template has rendered, a tool call among them."""
+    windows = conversation_windows(tmp_path, MARKED, WEATHER, SUMS)
+    found = scores_of(toy_engine, windows)
+    assert [len(found[window.index].logprob) for window in windows] == [82, 11]
+    for window in windows:
+        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
 
 
 @pytest.mark.engine

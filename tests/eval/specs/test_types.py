@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from backends.hub.repositories import is_hub_id
+from eval.specs import methods
 from eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
 from eval.specs.types import DataSpec, ModelSpec, json_schemas
 from tests.support.toy import refusal
@@ -28,6 +29,12 @@ DATA_VALUES: dict[str, list[Any]] = {
     "detokenize": [None], "max_rows": [0, 1, None], "chat_template": [True, False],
     "warmup_tokens": [0, 2046],  # 2,048 tokens less 2,046 less the one after the warm-up: one is scored
     "dataset_display_name": ["WikiText-2"], "display_rows": [20, "all"], "display_eval_len": [2048, "2k"],
+}  # fmt: skip
+CHAT = {"tokenizer_dir": "t", "dataset": "chat", "path": "a.jsonl", "eval_len": 2048}
+CHAT_VALUES: dict[str, list[Any]] = {
+    "score_roles": [["assistant"], ["user", "tool"]], "score_turns": ["all", "last"],
+    "long": ["truncate", "split", "skip"], "chat_template_kwargs": [{}, {"enable_thinking": False}],
+    "text_column": ["talk"], "max_rows": [3], "max_text_rows": [3],
 }  # fmt: skip
 MODEL_VALUES: dict[str, list[Any]] = {
     "load_fn": ["exllamav3"],
@@ -70,6 +77,38 @@ def test_data_key(key: str, value: Any) -> None:
     assert getattr(spec, key) == value
 
 
+@pytest.mark.parametrize(("key", "value"), cases(CHAT_VALUES))
+def test_key_of_conversations(key: str, value: Any) -> None:
+    spec = parse_data_spec({**CHAT, key: value}, Path("d.json"))
+    assert getattr(spec, key) == value
+    same = spec.digest() == parse_data_spec(CHAT, Path("d.json")).digest()
+    assert same == (value == DataSpec.model_fields[key].get_default(call_default_factory=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"path": None}, 'd.json: path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path'),
+        ({"dataset_path": "org/data"}, 'd.json: path: dataset "chat" needs either path, '),
+        ({"method": "once"}, 'd.json: method: cannot go with dataset "chat"; leave it out'),
+        ({"eval_stride": 512}, 'd.json: eval_stride: cannot go with dataset "chat"; leave it out'),
+        ({"warmup_tokens": 1}, "d.json: warmup_tokens: cannot go with"),
+        ({"chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"score_roles": []}, "d.json: score_roles: "),
+        ({"score_roles": "assistant"}, "d.json: score_roles: "),
+        ({"score_turns": "first"}, "d.json: score_turns: "),
+        ({"long": "cut"}, "d.json: long: "),
+        ({"chat_template_kwargs": {"a": 1, "tools": []}}, "d.json: chat_template_kwargs: tools is not yours to set"),
+        (
+            {"dataset": "wiki2", "path": None, "eval_stride": 512, "long": "skip"},
+            'd.json: long: only with dataset "chat"',
+        ),
+    ],
+)
+def test_refused_keys_of_conversations(keys: dict[str, Any], gold: str) -> None:
+    assert refusal(parse_data_spec, {**CHAT, **keys}, Path("d.json")).startswith(gold)
+
+
 @pytest.mark.parametrize(("key", "value"), cases(MODEL_VALUES))
 def test_model_key(key: str, value: Any) -> None:
     spec = parse_model_spec({**MODEL, key: value}, Path("m.json"))
@@ -85,7 +124,7 @@ def test_schema_key_for_editors_is_not_part_of_the_spec() -> None:
 
 
 def test_tables_above_hold_every_key() -> None:
-    assert {*DATA_VALUES, "path"} == set(DataSpec.model_fields)  # path: below, it needs dataset "text"
+    assert {*DATA_VALUES, *CHAT_VALUES, "path"} == set(DataSpec.model_fields)  # path: it needs dataset "text"
     assert set(MODEL_VALUES) == set(ModelSpec.model_fields)
 
 
@@ -170,10 +209,10 @@ def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gol
 def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
-        (parse_data_spec(DATA, Path()), {"method": "exllamav3", "detokenize": None}),
+        (parse_data_spec(DATA, Path()), dict.fromkeys(("method", "detokenize", *methods.ONLY_WITH_CHAT))),
         (
             parse_model_spec(MODEL, Path()),
-            {"noise_floor": False, "group": None, "python": None, "gpus": None, "replicas": 1, "resources": {}},
+            dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources")),
         ),
     ):
         then = {key: value for key, value in spec.model_dump().items() if key not in later}

@@ -47,6 +47,15 @@ def test_blocks_are_equal_lengths_of_text() -> None:
     assert block_of(np.arange(-5, 1)).tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_conversation_is_in_one_block() -> None:
+    """Conversations begin at 0, 4 and 5 of 12 tokens, the first two tokens are not scored: blocks are 3.3 tokens."""
+    places = places_of(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
+    assert places.block.tolist() == [0, 0, 0, 0, 0, 0]
+    assert places.length == 10
+    places = places_of(np.arange(2, 302), np.repeat([2, 102, 202], 100))
+    assert places.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100
+
+
 def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
     """Two windows, tokens 1 to 7 and 5 to 11: 11 tokens of text, cut at 1, 5 (4 * 3 // 11 = 1) and 9."""
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])

@@ -206,8 +206,7 @@ def test_conversations_are_told_what_can_be_done(tmp_path: Path, column: str) ->
     for file in (rows, lines):
         for keys in ({}, {"text_column": column}):  # no text column; a text column that holds no text
             message = refusal(path=str(file), **keys)
-            assert "; conversations are not read: write each as text to a column of its own" in message
-            assert "apply_chat_template(..., tokenize=False)" in message
+            assert message.endswith('; conversations are read with "dataset": "chat" (docs/chat.md)')
     lines.write_text(json.dumps({column: chat, "rendered": "user: Hello"}) + "\n")
     assert text(path=str(lines), text_column="rendered") == "user: Hello"
 

@@ -159,3 +159,28 @@ def test_least_tokens(method: methods.Method) -> None:
         return len(found[method])
 
     assert (count(least - 1), count(least)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("long", "gold", "counts"),
+    [
+        ("truncate", [(0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))], (1, 2)),
+        ("skip", [(0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))], (1, 1)),
+        (
+            "split",
+            [
+                (0, [10, 11, 12], ((1, 3),)),
+                (5, [15, 16, 17], ((1, 2),)),
+                (7, [17, 18], ((1, 2),)),
+                (9, [19, 20], ((1, 2),)),
+            ],
+            (1, 1),
+        ),
+    ],
+)
+def test_conversations(long: methods.Long, gold: Any, counts: tuple[int, int]) -> None:
+    """Of 3, 6, 0 and 2 tokens, windows of 3; of the second the 4th token and the last are scored; one is empty."""
+    scored = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 1], bool)
+    found = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
+    assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found.cuts] == gold
+    assert (found.too_long, found.unscored) == counts

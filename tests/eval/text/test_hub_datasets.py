@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from eval.text import corpus, hub_datasets
 from tests.eval.text.test_corpus import spec
-from tests.support import hub_layouts
+from tests.support import ROOT, hub_layouts
 from tests.support.hub import Hub
 from tests.support.hub_client import Client
 
@@ -21,6 +22,12 @@ one = spec(**{keys})
 said = Watch()
 hub_datasets.fetch(one, Progress(quiet=True))
 value = corpus.load_rows(one, Progress(quiet=True))
+"""
+TALKS = """
+from eval.specs import reading
+from eval.text import conversations
+found = conversations.read(reading.load_data_spec(pathlib.Path({file!r})), Progress(quiet=True))
+value = [talk.messages for talk in found]
 """
 WIKI2, WIKI103 = "wikitext-2-raw-v1", "wikitext-103-raw-v1"
 EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
@@ -115,6 +122,17 @@ def test_known_name(name: str, client: Client) -> None:
     assert (rows[0], len(rows)) == (first, count)
     assert data_files(client, path) == files
     assert client.said.read_text() == ""
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "eval" / "spec").glob("chat_*.json")), ids=lambda file: file.stem)
+def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
+    """As they are, but for the tokenizer: the first rows of one split, streamed."""
+    keys = json.loads(file.read_text())
+    talks = client.run(TALKS.format(file=str(file)))
+    path = keys["dataset_path"]
+    first = [{"content": f"{path} 0", "role": "user"}, {"content": "Yes.", "role": "assistant"}]
+    assert (talks[0], len(talks)) == (first, 2)
+    assert all(f"/{keys['dataset_split']}-" in name for name in data_files(client, path))
 
 
 def test_the_client_refuses_a_bare_name(client: Client) -> None:

@@ -1,0 +1,73 @@
+"""A trace of ExLlamaV3's qbench -> tokens: answers that a model has sampled, behind what it saw.
+
+The file is a JSON object.  Each of its ``rows`` has ``input_ids``, the rendered conversation up to the answer, and
+``response_ids``, the answer, of which every token is scored.  ``vocab_size`` is that of the tokenizer.  Read in
+the source of ExLlamaV3, commit 4f8ad01, where qbench's prompts are sampled and where its data are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.common import json_files
+from backends.common.errors import InputError
+from backends.common.messages import printable
+from eval.common.progress import Progress
+from eval.specs import reading
+from eval.specs.types import DataSpec
+from eval.text import corpus, tokens, vocabulary
+from eval.text.hub_datasets import row_limit
+from eval.text.tokens import Chat, Tokens
+
+LARGEST_TRACE = 2_000_000_000
+"""Bytes; a token takes about seven."""
+NOT_WITH_TRACES = ("score_roles", "score_turns", "chat_template_kwargs", "text_column")
+
+
+def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
+    """Write the tokens of the trace of a packed ``spec`` into ``file``; InputError with the reason.
+
+    ``tokenizer``: its folder.  Imports Transformers, and so is called apart.
+    """
+    found = reading.unpacked(spec)
+    with progress.phase(f"reading {corpus.display_name(found)}", unit="rows"):
+        tokens.save(Path(file), read(found, Path(tokenizer)))
+
+
+def read(spec: DataSpec, folder: Path) -> Tokens:
+    """The tokens of a trace; InputError that names row and key of what is malformed."""
+    for key in NOT_WITH_TRACES:
+        if key in spec.model_fields_set:
+            raise InputError(f"{key}: a trace (.json) says itself which tokens are scored; leave it out")
+    file = corpus.text_file(spec)
+    name = f"path: {printable(file)}"
+    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
+    rows = trace.get("rows") if isinstance(trace, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"{name}: rows: must be a list of rows; .json is read as a trace of qbench_prompts.py")
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    size = len(tokenizer)
+    parts = [
+        [token_ids(row, key, size, f"{name}: rows[{number}]") for key in ("input_ids", "response_ids")]
+        for number, row in enumerate(rows[: row_limit(spec) or None])
+    ]
+    ids = np.concatenate([part for row in parts for part in row])
+    scored = np.concatenate([np.full(len(part), is_answer) for row in parts for is_answer, part in enumerate(row)])
+    ordinary = vocabulary.plain_tokens(tokenizer)
+    return Tokens(
+        ids, np.zeros(0, np.int32), max(ordinary), vocabulary.digest(ordinary),
+        ends=np.cumsum([sum(map(len, row)) for row in parts]), chat=Chat(scored.astype(bool), "the trace", 0, ""),
+    )  # fmt: skip
+
+
+def token_ids(row: Any, key: str, size: int, where: str) -> NDArray[np.int32]:
+    """The tokens int32 [n] under a key of a row; InputError unless they are ids below ``size``."""
+    found = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(found, list) or not all(type(each) is int and 0 <= each < size for each in found):
+        raise InputError(f"{where}.{key}: must be a list of token ids below {size:,}, the size of the tokenizer")
+    return np.asarray(found, np.int32)

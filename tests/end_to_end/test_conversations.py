@@ -1,0 +1,65 @@
+"""Conversations from lines of a file to the table, with a tool call among them, against float64 by brute force."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.chats import MARKED, QUESTION, SUMS, WEATHER, save_chat_tokenizer, write_lines
+from tests.support.command_line import Run
+from tests.support.toy import GPU, log_softmax, needs_accelerate
+
+pytestmark = pytest.mark.engine
+
+
+def gold(tokenizer_folder: Path, model_folder: Path) -> list[float]:
+    """Log-probabilities of the tokens in Transformers' own mask of the assistant, one position at a time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    found = []
+    for row in (WEATHER, SUMS):
+        messages = [dict(each) for each in row["messages"]]
+        for message in messages:
+            for call in message.get("tool_calls", []):
+                message["tool_calls"] = [{**call, "function": {"name": "weather", "arguments": {"town": "Bern"}}}]
+        own = tokenizer.apply_chat_template(
+            messages, tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True
+        )
+        with torch.inference_mode():
+            logits = model(torch.tensor([own["input_ids"]])).logits[0].double()
+        scored = [at for at, kept in enumerate(own["assistant_masks"]) if kept]
+        found += [log_softmax(logits[at - 1].tolist())[own["input_ids"][at]] for at in scored]
+    return found
+
+
+@needs_accelerate
+def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
+    tokenizer = save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    talks = write_lines(tmp_path / "talks.jsonl", WEATHER, QUESTION, SUMS)
+    data, models = tmp_path / "data.json", tmp_path / "models.json"
+    data.write_text(
+        json.dumps({"tokenizer_dir": str(tokenizer), "dataset": "chat", "path": str(talks), "eval_len": 250})
+    )
+    spec = {"load_fn": "transformers", "label": "A", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
+    models.write_text(json.dumps(spec))
+    said = compare_q("-d", data, "-m", models, "--check").out
+    assert "2 of 3 conversations in 2 windows, 93 scored tokens (assistant; told by generation mask); 1 without" in said
+    ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith("talks, 2 conversations, 93 scored tokens of the assistant ")
+    assert "\nconversations: 2 windows, 93 scored tokens\n" in ran.out
+    exact = gold(tokenizer, toy_model)
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["data"]["conversations"]["without_scored_tokens"] == 1
+    (model,) = written["models"]
+    assert model["tokens"] == len(exact) == 93
+    assert math.log(model["ppl"]) == pytest.approx(-math.fsum(exact) / 93, abs=1e-2 if GPU else 1e-5)
+    again = compare_q("--from", tmp_path / "r.json")
+    assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]

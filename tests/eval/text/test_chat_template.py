@@ -1,0 +1,225 @@
+"""Which tokens of a conversation are scored, by two ways, against golds written by hand and Transformers' own mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.common.cache import Cache
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.text import chat_template, conversations, vocabulary, windows
+from eval.text.tokens import Tokens
+from eval.text.windows import EvalData
+from tests.support.chats import (
+    DATED,
+    MARKED,
+    QUESTION,
+    SUMS,
+    THINKING,
+    UNMARKED,
+    WEATHER,
+    save_chat_tokenizer,
+    write_lines,
+)  # fmt: skip
+from tests.support.toy import refusal
+
+SCORED = [
+    '<call>{"name": "weather", "arguments": {"town": "Bern"}}</call><|im_end|>', "No, it is dry ☀<|im_end|>",
+    "4<|im_end|>", "It is 6.<|im_end|>",
+]  # fmt: skip
+
+
+def spec(folder: Path, **keys: Any) -> Any:
+    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "a.jsonl", "eval_len": 512}
+    return parse_data_spec({**base, **keys}, folder / "d.json")
+
+
+def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
+    write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
+    tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
+    progress = Progress(quiet=True)
+    return chat_template.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
+
+
+def scored_texts(folder: Path, found: Tokens) -> list[str]:
+    """Each run of scored tokens as text; of several documents, since none here begins with a scored token."""
+    tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
+    assert found.chat is not None
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int)))
+    return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
+
+
+@pytest.mark.parametrize(("template", "way"), [(MARKED, "generation mask"), (UNMARKED, "rendered prefixes")])
+def test_scored_tokens(tmp_path: Path, template: str, way: str) -> None:
+    """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
+    found = tokenized(tmp_path, template)
+    assert found.chat is not None
+    assert (found.chat.told_by, found.chat.across) == (way, 0)
+    assert scored_texts(tmp_path, found) == SCORED
+
+
+def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
+    marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
+    assert marked.chat is not None
+    assert unmarked.chat is not None
+    np.testing.assert_array_equal(marked.ids, unmarked.ids)
+    np.testing.assert_array_equal(marked.chat.scored, unmarked.chat.scored)
+    assert marked.chat.template != unmarked.chat.template
+    tokenizer = vocabulary.load_tokenizer(tmp_path / "a" / "tokenizer", trust_remote_code=False)
+    mask, ids = [], []
+    for talk in conversations.read(spec(tmp_path / "a"), Progress(quiet=True)):
+        own = tokenizer.apply_chat_template(
+            list(talk.messages), tools=list(talk.tools) or None, return_dict=True, return_assistant_tokens_mask=True
+        )
+        if any(own["assistant_masks"]):  # one without an answer has no tokens here
+            mask += own["assistant_masks"]
+            ids += own["input_ids"]
+    assert marked.ids.tolist() == ids
+    assert marked.chat.scored.tolist() == [bool(each) for each in mask]
+
+
+def test_a_template_without_header_that_prints_the_date(tmp_path: Path) -> None:
+    found = tokenized(tmp_path, DATED)
+    assert scored_texts(tmp_path, found)[0] == " weather()<|end|>"
+    tokenizer = vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
+    assert tokenizer.decode(found.ids).startswith("Today: 26 Jul 2024\n[user]Rain in Bern?[/user] weather()<|end|>")
+    other = tokenized(
+        tmp_path, DATED.replace("strftime_now('%d %b %Y')", "today"), chat_template_kwargs={"today": "now"}
+    )
+    assert tokenizer.decode(other.ids).startswith("Today: now\n")
+
+
+def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
+    both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
+    assert both.chat is not None
+    assert both.chat.told_by == "rendered prefixes"
+    asked = [
+        "<|im_start|>user\n2+2?<|im_end|>",
+        "<|im_start|>user\nAnd 3+3?<|im_end|>",
+    ]  # other roles with their header
+    assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
+    last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
+    assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
+    longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
+    np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    message = refusal(tokenized, tmp_path, THINKING, SUMS)
+    assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template writes")
+    assert 'use "score_turns": "last", or chat_template_kwargs' in message
+    reasoned = {"messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]}
+    last = tokenized(tmp_path, THINKING, reasoned, score_turns="last")
+    assert scored_texts(tmp_path, last) == ["<think>3+3</think>It is 6.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "gold"),
+    [
+        (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
+        ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
+        ("{{ messages[0].text + 1 }}", SUMS, "the chat template refuses these messages: "),
+        ("{{ messages | nothing }}", SUMS, "the chat template refuses these messages: "),
+    ],
+)
+def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
+    assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
+
+
+def test_no_template(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", SUMS)
+    folder = save_chat_tokenizer(tmp_path / "tokenizer", "")
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"chat_template"', '"no_template"'))
+    talks, progress = conversations.read(spec(tmp_path), Progress(quiet=True)), Progress(quiet=True)
+    message = refusal(chat_template.tokenize, talks, folder, spec(tmp_path), progress)
+    assert message.startswith("tokenizer_dir: no chat template: ")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "gold", "across"),
+    [
+        ([(0, 2), (2, 4), (4, 6), (6, 8)], [0, 1, 1, 0], 0),
+        ([(0, 3), (3, 5), (5, 8)], [1, 1, 1], 2),  # characters of both sides
+        ([(0, 2), (2, 3), (2, 3), (3, 6), (6, 8)], [0, 1, 1, 1, 0], 0),  # a character in two tokens
+        ([(0, 2), (2, 2), (4, 4), (5, 6), (6, 8)], [0, 0, 1, 1, 0], 0),  # without characters: what lies before
+        ([], [], 0),
+    ],
+)
+def test_tokens_in_a_part(offsets: list[tuple[int, int]], gold: list[int], across: int) -> None:
+    """The part is characters 2 to 5."""
+    scored, crossing = chat_template.tokens_in([(2, 6)], offsets)
+    assert (scored.tolist(), crossing) == ([bool(each) for each in gold], across)
+
+
+def built(folder: Path, **keys: Any) -> EvalData:
+    return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
+
+
+def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, QUESTION, SUMS)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    data = built(tmp_path)
+    again = built(tmp_path)
+    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
+    assert (again.digest, again.series, again.conversations) == (data.digest, data.series, data.conversations)
+    talks = data.conversations
+    assert talks is not None
+    assert (talks.found, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
+    assert data.starts == talks.begins == (0, 220)
+    assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
+    subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
+    assert windows.subtitle(spec(tmp_path), data) == subtitle
+    assert data.text_size is not None
+    assert data.text_size.n_bytes == sum(len(each.encode()) for each in SCORED)
+    assert windows.data_json(spec(tmp_path), data)["method"] == "chat"
+    assert windows.data_json(spec(tmp_path), data)["conversations"] == {
+        "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,
+        "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": talks.template,
+    }  # fmt: skip
+
+
+def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
+    folder, digests = save_chat_tokenizer(tmp_path / "tokenizer", MARKED), set()
+    for keys in ({}, {"score_roles": ["user"]}, {"score_turns": "last"}, {"chat_template_kwargs": {"bos_token": "b"}}):
+        digests.add(built(tmp_path, **keys).digest)
+    assert len(digests) == 3  # a variable that the template does not use changes the key, and no token
+    (folder / "chat_template.jinja").write_text(UNMARKED.replace("im_start", "im_end"))
+    digests.add(built(tmp_path).digest)
+    assert (len(digests), len(list((tmp_path / "cache" / "tokens").glob("*.npz")))) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "scored", "lengths", "begins"),
+    [
+        ({"long": "truncate"}, 2, 46 + 11, [160, 82], [0, 220]),
+        ({"long": "skip"}, 1, 11, [82], [220]),
+        ({"long": "split"}, 3, 93, [160, 61, 82], [0, 0, 220]),
+        ({"long": "split", "eval_len": 2}, 93, 93, [2] * 93, [0] * 82 + [220] * 11),
+    ],
+)
+def test_long_conversations(
+    tmp_path: Path, keys: dict[str, Any], count: int, scored: int, lengths: list[int], begins: list[int]
+) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    data = built(tmp_path, **{"eval_len": 160, **keys})
+    assert (len(data.windows), data.n_scored) == (count, scored)
+    assert [len(window.token_ids) for window in data.windows] == lengths
+    assert data.conversations is not None
+    assert list(data.conversations.begins) == begins
+    whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
+    assert len(set(whole.tolist())) == scored  # no token twice
+
+
+def test_no_window_is_one_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", QUESTION, WEATHER)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    message = refusal(built, tmp_path, eval_len=9)
+    none = "score_roles: none of 2 conversations has a token of assistant in a window"
+    assert message == f"{none}, and 1 are longer than eval_len"

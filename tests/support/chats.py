@@ -1,0 +1,108 @@
+"""Chat templates on the toy's byte-level tokenizer, and conversations for them, one with a tool call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from backends.base import Window
+from eval.common.cache import Cache
+from eval.common.progress import Progress
+from eval.specs.reading import parse_data_spec
+from eval.text import windows
+from tests.support.toy import save_toy_tokenizer
+
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+"""Ids 257 and 258; the toy's own special token, 256, is its EOS."""
+
+MARKED = """\
+{%- if tools %}{{ '<|im_start|>tools\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}{{ m.content or '' }}
+{%- for call in m.tool_calls or [] %}{{ '<call>' + call.function | tojson + '</call>' }}{% endfor %}
+{{- '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""ChatML, which marks what the assistant generates."""
+
+UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+DATED = """\
+{{- 'Today: ' + strftime_now('%d %b %Y') + '\\n' }}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{{ ' ' + (m.content or m.tool_calls[0].function.name + '()') | trim + '<|end|>' }}
+{%- else %}{{ '[' + m.role + ']' + m.content | trim + '[/' + m.role + ']' }}{% endif %}
+{%- endfor %}"""
+"""Without marks and without a header of answers, as Mistral's, and with today's date, as Llama 3.2's."""
+
+THINKING = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' and loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Keeps the reasoning of the last turn alone, as Qwen3's."""
+
+WEATHER = {
+    "messages": [
+        {"role": "user", "content": "Rain in Bern?"},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}
+            ],
+        },
+        {"role": "tool", "content": "dry"},
+        {"role": "assistant", "content": "No, it is dry ☀"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],
+}  # fmt: skip
+SUMS = {
+    "messages": [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3+3?"},
+        {"role": "assistant", "content": "It is 6."},
+    ]
+}
+QUESTION = {"messages": [{"role": "user", "content": "Is anybody there?"}]}
+"""A conversation without an answer."""
+
+
+def save_chat_tokenizer(folder: Path, template: str) -> Path:
+    """The toy's tokenizer with two special tokens more, and with another chat template."""
+    from tokenizers import Tokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_toy_tokenizer(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_lines(file: Path, *rows: Any) -> Path:
+    """A JSON lines file."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def encoded(folder: Path, text: str) -> list[int]:
+    """The token ids of a text that holds special tokens, by the tokenizer in ``folder``."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    return ids
+
+
+def conversation_windows(folder: Path, template: str, *rows: Any) -> list[Window]:
+    """The windows of conversations, of which each fits into one."""
+    keys = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "talks.jsonl", "eval_len": 250}
+    save_chat_tokenizer(folder / "tokenizer", template)
+    write_lines(folder / "talks.jsonl", *rows)
+    spec = parse_data_spec(keys, folder / "data.json")
+    return list(windows.build(spec, None, Cache(folder / "cache"), Progress(quiet=True)).windows)
