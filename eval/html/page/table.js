@@ -72,12 +72,13 @@ const EVERY = PAYLOAD.columns.map(column);
 const COLUMNS = PAYLOAD.shown.map((name) => EVERY.find((each) => each.key === name));
 const FAILED_IN = COLUMNS.find((each) => each.key === "ppl") || COLUMNS.find((each) => each.value);
 const sorting = { key: null, down: false };
-// On a phone the numbers that are compared come first, and words last.
+// Where the table does not fit, the numbers that are compared come first, and words last; errors stand below on a phone.
+const narrow = matchMedia("(max-width: 70rem)");
 const phone = matchMedia("(max-width: 40rem)");
 const FIRST = ["label", "bpw", "kld", "ppl", "same_top", "ratio", "kld_p99.9", "size", "vram"];
 function shownColumns() {
   const place = (column) => (FIRST.includes(column.key) ? FIRST.indexOf(column.key) : column.text ? 99 : 50);
-  return phone.matches && !PAYLOAD.chosen ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;
+  return narrow.matches && !PAYLOAD.chosen ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;
 }
 
 function sorted(models) {
@@ -187,7 +188,7 @@ function tableSection() {
       PAYLOAD.footnotes.map((note) => h("li", {}, note)),
     ),
   );
-  phone.addEventListener("change", changed);
+  for (const width of [narrow, phone]) width.addEventListener("change", changed);
   onChange(() => {
     const models = sorted(MODELS.filter(visible)),
       marks = {};
