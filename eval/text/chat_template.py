@@ -157,7 +157,10 @@ def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tupl
     if not wanted:
         return "", [], ""
     if is_marked(template, talk, spec):
-        return *template.marked(talk), "generation mask"
+        text, marked = template.marked(talk)
+        for number in wanted:
+            check_written(talk, number, text)
+        return text, marked, "generation mask"
     last = spec.score_turns == "last"
     messages = talk.messages[: wanted[-1] + 1] if last else talk.messages
     whole = template.rendered(messages, talk)
@@ -185,11 +188,22 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
     if not (whole.startswith(body) and body.startswith(head)):
         raise InputError(
             f"{name}: the chat template writes this turn otherwise when more messages follow or when it is still to be "
-            'written (reasoning removed?), so that its tokens cannot be told: use "score_turns": "last", or '
-            "chat_template_kwargs"
+            'written (reasoning?), so that its tokens cannot be told: use "score_turns": "last", or '
+            'chat_template_kwargs such as {"enable_thinking": false}'
         )
+    check_written(talk, number, body[len(head) :])
     found = template.special.search(body, len(head))
     return len(head), len(body) if found is None else found.start(1)
+
+
+def check_written(talk: Conversation, number: int, text: str) -> None:
+    """InputError unless the last word of a message stands in ``text``: some templates leave contents out in silence."""
+    content = talk.messages[number].get("content")
+    if isinstance(content, str) and content.strip() and content.split()[-1] not in text:
+        raise InputError(
+            f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
+            'parts, [{"type": "text", "text": ...}]'
+        )
 
 
 def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray[np.bool_], int]:

@@ -111,7 +111,7 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     message = refusal(tokenized, tmp_path, THINKING, SUMS)
     assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template writes")
-    assert 'use "score_turns": "last", or chat_template_kwargs' in message
+    assert 'use "score_turns": "last", or chat_template_kwargs such as' in message
     reasoned = {"messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]}
     last = tokenized(tmp_path, THINKING, reasoned, score_turns="last")
     assert scored_texts(tmp_path, last) == ["<think>3+3</think>It is 6.<|im_end|>"]
@@ -123,6 +123,12 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
         (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
         ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
         ("{{ messages[0].text + 1 }}", SUMS, "the chat template refuses these messages: "),
+        (
+            "{% for m in messages %}{{ m.role }}{% endfor %}",
+            SUMS,
+            "message 3: the chat template leaves its content out",
+        ),
+        ("{% generation %}a{% endgeneration %}", SUMS, "message 3: the chat template leaves its content out"),
         ("{{ messages | nothing }}", SUMS, "the chat template refuses these messages: "),
     ],
 )
