@@ -14,6 +14,7 @@ from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import measures
 from eval.results import results_json
+from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
@@ -35,7 +36,7 @@ def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
             print("", *llama_statistics.statistics_lines(table), sep="\n")
         chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
         if chosen:
-            print("", *pairs.pair_lines(chosen, table.data.get("text_tokens")), sep="\n")
+            print("", *pairs.pair_lines(chosen, table.data.get("text_tokens"), near_lossless(table.models)), sep="\n")
 
 
 def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: Outputs) -> None:

@@ -24,6 +24,7 @@ from eval.common.files import replacing
 from eval.plots import front, grouping
 from eval.results import results_json
 from eval.results.differences import LEAST_TOKENS
+from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
 from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
 from eval.table import columns, markdown
@@ -63,7 +64,7 @@ def page_payload(
     shown = [each.column.name for each in columns.table_columns(run, chosen)]
     names = [grouping.split_label(model.label, model.group) for model in run.models]
     schemes = [front.scheme_of(*grouping.split_label(model.marked_label, model.group)) for model in run.models]
-    found = results_json.run_json(run, command)
+    found, near = results_json.run_json(run, command), near_lossless(run.models)
     return {
         "run": found,
         "inspection": inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection),
@@ -77,6 +78,7 @@ def page_payload(
         "chosen": chosen is not None,
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run, shown),
+        "near": [model.label in near for model in run.models],
         "quantized": [model.is_quantized for model in run.models],
         "t975": T975,
         "rule": {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eval.results.near_lossless import near_lossless
 from eval.results.run_result import ModelResult
 from eval.stats import estimates
 from eval.stats.estimates import BlockSums
@@ -97,6 +98,7 @@ def too_short_for_best(models: Sequence[ModelResult]) -> int | None:
 def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
     """Labels of the ``candidates_for_best`` with the best ``name``, and of the models not told apart from the best.
 
+    By ``kld``, rows that are nearly lossless are not told apart (``eval/results/near_lossless.py``).
     No label if there is only one candidate, if the text is shorter than ``LEAST_TOKENS``, if the model with the best
     mean left scores out, or if references differ (a merged run).
     """
@@ -110,4 +112,6 @@ def best_labels(models: Sequence[ModelResult], name: str) -> frozenset[str]:
     first = among[min(means, key=lambda label: means[label])]
     # Nothing can be paired with a best model that left scores out: then no row is marked.
     differences = {label: difference_with_interval(found, first, name) for label, found in among.items()}
-    return frozenset(label for label, off in differences.items() if off is not None and not off.is_seen)
+    near = near_lossless(models) if name == "kld" else frozenset()
+    best = frozenset(label for label, off in differences.items() if off is not None and not off.is_seen)
+    return best | (near & among.keys() if best & near else frozenset())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +138,13 @@ class ModelResult:
         return f"{self.label} {MARK}" if self.deviations else self.label
 
 
+def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
+    """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
+    floors = ((model.kld, model) for model in models if model.is_noise_floor)
+    known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
@@ -161,10 +169,8 @@ class RunResult:
 
     @property
     def noise_floor(self) -> ModelResult | None:
-        """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
-        floors = ((model.kld, model) for model in self.models if model.is_noise_floor)
-        known = [(kld.value, model) for kld, model in floors if kld is not None and kld.value is not None]
-        return max(known, key=lambda pair: pair[0])[1] if known else None
+        """The row that ``floor_of`` says."""
+        return floor_of(self.models)
 
     @property
     def failed(self) -> tuple[ModelResult, ...]:

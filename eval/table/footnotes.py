@@ -6,6 +6,7 @@ from typing import Any
 
 from eval.results.differences import LEAST_TOKENS, best_labels, n_blocks, too_short_for_best
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
+from eval.results.near_lossless import near_lossless
 from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
 from eval.stats.estimates import short_text_cautions
 from eval.stats.uncertainty import longest_documents
@@ -29,6 +30,7 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
     notes += best_notes(run)
     if any(model.is_noise_floor for model in run.models):
         notes.append(f"{FLOOR} marked as the noise floor, the reference's weights with other roundings{floor_kld(run)}")
+    notes += near_notes(run)
     if cached := sum(model.cached for model in run.models):
         notes.append(f"{cached} of {len(run.models)} rows come from the cache; their speed (*) is of an earlier run")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
@@ -58,6 +60,18 @@ def best_notes(run: RunResult) -> list[str]:
     return [
         f"{BEST} the best of its column among quantized models (below 16 bpw), and what cannot be told from it "
         "(95 %, paired differences)"
+    ]
+
+
+def near_notes(run: RunResult) -> list[str]:
+    """The rows that KLD does not rank."""
+    near = near_lossless(run.models)
+    labels = [model.marked_label for model in run.models if model.label in near]
+    if len(labels) < 2:
+        return []
+    return [
+        f"KLD cannot rank {', '.join(labels)}: they are within twice the noise floor's, where it does not go with "
+        "results of benchmarks (arXiv 2606.19558); answers that flip, and more text, can"
     ]
 
 

@@ -18,6 +18,7 @@ HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",
     "Each interval is for one pair: of 20 pairs that do not differ, one will seem to",
 )
+UNRANKED = "not ranked: both are within twice the noise floor's"
 Pair = tuple[ModelResult, ModelResult]
 
 
@@ -39,18 +40,19 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
             raise InputError(f"--pair: no model is called {label!r}; there are: {printable(', '.join(known))}")
 
 
-def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None) -> list[str]:
-    """The lines of all pairs, ``HEADING`` first.  ``text_tokens``: of the whole text that the windows were cut from."""
+def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None, near: frozenset[str] = frozenset()) -> list[str]:
+    """The lines of all pairs, ``HEADING`` first.  ``text_tokens``: of the whole text that the windows were cut from;
+    ``near``: labels of the rows that are nearly lossless, of which KLD ranks no two."""
     measured = [found for pair in pairs for model in pair if (found := model.estimates)]
     lines = [*HEADING, *(f"Caution: {each}" for each in short_text_cautions(measured, text_tokens))]
     for pair in pairs:
-        lines += ["", f"{pair[0].label} against {pair[1].label}", *measure_lines(pair, "PPL", "nll")]
-        lines += measure_lines(pair, "KLD", "kld")
+        lines += ["", f"{pair[0].label} against {pair[1].label}", *measure_lines(pair, "PPL", "nll", ranked=True)]
+        lines += measure_lines(pair, "KLD", "kld", ranked=not {model.label for model in pair} <= near)
     return list(map(printable, lines))
 
 
-def measure_lines(pair: Pair, title: str, name: str) -> list[str]:
-    """The verdict by one measure, and its numbers in a second line."""
+def measure_lines(pair: Pair, title: str, name: str, *, ranked: bool) -> list[str]:
+    """The verdict by one measure, and its numbers in a second line; ``ranked``: whether the measure ranks the two."""
     found = difference_or_reason(*pair, name)
     if isinstance(found, str):
         return [f"  {title}: n/a: {found}"]
@@ -59,7 +61,8 @@ def measure_lines(pair: Pair, title: str, name: str) -> list[str]:
         if name == "nll"
         else f"difference {difference_with_limits(found)}"
     )
-    return [f"  {title}: {verdict(pair, found)}", f"       {numbers}"]
+    said = verdict(pair, found) if ranked or not found.is_seen else UNRANKED
+    return [f"  {title}: {said}", f"       {numbers}"]
 
 
 def verdict(pair: Pair, found: Difference) -> str:

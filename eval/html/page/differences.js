@@ -8,9 +8,13 @@ const PAIRED = [
 const pairing = { a: null, b: null, score: PAIRED.some(([name]) => name === "kld") ? "kld" : "nll" };
 const better = (name, value) => (name === "same_top" ? value > 0 : value < 0);
 
+// KLD ranks no two models that are nearly lossless.
+const ranked = (a, b, name) => name !== "kld" || !(a.near && b.near);
+
 function verdict(a, b, name, found) {
   if (!known(found.stderr)) return NA;
   if (!distinct(found)) return "not told apart";
+  if (!ranked(a, b, name)) return "not ranked: both are within twice the noise floor's";
   return `${better(name, found.value) ? a.label : b.label} is better`;
 }
 function pairRows(a, b) {
@@ -87,7 +91,7 @@ function pairTable() {
 
 function matrixCell(a, b, score, largest) {
   const found = a === b ? null : pairedDifference(a, b, score),
-    told = distinct(found);
+    told = distinct(found) && ranked(a, b, score);
   const side = !found || !found.value ? "none" : better(score, found.value) ? "better" : "worse";
   const strength = told
     ? 0.35 + 0.65 * Math.min(Math.log1p(100 * Math.abs(found.value)) / Math.log1p(100 * largest), 1)

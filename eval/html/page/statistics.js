@@ -57,7 +57,9 @@ function bestModels(models, name) {
   const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
   if (!first.blocks.whole.includes(name)) return [];
   const off = (m) => pairedDifference(m, first, name);
-  return candidates.filter((m) => off(m) !== null && !distinct(off(m)));
+  const best = candidates.filter((m) => off(m) !== null && !distinct(off(m)));
+  const alike = (m) => name === "kld" && m.near;
+  return best.some(alike) ? candidates.filter((m) => best.includes(m) || alike(m)) : best;
 }
 
 // The error of a model's perplexity, paired with the reference where that is known: eval/plots/figures.py, ppl_error().
