@@ -135,15 +135,12 @@ def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection |
     deviation = found.deviation(run.reference is not None, len(window))
     deviation[position < CONTEXT] = 0
     begins = choose_passages(deviation, data.text_index(window, position), window)
-    spans = {
-        part: slice(begin, min(begin + PASSAGE, int(np.searchsorted(window, window[begin], "right"))))
-        for part, begin in begins.items()
-    }
+    spans = {part: passage_at(begin, window, position) for part, begin in begins.items()}
     columns = [columns_of(cache, key, data, list(spans.values())) for key in keys]
     passages = []
     for i, (part, span) in enumerate(spans.items()):
         logprob, kld = zip(*(each[i] if each else (None, None) for each in columns), strict=True)
-        ref_logprob = None if reference is None else three_digits(reference[span])
+        ref_logprob = None if reference is None else token_by_token(reference[span], position[span])
         chosen = CHOSEN.format(part=part + 1, parts=PASSAGES)
         passage = Passage(int(window[span.start]), int(position[span.start]), (), ref_logprob, logprob, kld, chosen)
         passages.append((passage, piece_of(span, window, position, data)))
@@ -207,6 +204,19 @@ def choose_passages(deviation: NDArray[np.float64], index: NDArray[Any], window:
     return dict(sorted(chosen.items()))
 
 
+def passage_at(begin: int, window: NDArray[Any], position: NDArray[Any]) -> slice:
+    """The entries of ``PASSAGE`` tokens of a window from entry ``begin`` on, of which some may not be scored."""
+    end = int(np.searchsorted(window, window[begin], "right"))
+    return slice(begin, begin + int(np.searchsorted(position[begin:end], position[begin] + PASSAGE)))
+
+
+def token_by_token(values: NDArray[Any], position: NDArray[Any]) -> Numbers:
+    """A number for each token from the first to the last of ``position`` [n]; None for those that are not scored."""
+    found = np.full(int(position[-1] - position[0]) + 1, np.nan)
+    found[position - position[0]] = values
+    return three_digits(found)
+
+
 def columns_of(
     cache: Cache, key: str, data: EvalData, spans: Sequence[slice]
 ) -> list[tuple[Numbers, Numbers | None]] | None:
@@ -214,8 +224,14 @@ def columns_of(
     stored = token_scores.of_row(cache, key, data.windows)
     if stored is None:
         return None
-    kld = stored.columns.get("kld")
-    return [(three_digits(stored.logprob[span]), None if kld is None else three_digits(kld[span])) for span in spans]
+    kld, position = stored.columns.get("kld"), stored.position
+    return [
+        (
+            token_by_token(stored.logprob[span], position[span]),
+            None if kld is None else token_by_token(kld[span], position[span]),
+        )
+        for span in spans
+    ]
 
 
 def most_damaged(stored: StoredScores, data: EvalData) -> list[tuple[Damaged, Piece]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
+from backends.worker.segment_names import MORE
 from eval.results import results_json
 from eval.results.digits import PPL_DIGITS, number_text
 from eval.results.run_result import ModelResult, Part, StoredRun
@@ -189,7 +190,10 @@ class MergedRows:
     def joined(self, place: int, again: ModelResult, source: Source) -> ModelResult:
         """A row that a further source has too; a note says where its label or its PPL differ there."""
         kept = self.models[place]
-        if kept.kld is None and again.kld is not None:  # the further source has a reference
+        asked_for_more = again.scores_key.endswith(MORE) and not kept.scores_key.endswith(MORE)
+        if (
+            kept.kld is None and again.kld is not None
+        ) or asked_for_more:  # the further source has a reference, or more
             return replace(self.prepared(again, source), label=kept.label, notes=again.notes)
         notes = list(kept.notes)
         if again.label != kept.label:
@@ -208,9 +212,11 @@ class MergedRows:
 def is_same(one: ModelResult, other: ModelResult) -> bool:
     """Whether two rows have the same scores: of one model, engine, options, versions, hardware and reference.
 
-    The same model with and without a reference counts as well: its losses are then the same to the last bit.
+    The same model with and without a reference, or with and without ``--divergences``, counts as well: its losses are
+    then the same to the last bit.
     """
-    if one.scores_key and one.scores_key == other.scores_key:
+    keys = [model.scores_key.removesuffix(MORE) for model in (one, other)]
+    if keys[0] and keys[0] == keys[1]:
         return True
     alone = (one.kld is None) != (other.kld is None) and not (one.is_reference or other.is_reference)
     same = (one.label, one.engine, one.where) == (other.label, other.engine, other.where)

@@ -118,6 +118,28 @@ def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) 
     assert passage.tokens[at : at + 2] == ("", "Ü")
 
 
+def test_scores_stand_at_their_tokens_where_only_ranges_are_scored(data: EvalData, cache: Cache) -> None:
+    """As in a conversation: of every hundred positions the first forty are scored, by their number in the window."""
+    spans = tuple((begin, begin + 40) for begin in range(100, 1000, 100))
+    data = replace(data, windows=tuple(replace(each, spans=spans) for each in data.windows))
+    folder = cache.path("scores", "a", "")
+    scored = [(each, TokenScores(each.index, -each.positions.astype(np.float32))) for each in data.windows]
+    segments.commit(folder, TAG, scored, "s", 1.0)
+    segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
+    model = ModelResult("a", "fake", scores_key=f"a/{TAG}")
+    found = inspector.inspect_tokens(run_of(model, reference=None), data, cache)
+    assert found
+    for passage in found.passages:
+        (logprob,) = passage.logprob
+        assert logprob is not None
+        assert inspector.PASSAGE - 60 <= len(logprob) == len(passage.tokens) <= inspector.PASSAGE
+        at = range(passage.position, passage.position + len(logprob))
+        assert list(logprob) == [-each if each % 100 < 40 else None for each in at]
+        begin = STRIDE * passage.window
+        shown = TEXT[begin + at[0] : begin + at[-1] + 1].decode(errors="ignore")  # without half a letter at its ends
+        assert "".join(passage.tokens).endswith(shown)
+
+
 def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> None:
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456

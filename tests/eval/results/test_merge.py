@@ -62,6 +62,14 @@ def test_one_file_is_as_it_is(write: Write) -> None:
     assert merge.load([file]) == results_json.load(file)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_row_with_divergences_stands_for_the_same_without(write: Write, order: int) -> None:
+    more = on(QUANT, "w4-more", notes=("with divergences",))
+    files = [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, more)]
+    run, _ = merge.load(files[::order])
+    assert run.models == (REF_A, more)
+
+
 def test_the_same_row_appears_once(write: Write) -> None:
     run, inspection = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A)])
     assert labels(run) == ["bf16", "W4A16", "FP8"]
