@@ -45,7 +45,7 @@ TOKENS_VERSION = 5
 4: the methods of other tools: documents, the token before them, and the bytes of every token.
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
 """
-CHAT_VERSION = 1
+CHAT_VERSION = 2
 """Version of the tokens of conversations; a change of what is rendered or scored raises it."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
