@@ -79,10 +79,11 @@ def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progre
             n_bytes, n_words = n_bytes + len(text.encode()), n_words + (tokens.n_words(text) if text else 0)
             ways |= {way} if text else set()
             phase.advance()
-    ordinary = vocabulary.plain_tokens(tokenizer)
+    every, ordinary = np.concatenate(ids), vocabulary.plain_tokens(tokenizer)
+    known = vocabulary.digest(vocabulary.plain_tokens(tokenizer, every.tolist()))
     chat = Chat(np.concatenate(scored), " and ".join(sorted(ways)), across, template.digest)
     return Tokens(
-        np.concatenate(ids), np.zeros(0, np.int32), max(ordinary), vocabulary.digest(ordinary), None,
+        every, np.zeros(0, np.int32), max(ordinary), known, None,
         np.cumsum([len(each) for each in ids]), np.concatenate(sizes), n_bytes, n_words, chat,
     )  # fmt: skip
 

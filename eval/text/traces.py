@@ -58,9 +58,9 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
     ]
     ids = np.concatenate([part for row in parts for part in row])
     scored = np.concatenate([np.full(len(part), is_answer) for row in parts for is_answer, part in enumerate(row)])
-    ordinary = vocabulary.plain_tokens(tokenizer)
+    top_id = max(vocabulary.plain_tokens(tokenizer))
     return Tokens(
-        ids, np.zeros(0, np.int32), max(ordinary), vocabulary.digest(ordinary),
+        ids, np.zeros(0, np.int32), top_id, vocabulary.digest(vocabulary.plain_tokens(tokenizer, ids.tolist())),
         ends=np.cumsum([sum(map(len, row)) for row in parts]), chat=Chat(scored.astype(bool), "the trace", 0, ""),
     )  # fmt: skip
 

@@ -210,6 +210,9 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     again = built(tmp_path)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
     assert (again.digest, again.series, again.conversations) == (data.digest, data.series, data.conversations)
+    plain = vocabulary.plain_tokens(vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False))
+    assert data.vocabulary == vocabulary.digest({**plain, 257: "<|im_start|>", 258: "<|im_end|>"})
+    assert {257, 258} <= data.seen < {*range(259)}
     talks = data.conversations
     assert talks is not None
     assert (talks.found, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
