@@ -11,7 +11,7 @@ import pytest
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
-from eval.text import chat_template, conversations, vocabulary, windows
+from eval.text import chat_template, conversations, corpus, vocabulary, windows
 from eval.text.tokens import Tokens
 from eval.text.windows import EvalData
 from tests.support.chats import (
@@ -269,3 +269,10 @@ def test_no_window_is_one_line(tmp_path: Path) -> None:
     message = refusal(built, tmp_path, eval_len=9)
     none = "score_roles: none of 2 conversations has a token of assistant in a window"
     assert message == f"{none}, and 1 are longer than eval_len"
+
+
+def test_a_set_of_the_hub_is_titled_by_its_path(tmp_path: Path) -> None:
+    found = {"tokenizer_dir": "t", "dataset": "chat", "dataset_path": "org/talks", "eval_len": 9}
+    assert corpus.display_name(parse_data_spec(found, tmp_path / "d.json")) == "org/talks"
+    named = parse_data_spec({**found, "dataset_display_name": "Talks"}, tmp_path / "d.json")
+    assert corpus.display_name(named) == "Talks"
