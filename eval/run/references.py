@@ -131,7 +131,8 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     if not isinstance(store, UpstreamReader):
         check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}, data)
     elif data.method != "exllamav3":
-        raise InputError(f"{path}: upstream's stores hold exllamav3's windows; leave method out")
+        instead = "no conversations; name another path" if data.method == "chat" else "no others; leave method out"
+        raise InputError(f"{path}: upstream's stores hold exllamav3's windows and {instead}")
     if store.n_windows < len(data.windows):
         raise InputError(
             f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "

@@ -57,11 +57,11 @@ def check_chat(given: Collection[str], variables: Collection[str], path: str | N
 
 
 TAKEN = {
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
-    "tokenizer_kwargs", "tools", "truncation",
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
-"""What Transformers' ``apply_chat_template`` itself takes by these names."""
+"""What Transformers itself takes by these names, and the date (``eval/text/chat_template.py``)."""
 NOT_WITH_CHAT = (
     "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
 )  # fmt: skip

@@ -47,15 +47,27 @@ def convert(file: Path) -> tuple[Path, Path, tuple[str, ...]]:
     reading.parse_data_spec(found.data, targets[0])
     for number, model in enumerate(found.models, 1):
         reading.parse_model_spec(model, targets[1], f"model {number}: ")
-    for target, content in zip(targets, (found.data, found.models), strict=True):
+    texts = [json_of(each, printable(file)) for each in (found.data, found.models)]
+    for target in targets:
+        if json_files.exists(target):
+            raise InputError(f"{printable(target)}: is there already; move it away")
+    for target, text in zip(targets, texts, strict=True):
         try:
             with target.open("x", encoding="utf-8") as stream:
-                stream.write(json.dumps(content, indent=4, ensure_ascii=False) + "\n")
-        except FileExistsError:
-            raise InputError(f"{printable(target)}: is there already; move it away") from None
+                stream.write(text)
         except OSError as error:
             raise InputError(f"{printable(target)}: cannot be written: {error.strerror}") from None
     return targets[0], targets[1], found.said
+
+
+def json_of(content: Any, name: str) -> str:
+    """A spec as JSON; InputError for what YAML has and JSON has not, such as dates."""
+    try:
+        text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False) + "\n"
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{name}: has a value that cannot be written as JSON: {one_line(error)}") from None
+    return text
 
 
 def read(file: Path) -> Project:
@@ -92,7 +104,7 @@ def read(file: Path) -> Project:
 def model_of(raw: Mapping[str, Any], where: str, said: list[str]) -> dict[str, Any]:
     """One model's keys."""
     engine = raw.get("engine")
-    if engine not in ENGINES or not isinstance(raw.get("source"), str):
+    if not isinstance(engine, str) or engine not in ENGINES or not isinstance(raw.get("source"), str):
         raise InputError(f"{where}: needs a source, and an engine out of {', '.join(ENGINES)}")
     options = raw.get("options") or {}
     if not isinstance(options, dict):

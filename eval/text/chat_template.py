@@ -5,11 +5,12 @@ Scored are the tokens of the turns whose role is in ``score_roles``.  Two ways t
 the text:
 
 - **generation mask**: if only the assistant is asked for, all its turns count, and the template marks what the model
-  generates (``{% generation %}``), these marks are taken;
+  generates (``{% generation %}``), these marks are taken, if each turn's last word stands in a part of its own;
 - **rendered prefixes**: a turn begins where the messages before it end when they are rendered alone (for the assistant
   with the generation prompt, so that its header is not scored) and ends where the messages up to it end.  Both must be
-  beginnings of the whole rendering, or it is an error.  White space that follows the turn's last special token, the
-  newline behind ``<|im_end|>``, is not generated and not scored.
+  beginnings of the whole rendering, or it is an error.  Of other roles, no header can be told, and what is scored
+  begins with the content.  White space that follows the turn's last special token, the newline behind ``<|im_end|>``,
+  is not generated and not scored.
 
 A token is scored if one of its characters lies in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
 those that reach over an edge are counted.  A template that prints today's date is told a fixed one.
@@ -18,6 +19,7 @@ those that reach over an edge are counted.  A template that prints today's date 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ from eval.text.conversations import Conversation
 from eval.text.tokens import Chat, Tokens
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
+"""Transformers places marks in one of these by what stands before all of it, and so too early."""
 TODAY = datetime(2024, 7, 26)
 """The date that templates are told, which Llama 3.1's has built in; today's would change the tokens every day."""
 NO_TOOLS_AND_TOOLS: tuple[list[dict[str, Any]], ...] = ([], [{}])
@@ -75,10 +79,11 @@ def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progre
             n_bytes, n_words = n_bytes + len(text.encode()), n_words + (tokens.n_words(text) if text else 0)
             ways |= {way} if text else set()
             phase.advance()
-    ordinary = vocabulary.plain_tokens(tokenizer)
+    every, ordinary = np.concatenate(ids), vocabulary.plain_tokens(tokenizer)
+    known = vocabulary.digest(vocabulary.plain_tokens(tokenizer, every.tolist()))
     chat = Chat(np.concatenate(scored), " and ".join(sorted(ways)), across, template.digest)
     return Tokens(
-        np.concatenate(ids), np.zeros(0, np.int32), max(ordinary), vocabulary.digest(ordinary), None,
+        every, np.zeros(0, np.int32), max(ordinary), known, None,
         np.cumsum([len(each) for each in ids]), np.concatenate(sizes), n_bytes, n_words, chat,
     )  # fmt: skip
 
@@ -158,20 +163,24 @@ def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tupl
         return "", [], ""
     if is_marked(template, talk, spec):
         text, marked = template.marked(talk)
-        for number in wanted:
-            check_written(talk, number, text)
+        check_written(talk, len(talk.messages), text)
+        check_marks(talk, wanted, text, marked)
         return text, marked, "generation mask"
     last = spec.score_turns == "last"
-    messages = talk.messages[: wanted[-1] + 1] if last else talk.messages
-    whole = template.rendered(messages, talk)
+    n_messages = wanted[-1] + 1 if last else len(talk.messages)
+    whole = template.rendered(talk.messages[:n_messages], talk)
+    check_written(talk, n_messages, whole)
     parts = [turn_in(whole, template, talk, number) for number in (wanted[-1:] if last else wanted)]
     return whole, parts, "rendered prefixes"
 
 
 def is_marked(template: Template, talk: Conversation, spec: DataSpec) -> bool:
     """Whether the template's own marks say what is scored."""
-    only_assistant = set(spec.score_roles) == {"assistant"} and spec.score_turns == "all"
-    return only_assistant and GENERATION.search(template.text_of(talk.tools)) is not None
+    if set(spec.score_roles) != {"assistant"} or spec.score_turns != "all":
+        return False
+    text = template.text_of(talk.tools)
+    inside = any(GENERATION.search(each[0]) for each in MACRO.finditer(text))
+    return GENERATION.search(text) is not None and not inside
 
 
 def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
@@ -191,19 +200,82 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
             'written (reasoning?), so that its tokens cannot be told: use "score_turns": "last", or '
             'chat_template_kwargs such as {"enable_thinking": false}'
         )
-    check_written(talk, number, body[len(head) :])
+    if not all(stands(word, body[len(head) :]) for word in last_words(talk.messages[number])):
+        raise left_out(talk, number)
     found = template.special.search(body, len(head))
-    return len(head), len(body) if found is None else found.start(1)
+    end = len(body) if found is None else found.start(1)
+    begin = len(head) if role == "assistant" else content_begin(talk.messages[number], body, len(head))
+    if begin < 0:
+        raise InputError(f"{name}: the chat template changes its content, so that its tokens cannot be told")
+    return min(begin, end), end
 
 
-def check_written(talk: Conversation, number: int, text: str) -> None:
-    """InputError unless the last word of a message stands in ``text``: some templates leave contents out in silence."""
-    content = talk.messages[number].get("content")
-    if isinstance(content, str) and content.strip() and content.split()[-1] not in text:
-        raise InputError(
-            f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
-            'parts, [{"type": "text", "text": ...}]'
-        )
+def texts_in(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content that are not blank, without white space around them."""
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [text.strip() for text in texts if text.strip()]
+
+
+def last_words(message: Mapping[str, Any]) -> list[str]:
+    """The last word of each text of a message: a template may leave reasoning out before it."""
+    return [text.split()[-1] for text in texts_in(message)]
+
+
+def in_json(text: str) -> str:
+    """A text as ``tojson`` writes it, without the quotes; some templates write what tools say so."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def stands(word: str, text: str) -> bool:
+    """Whether a template has written a word into ``text``."""
+    return word in text or in_json(word) in text
+
+
+def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
+    """Where the content of the last message in ``body`` begins, not before ``least``; -1 if it is not written."""
+    at = len(body)
+    for text in reversed(texts_in(message)):
+        at = max(body.rfind(each, least, at) for each in (text, in_json(text)))
+        if at < 0:
+            break
+    return at
+
+
+def left_out(talk: Conversation, number: int) -> InputError:
+    """What is said of a content that a template leaves out."""
+    return InputError(
+        f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
+        'parts, [{"type": "text", "text": ...}]'
+    )
+
+
+def check_written(talk: Conversation, n_messages: int, text: str) -> None:
+    """InputError unless the last words of the first messages stand in ``text``, and no list as Python prints it.
+
+    Some templates leave contents out in silence; those that know only text print a list of parts.
+    """
+    for number, message in enumerate(talk.messages[:n_messages]):
+        if not all(stands(word, text) for word in last_words(message)):
+            raise left_out(talk, number)
+        if isinstance(message.get("content"), list) and message["content"] and str(message["content"]) in text:
+            raise InputError(
+                f"{talk.where}: message {number + 1}: the chat template takes no list of parts as content and prints "
+                "its brackets; write the content as text"
+            )
+
+
+def check_marks(talk: Conversation, wanted: Sequence[int], text: str, marked: Parts) -> None:
+    """InputError unless each wanted message has a marked part of its own, in order, with its last words."""
+    at = -1
+    for n_after, number in zip(reversed(range(len(wanted))), wanted, strict=True):
+        words, left = last_words(talk.messages[number]), range(at + 1, len(marked) - n_after)
+        at = next((part for part in left if all(stands(word, text[slice(*marked[part])]) for word in words)), -1)
+        if at < 0:
+            raise InputError(
+                f"{talk.where}: message {number + 1}: the chat template does not mark it as generated, but marks other "
+                'messages or other characters; use "score_turns": "last", which does without marks'
+            )
 
 
 def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray[np.bool_], int]:

@@ -13,7 +13,6 @@ What this file does not know: templates, tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +116,8 @@ def from_sharegpt(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{where}.from: {shortened(repr(speaker), 40)} is no known speaker; there are: {known}")
     if not isinstance(message.get("value"), str):
         raise InputError(f"{where}.value: must be text, is {kind(message.get('value'))}")
+    if "content" in message:
+        raise InputError(f"{where}.content: stands beside value; one of the two is the text, remove the other")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     return {"role": SHAREGPT[speaker], "content": message["value"], **rest}
 
@@ -140,10 +141,7 @@ def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{where}: must have a function with a name")
     arguments = inside.get("arguments", {})
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError:
-            arguments = None
+        arguments = json_files.parsed((arguments or "{}").encode(errors="surrogatepass"), f"{where}.arguments")
     if not isinstance(arguments, dict):
         raise InputError(f"{where}.arguments: must be an object, or a JSON object in a string")
     inside = {**inside, "arguments": arguments}

@@ -45,7 +45,7 @@ TOKENS_VERSION = 5
 4: the methods of other tools: documents, the token before them, and the bytes of every token.
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
 """
-CHAT_VERSION = 1
+CHAT_VERSION = 2
 """Version of the tokens of conversations; a change of what is rendered or scored raises it."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
@@ -71,7 +71,8 @@ class Chat:
 class Tokens:
     """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
 
-    ``vocabulary`` is the digest of what the plain ids stand for (``eval/text/vocabulary.py``).  ``lead``: the token
+    ``vocabulary`` is the digest of what the plain ids stand for, and in conversations the special ones they hold
+    (``eval/text/vocabulary.py``).  ``lead``: the token
     that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
     document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (0 for a BOS); None if
     the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.  ``chat``:

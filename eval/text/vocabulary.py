@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from backends.common.messages import one_line
 from eval.common import processes
 
 FILE = "tokenizer.json"
+NONE: frozenset[int] = frozenset()
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -27,13 +28,13 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
         raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {one_line(error)}") from None
 
 
-def plain_tokens(tokenizer: Any) -> dict[int, str]:
-    """Id -> token, without added special tokens.
+def plain_tokens(tokenizer: Any, seen: Iterable[int] = NONE) -> dict[int, str]:
+    """Id -> token, without added special tokens but for those in ``seen``.
 
     A model that never sees a special token needs no logit for it: a text model may come with the tokenizer of a
-    multimodal model, whose image token lies outside the text model's vocabulary.
+    multimodal model, whose image token lies outside the text model's vocabulary.  Conversations do show it some.
     """
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special} - set(seen)
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
 
 
@@ -43,29 +44,30 @@ def digest(vocabulary: Mapping[int, str]) -> str:
 
 
 @cache
-def of_folders(*wanted: tuple[Path, bool]) -> tuple[Mapping[int, str] | None, ...]:
+def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple[Mapping[int, str] | None, ...]:
     """The vocabularies of the tokenizers in some folders, by Transformers in a process of its own; None: has none.
 
-    ``wanted``: folder, and whether its tokenizer may run code.
+    ``wanted``: folder, and whether its tokenizer may run code.  ``seen``: as for ``plain_tokens``.
     """
     named = [(str(folder), trusted) for folder, trusted in wanted]
-    found = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named)
+    found = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen))
     return tuple(None if pairs is None else dict(pairs) for pairs in found)
 
 
-def pairs_of(wanted: Sequence[tuple[str, bool]]) -> list[list[tuple[int, str]] | None]:
+def pairs_of(wanted: Sequence[tuple[str, bool]], seen: Sequence[int]) -> list[list[tuple[int, str]] | None]:
     """(id, token) of each folder's vocabulary; None where no tokenizer loads.  Imports Transformers."""
     found: list[list[tuple[int, str]] | None] = []
     for folder, trusted in wanted:
         try:
-            found.append(list(plain_tokens(load_tokenizer(Path(folder), trust_remote_code=trusted)).items()))
+            loaded = load_tokenizer(Path(folder), trust_remote_code=trusted)
+            found.append(list(plain_tokens(loaded, seen).items()))
         except InputError:
             found.append(None)
     return found
 
 
 @cache
-def of_file(folder: Path) -> Mapping[int, str] | None:
+def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
     """The vocabulary as tokenizer.json has it, with the marks of the config; None if it cannot be read so.
 
     For 49,152 tokens it takes 0.2 s, and ``of_folders`` 5 s.  Transformers may know more special tokens (one that the
@@ -81,24 +83,34 @@ def of_file(folder: Path) -> Mapping[int, str] | None:
         special |= {int(number) for number, token in marks.get("added_tokens_decoder", {}).items() if token["special"]}
     except Exception:  # tokenizers raises bare Exception; the config may hold anything
         return None
-    return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
+    return {number: token for token, number in tokenizer.get_vocab().items() if number not in special - seen}
 
 
-def disagreement(model: Path | Mapping[int, str], data_folder: Path, *, trusted: bool, data_trusted: bool) -> str:
+def disagreement(
+    model: Path | Mapping[int, str],
+    data_folder: Path,
+    *,
+    trusted: bool,
+    data_trusted: bool,
+    seen: frozenset[int] = NONE,
+) -> str:
     """An id that means different tokens to a model's own vocabulary and to the data's tokenizer; empty if they agree.
 
     ``model``: its folder, or its vocabulary.  ``trusted``, ``data_trusted``: whether the two specs let their
-    tokenizers run code.  Ids that only one vocabulary has are no disagreement; a folder without a tokenizer has none.
+    tokenizers run code.  ``seen``: ids of special tokens that count all the same where ``model`` is a folder (a model's
+    own vocabulary does not tell its special tokens).  Ids that only one vocabulary has are no disagreement; a folder
+    without a tokenizer has none.
     Where the files agree, Transformers need not be asked; only it says what a disagreement is.
     """
     if isinstance(model, Path) and (same_file(model, data_folder) or not any(model.glob("tokenizer*"))):
         return ""
     if not (trusted or data_trusted):
-        mine, theirs = of_file(model) if isinstance(model, Path) else model, of_file(data_folder)
+        mine = of_file(model, seen) if isinstance(model, Path) else model
+        theirs = of_file(data_folder, seen if isinstance(model, Path) else NONE)
         if mine is not None and theirs is not None and differing(mine, theirs) is None:
             return ""
     if isinstance(model, Path):
-        mine, theirs = of_folders((model, trusted), (data_folder, data_trusted))
+        mine, theirs = of_folders((model, trusted), (data_folder, data_trusted), seen=seen)
     else:
         mine, (theirs,) = model, of_folders((data_folder, data_trusted))
     if mine is None or theirs is None or (number := differing(mine, theirs)) is None:

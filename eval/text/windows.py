@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ class EvalData:
     def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
         """Index in the text of the first token of the conversations of windows number ``window`` [N]; None: a text."""
         return None if self.conversations is None else np.asarray(self.conversations.begins, np.int64)[window]
+
+    @cached_property
+    def seen(self) -> frozenset[int]:
+        """The ids in windows of conversations, of which special tokens must be the model's too; empty for a text."""
+        ids = [window.token_ids for window in self.windows if self.conversations is not None]
+        return frozenset(np.unique(np.concatenate(ids)).tolist()) if ids else frozenset()
 
     @property
     def length(self) -> int:

@@ -53,7 +53,7 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     assert "2 of 3 conversations in 2 windows, 93 scored tokens (assistant; told by generation mask); 1 without" in said
     ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
-    assert ran.out.startswith("talks, 2 conversations, 93 scored tokens of the assistant ")
+    assert ran.out.startswith("talks, 2 conversations, 93 scored tokens of the assistant")
     assert "\nconversations: 2 windows, 93 scored tokens\n" in ran.out
     exact = gold(tokenizer, toy_model)
     written = json.loads((tmp_path / "r.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.support.chats import MARKED, SUMS, save_chat_tokenizer, write_lines
 from tests.support.comparisons import Compare, assert_tokens, compared, fake, stub, text_windows, whole_logits
 from tests.support.toy import TOY_VOCAB, assert_refused
 
@@ -72,6 +73,10 @@ def test_upstreams_store_that_does_not_fit(
     )
     lm_eval = {"method": "lm_eval", "eval_stride": ...}
     assert_refused(measured(models, "-lf", path, **lm_eval), f"{path}: upstream's stores hold exllamav3's windows")
+    talks = write_lines(tmp_path / "talks.jsonl", SUMS)
+    chat = {"dataset": "chat", "path": str(talks), "tokenizer_dir": str(save_chat_tokenizer(tmp_path / "t", MARKED))}
+    refused = measured(models, "-lf", path, **chat, eval_stride=..., max_rows=...)
+    assert_refused(refused, f"{path}: upstream's stores hold exllamav3's windows and no conversations; name another")
     row = tmp_path / "kept.safetensors.rows" / "row_000001.safetensors"
     row.write_bytes(row.read_bytes()[:-100])
     assert_refused(measured(models, "-lf", path), f"{row}: window 1 of the reference cannot be read")

@@ -74,6 +74,8 @@ def test_a_trace_has_the_references_tokenizer(tmp_path: Path) -> None:
         ("a: [", "not valid YAML: "),
         ("- 1", "models: must be a list of models; is this a project of qbench?"),
         ("models: [{engine: vllm, source: a}]", "models[0]: needs a source, and an engine out of transformers"),
+        ("models: [{engine: [transformers], source: a}]", "models[0]: needs a source, and an engine out of"),
+        (TEXT + MODELS.replace("x: 1", "dtype: 2024-01-01"), "has a value that cannot be written as JSON: "),
         ("models: [{engine: llamacpp, source: a}]", "models: 0 models of group reference; a project has one"),
         (MODELS, "test_data and tokenizer: both are needed where there is no test_trace"),
         (MODELS + "test_data: {source: wiki2}\ntokenizer: {source: a}", "test_data.length: missing"),
@@ -85,3 +87,12 @@ def test_refusals(tmp_path: Path, text: str, gold: str) -> None:
     message = refusal(qbench.convert, tmp_path / "p.yml")
     assert str(tmp_path) in message
     assert gold in message
+    assert [file.name for file in tmp_path.iterdir()] == ["p.yml"]
+
+
+def test_a_spec_that_is_there_keeps_both_from_being_written(tmp_path: Path) -> None:
+    (tmp_path / "p.yml").write_text(TEXT + MODELS)
+    (tmp_path / "p.models.json").write_text("mine")
+    message = refusal(qbench.convert, tmp_path / "p.yml")
+    assert message == f"{tmp_path / 'p.models.json'}: is there already; move it away"
+    assert not (tmp_path / "p.data.json").exists()

@@ -99,6 +99,7 @@ def test_key_of_conversations(key: str, value: Any) -> None:
         ({"score_turns": "first"}, "d.json: score_turns: "),
         ({"long": "cut"}, "d.json: long: "),
         ({"chat_template_kwargs": {"a": 1, "tools": []}}, "d.json: chat_template_kwargs: tools is not yours to set"),
+        ({"chat_template_kwargs": {"self": 1}}, "d.json: chat_template_kwargs: self is not yours to set"),
         (
             {"dataset": "wiki2", "path": None, "eval_stride": 512, "long": "skip"},
             'd.json: long: only with dataset "chat"',

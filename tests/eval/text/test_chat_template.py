@@ -11,7 +11,7 @@ import pytest
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
-from eval.text import chat_template, conversations, vocabulary, windows
+from eval.text import chat_template, conversations, corpus, vocabulary, windows
 from eval.text.tokens import Tokens
 from eval.text.windows import EvalData
 from tests.support.chats import (
@@ -31,6 +31,9 @@ SCORED = [
     '<call>{"name": "weather", "arguments": {"town": "Bern"}}</call><|im_end|>', "No, it is dry ☀<|im_end|>",
     "4<|im_end|>", "It is 6.<|im_end|>",
 ]  # fmt: skip
+
+ECHO = {"messages": [{"role": role, "content": "Say yes"} for role in ("user", "assistant", "user", "assistant")]}
+PARTS = {"messages": [{**each, "content": [{"type": "text", "text": "Yes"}]} for each in ECHO["messages"]]}
 
 
 def spec(folder: Path, **keys: Any) -> Any:
@@ -97,15 +100,38 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
     assert both.chat is not None
     assert both.chat.told_by == "rendered prefixes"
-    asked = [
-        "<|im_start|>user\n2+2?<|im_end|>",
-        "<|im_start|>user\nAnd 3+3?<|im_end|>",
-    ]  # other roles with their header
+    asked = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
     assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
     last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
     assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
     longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
     np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "gold"),
+    [
+        ("<|im_start|>You are a toy.<|im_end|>" + UNMARKED, "user", "2+2?<|im_end|>"),  # as Qwen2.5 without a system
+        ("{{ 'Be short. ' }}" + UNMARKED, "user", "2+2?<|im_end|>"),  # a system message within the user's, as Mistral's
+        (UNMARKED.replace("m.content + '<", "m.content | tojson + '<"), "tool", '{\\"a\\": \\"x\\"}"<|im_end|>'),
+    ],
+)
+def test_what_others_say_begins_with_their_content(tmp_path: Path, template: str, role: str, gold: str) -> None:
+    parts = [{"type": "text", "text": '{"a": "x"}'}] if "tojson" not in template else '{"a": "x"}'
+    talk = [SUMS["messages"][1], SUMS["messages"][2], {"role": "tool", "content": parts}]
+    talk = talk if role == "tool" else talk[:2]
+    assert scored_texts(tmp_path, tokenized(tmp_path, template, {"messages": talk}, score_roles=[role])) == [gold]
+
+
+def test_marks_in_a_macro_are_not_taken(tmp_path: Path) -> None:
+    """Transformers would place them at the beginning of what the macro writes."""
+    start, end = "{%- macro said(m) %}", "{%- endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
+    prompt = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    turn = MARKED.partition("{%- for m in messages %}")[2].partition("{%- endfor %}\n{%- if add")[0]
+    found = tokenized(tmp_path, start + turn + end + prompt, SUMS)
+    assert found.chat is not None
+    assert found.chat.told_by == "rendered prefixes"
+    assert scored_texts(tmp_path, found) == SCORED[2:]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
@@ -126,9 +152,20 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
         (
             "{% for m in messages %}{{ m.role }}{% endfor %}",
             SUMS,
-            "message 3: the chat template leaves its content out",
+            "message 1: the chat template leaves its content out",
         ),
-        ("{% generation %}a{% endgeneration %}", SUMS, "message 3: the chat template leaves its content out"),
+        ("{% generation %}a{% endgeneration %}", SUMS, "message 1: the chat template leaves its content out"),
+        (
+            MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
+            SUMS,
+            "message 3: the chat template does not mark",
+        ),
+        (
+            MARKED.replace("{{ m.content or '' }}", "{{ m.content if loop.last }}"),
+            ECHO,
+            "message 2: the chat template does not mark",
+        ),
+        (UNMARKED.replace("m.content", "(m.content | trim)"), PARTS, "message 1: the chat template takes no list of"),
         ("{{ messages | nothing }}", SUMS, "the chat template refuses these messages: "),
     ],
 )
@@ -173,6 +210,9 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     again = built(tmp_path)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
     assert (again.digest, again.series, again.conversations) == (data.digest, data.series, data.conversations)
+    plain = vocabulary.plain_tokens(vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False))
+    assert data.vocabulary == vocabulary.digest({**plain, 257: "<|im_start|>", 258: "<|im_end|>"})
+    assert {257, 258} <= data.seen < {*range(259)}
     talks = data.conversations
     assert talks is not None
     assert (talks.found, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
@@ -229,3 +269,10 @@ def test_no_window_is_one_line(tmp_path: Path) -> None:
     message = refusal(built, tmp_path, eval_len=9)
     none = "score_roles: none of 2 conversations has a token of assistant in a window"
     assert message == f"{none}, and 1 are longer than eval_len"
+
+
+def test_a_set_of_the_hub_is_titled_by_its_path(tmp_path: Path) -> None:
+    found = {"tokenizer_dir": "t", "dataset": "chat", "dataset_path": "org/talks", "eval_len": 9}
+    assert corpus.display_name(parse_data_spec(found, tmp_path / "d.json")) == "org/talks"
+    named = parse_data_spec({**found, "dataset_display_name": "Talks"}, tmp_path / "d.json")
+    assert corpus.display_name(named) == "Talks"

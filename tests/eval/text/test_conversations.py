@@ -21,6 +21,11 @@ ASK = {"role": "user", "content": "Hello"}
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"town": "Bern"}}}
 
 
+def said_of(arguments: str) -> dict[str, Any]:
+    """A row with a tool call."""
+    return {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": arguments}]}]}
+
+
 def read(file: Path, **keys: Any) -> list[Conversation]:
     spec = parse_data_spec({"tokenizer_dir": "t", "dataset": "chat", "path": file.name, "eval_len": 9, **keys}, file)
     return conversations.read(spec, Progress(quiet=True))
@@ -77,10 +82,12 @@ def test_parts_of_text_and_a_null_content_beside_calls(tmp_path: Path) -> None:
         ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot' is no known speaker; there are"),
         ({"messages": [{"from": "gpt"}]}, "messages[0].value: must be text, is missing or null"),
         ({"messages": [{"role": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]: must have a function with a"),
-        (
-            {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": "[1]"}]}]},
-            "messages[0].tool_calls[0].arguments: must be an object, or a JSON object in a string",
-        ),
+        (said_of("[1]"), "messages[0].tool_calls[0].arguments: must be an object, or a JSON object in a string"),
+        (said_of("[" * 100_000), "messages[0].tool_calls[0].arguments: brackets are nested more than 64 deep"),
+        (said_of('{"a": "\\ud800"}'), "messages[0].tool_calls[0].arguments: a: no Unicode text"),
+        (said_of('{"a": NaN}'), "messages[0].tool_calls[0].arguments: a: nan is no number that JSON has"),
+        (said_of("{"), "messages[0].tool_calls[0].arguments: line 1, column 2: not valid JSON"),
+        ({"messages": [{"from": "gpt", "value": "a", "content": "b"}]}, "messages[0].content: stands beside value"),
         ({"messages": [ASK], "tools": 1}, "tools: must be a list of objects, is a number"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ],

@@ -50,6 +50,10 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     assert data.text_note == "bytes and words are not known: the text came as tokens"
     assert data.conversations is not None
     assert data.conversations.told_by == "the trace"
+    smaller, padded = (built(tmp_path, content | {"vocab_size": size}).conversations for size in (250, 512))
+    assert smaller is not None
+    assert smaller.told_by == "the trace, of a tokenizer of 250 ids where this one has 259"
+    assert padded == data.conversations
     assert len(built(tmp_path, content, max_text_rows=1).windows) == 1
     cut = built(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone
     assert [window.spans for window in cut.windows] == [((question, question + 1),)] * 2
@@ -60,6 +64,8 @@ def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
     [
         ({"messages": []}, "rows: must be a list of rows; .json is read as a trace of qbench_prompts.py"),
         ([], "rows: must be a list of rows"),
+        ({"rows": [1], "vocab_size": 999}, "vocab_size: is 999, and the tokenizer has 259 ids; give the tokenizer"),
+        ({"rows": [1], "vocab_size": "259"}, "vocab_size: is no number, and the tokenizer has 259 ids"),
         ({"rows": [1]}, "rows[0].input_ids: must be a list of token ids below 259, the size of the tokenizer"),
         ({"rows": [{"input_ids": [1], "response_ids": [259]}]}, "rows[0].response_ids: must be a list of token ids"),
         ({"rows": [{"input_ids": [True], "response_ids": [2]}]}, "rows[0].input_ids: must be a list of token ids"),

@@ -80,6 +80,24 @@ def test_a_swapped_pair_is_a_disagreement(tmp_path: Path) -> None:
     assert disagreement(data, model) == f"token {A} is 'a' in {data} and 'b' in {model}"
 
 
+def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
+    """Control tokens in another order, under the same ordinary tokens."""
+    names = ["<|user|>", "<|stop|>"]
+    data, model = (
+        toy_tokenizer(
+            tmp_path / folder,
+            lambda content, named=named: [
+                added(257 + at, name, special=True)(content) for at, name in enumerate(named)
+            ],
+        )
+        for folder, named in (("data", names), ("model", names[::-1]))
+    )
+    assert disagreement(model, data) == ""
+    for seen, gold in (({A, 256}, ""), ({A, 258}, f"token 258 is '<|user|>' in {model} and '<|stop|>' in {data}")):
+        found = vocabulary.disagreement(model, data, trusted=False, data_trusted=False, seen=frozenset(seen))
+        assert found == gold
+
+
 def test_formatting_is_no_disagreement(tmp_path: Path) -> None:
     data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", indent=3)
     assert (data / "tokenizer.json").read_bytes() != (model / "tokenizer.json").read_bytes()
