@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backends.checkpoint.doctor.finding import Finding, gathered
-from backends.checkpoint.doctor.subject import MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.checkpoint.doctor.subject import FLOATS, MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.checkpoint.files import Tensor
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
@@ -28,6 +29,14 @@ PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
 REDO = "download the files again, or save the model with the class that its config names"
 
 
+class Stored(NamedTuple):
+    """A tensor and its module; ``packed``: its shape is not the weights'."""
+
+    module: str
+    packed: bool
+    tensor: Tensor
+
+
 def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings from what ``compared`` said."""
     names = sorted(found["missing"])
@@ -35,9 +44,12 @@ def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
         "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
     )  # fmt: skip
-    for name, stored, wanted in sorted(found["shapes"]):
-        what = f"has the shape {stored}, and the config asks for {wanted}"
-        yield Finding("wrong", checkpoint.where_module(name), what, "give the config.json that belongs to these files")
+    shapes: dict[str, list[str]] = {}
+    for name, stored, wanted, dtype in sorted(found["shapes"]):
+        what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
+        shapes.setdefault(what, []).append(checkpoint.where_module(name))
+    for what, where in shapes.items():
+        yield from gathered("wrong", where, what, "give the config.json that belongs to these files")
     yield from gathered(
         "warning", [checkpoint.where_module(name) for name in sorted(found["left_over"])],
         "left over: the model that the config describes has no such layer, and nobody will load it",
@@ -51,7 +63,7 @@ def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def compared(folder: str) -> dict[str, Any]:
-    """What is "missing" and "left_over" (names), and which "shapes" differ (name, stored, wanted).
+    """What is "missing" and "left_over" (names), and which "shapes" differ (name, stored, wanted, dtype).
 
     Or {"unchecked": why}, where Transformers is not installed or cannot build the model.
     """
@@ -66,24 +78,24 @@ def compared(folder: str) -> dict[str, Any]:
         raise
     except Exception as error:  # whatever a config makes of Transformers' classes
         return {"unchecked": one_line(error, 160)}
-    return against(model, stored, renamed, quantized=bool(checkpoint.quantization))
+    return against(model, stored, renamed)
 
 
-def against(model: Any, stored: Mapping[str, Any], renamed: Mapping[str, str], *, quantized: bool) -> dict[str, Any]:
-    """``stored``: name -> (module, shape or None); ``renamed``: name -> the model's own name of it."""
+def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """``stored``: what ``stored_weights`` says; ``renamed``: name -> the model's own name of it."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     missing = [name for name in wanted if name not in counted and name not in tied]
     left, shapes, parts = [], [], Counter[str]()
-    for name, (module, shape) in stored.items():
+    for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
             if not BESIDE.search(name) and not any(each.search(name) for each in unasked):
                 left.append(module)
-        elif counted[target] == 1 and shape and math.prod(shape) != math.prod(wanted[target]):
-            shapes.append((module, list(shape), list(wanted[target])))
+        elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
+            shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
         parts[target] += 1
     return {"missing": [*missing, *short_of_experts(parts, wanted)], "left_over": sorted(set(left)), "shapes": shapes}
 
@@ -99,17 +111,17 @@ def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, .
     ]  # fmt: skip
 
 
-def stored_weights(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...] | None]]:
-    """Name that an unquantized checkpoint would have -> (module, shape; None where that is packed)."""
-    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+def stored_weights(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Name that an unquantized checkpoint would have -> what is stored for it."""
+    found: dict[str, Stored] = {}
     for name, tensor in checkpoint.tensors.items():
         module, part = module_and_part(name)
         parts = checkpoint.modules[module]
         if part == main_of(parts):
-            packed = part != "weight" or tensor.dtype in ("U8", "I8")
-            found[PACKED.sub("weight", name).removesuffix("_blocks")] = (module, None if packed else tensor.shape)
+            packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
+            found[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
         elif part == "bias" or not is_quantized(parts):
-            found[name] = (module, tensor.shape)
+            found[name] = Stored(module, False, tensor)
     return found
 
 
