@@ -60,6 +60,16 @@ def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
     assert not list(scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values))))
 
 
+@pytest.mark.parametrize(("last", "said"), [("W4A16_NVFP4", 0), ("NVFP4", 1)])
+def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said: int) -> None:
+    """Layers of one kind, of which the last has no scale of its activations."""
+    entries, values = experts(e0=0.5, e1=0.25, e2=None)
+    own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(("NVFP4", "NVFP4", last))}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
+    folder = write_checkpoint(tmp_path, entries, {"quantization_config": mixed}, values)
+    assert len(list(scales.inputs(Checkpoint(folder)))) == said
+
+
 @pytest.mark.parametrize(
     ("quantization", "asked"),
     [
