@@ -6,7 +6,7 @@ No engine loads a weight.  Exit status: 0; 1 if a number or an answer would be w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from backends.common.errors import InputError
 from backends.common.json_files import exists, expanded
 from backends.common.messages import printable
 from backends.hub import repositories
-from backends.layers.groups import PLAIN, groups_from_json, short_kernel_name
+from backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
 from backends.layers.schemes import UNKNOWN
 from eval.cli import doctor_table
 from eval.common.processes import apart
@@ -115,11 +115,12 @@ def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
     return found
 
 
-def kernels(told: list[Any] | str) -> list[str]:
+def kernels(told: list[Any] | Mapping[str, str] | str) -> list[str]:
     """What would run, a line for each kernel: its layers, and the activations that it takes."""
     if isinstance(told, str):
-        # Only code that wants numbers trips over the meta device; any other reason is one to refuse the model.
-        return [f"known after loading ({told})" if "meta" in told.lower() else f"refuses it here: {told}"]
+        return [f"refuses it here: {told}"]
+    if isinstance(told, Mapping):
+        return [f"known after loading ({told[AFTER_LOADING]})"]
     counts: dict[tuple[str, str, str, str], int] = {}
     for group in groups_from_json(told):
         layer = group.layer

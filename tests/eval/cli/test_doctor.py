@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.layers.groups import AFTER_LOADING
+from eval.cli.doctor import kernels
 from eval.common import processes
 from tests.support.broken import FAULTS, good
 from tests.support.command_line import Run, in_transformers
@@ -107,6 +109,11 @@ def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path:
     assert ran.status == 1, ran.err
     assert "toy: 14 x nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
     assert f"toy: wrong: model.safetensors: {FAULTS[fault][1]}" in ran.out
+
+
+def test_refused_or_known_after_loading() -> None:
+    assert kernels("no weights in meta-llama/x") == ["refuses it here: no weights in meta-llama/x"]
+    assert kernels({AFTER_LOADING: "no data"}) == ["known after loading (no data)"]
 
 
 @pytest.mark.parametrize(
