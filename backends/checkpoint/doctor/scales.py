@@ -23,6 +23,8 @@ LARGEST = 1 << 16
 """Elements of a tensor of scales that is read; there is one a layer, or one an expert."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
 
+NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
+
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Every finding about scales."""
@@ -99,16 +101,18 @@ def kv_cache(checkpoint: Checkpoint) -> Iterator[Finding]:
     for wrong, where in bad.items():
         yield from gathered("wrong", where, f"the scale of the KV cache is {wrong}", "calibrate the KV cache again")
     if found and not bad and all((values(tensor) == 1).all() for tensor in found.values()):
+        clamped = str(checkpoint.quantization.get("quant_method")).lower().startswith("modelopt")
+        why = "and ModelOpt writes no smaller one" if clamped else "which no calibration gives: keys beyond 448 are cut"
         yield Finding(
-            "warning", checkpoint.where(next(iter(found))),
-            "every scale of the fp8 KV cache is 1.0, which no calibration gives: keys beyond 448 are cut",
-            "calibrate the KV cache, or serve with the KV cache in 16 bits", len(found) - 1,
+            "note" if clamped else "warning", checkpoint.where(next(iter(found))),
+            f"every scale of the fp8 KV cache is 1.0, {why}",
+            NO_SCALES, len(found) - 1,
         )  # fmt: skip
     if not found and asks_for_kv_scales(checkpoint.quantization):
         yield Finding(
             "warning", "config.json: quantization_config",
             "asks for a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines take 1.0",
-            "calibrate the KV cache, or serve with the KV cache in 16 bits",
+            NO_SCALES,
         )  # fmt: skip
 
 

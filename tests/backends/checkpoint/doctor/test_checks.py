@@ -87,14 +87,21 @@ def test_which_configs_ask_for_input_scales(quantization: dict[str, Any], asked:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [((1.0, 1.0), "warning"), ((1.0, 0.03), None), ((1.0, 0.0), "wrong"), ((0.03, float("nan")), "wrong")],
+    ("values", "method", "said"),
+    [
+        ((1.0, 1.0), "fp8", "warning"),
+        ((1.0, 1.0), "modelopt", "note"),  # it writes 1.0 in the place of every smaller scale
+        ((1.0, 0.03), "fp8", None),
+        ((1.0, 0.0), "modelopt", "wrong"),
+        ((0.03, float("nan")), "fp8", "wrong"),
+    ],
 )
-def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], said: str | None) -> None:
+def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], method: str, said: str | None) -> None:
     names = ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
     entries: Entries = dict.fromkeys(names, ("F32", 1))
     stored = dict(zip(names, map(number, values), strict=True))
-    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, values=stored))))
+    config = {"quantization_config": {"quant_method": method}}
+    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
     assert [each.severity for each in found] == ([said] if said else [])
 
 
