@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backends.checkpoint.doctor.finding import Finding, gathered
+from backends.checkpoint.doctor.numbers import TYPES, values
+from backends.checkpoint.doctor.scales import LARGEST
 from backends.checkpoint.doctor.subject import FLOATS, MAIN, Checkpoint, is_quantized, main_of, module_and_part
 from backends.checkpoint.files import Tensor
 from backends.common.errors import InputError
@@ -27,6 +29,7 @@ BESIDE = re.compile(
 """Tensors beside the weights that engines read or that are computed again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
 REDO = "download the files again, or save the model with the class that its config names"
+WITHOUT = "give the config.json that belongs to these files, or save the model without it"
 
 
 class Stored(NamedTuple):
@@ -52,8 +55,11 @@ def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]
         yield from gathered("wrong", where, what, "give the config.json that belongs to these files")
     yield from gathered(
         "warning", [checkpoint.where_module(name) for name in sorted(found["left_over"])],
-        "left over: the model that the config describes has no such layer, and nobody will load it",
-        "give the config.json that belongs to these files, or save the model without it",
+        "left over: the model that the config describes has no such layer, and nobody will load it", WITHOUT,
+    )  # fmt: skip
+    yield from gathered(
+        "warning", [checkpoint.where_module(name) for name in sorted(found["biases"])],
+        "its bias is left over: the model that the config describes has none there, and nobody will add it", WITHOUT,
     )  # fmt: skip
 
 
@@ -63,9 +69,10 @@ def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def compared(folder: str) -> dict[str, Any]:
-    """What is "missing" and "left_over" (names), and which "shapes" differ (name, stored, wanted, dtype).
+    """What is "missing" and "left_over" (names), whose "biases" the model has not, and which "shapes" differ.
 
-    Or {"unchecked": why}, where Transformers is not installed or cannot build the model.
+    A shape is (layer, stored, wanted, dtype).  Or {"unchecked": why}, where Transformers is not installed or cannot
+    build the model.
     """
     if not installed_versions(("transformers",)):
         return {"unchecked": "Transformers is not installed"}
@@ -88,16 +95,27 @@ def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]
     unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     missing = [name for name in wanted if name not in counted and name not in tied]
-    left, shapes, parts = [], [], Counter[str]()
+    loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
+    left, biases, shapes, parts = set[str](), [], [], Counter[str]()
     for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
-            if not BESIDE.search(name) and not any(each.search(name) for each in unasked):
-                left.append(module)
+            if BESIDE.search(name) or any(each.search(name) for each in unasked):
+                continue
+            if not name.endswith("bias") or module not in loaded:
+                left.add(module)
+            elif not is_zero(tensor):
+                biases.append(module)
         elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
         parts[target] += 1
-    return {"missing": [*missing, *short_of_experts(parts, wanted)], "left_over": sorted(set(left)), "shapes": shapes}
+    missing += short_of_experts(parts, wanted)
+    return {"missing": missing, "left_over": sorted(left), "biases": biases, "shapes": shapes}
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether a bias adds nothing: AutoGPTQ stores one for every layer."""
+    return tensor.dtype in TYPES and tensor.numel <= LARGEST and not values(tensor).any()
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -154,4 +172,10 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
     wanted = model.state_dict()
-    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0] for name in names}
+    # A name of the model's own is loaded as it is, although a rule may match: DeepSeek-V4's make model.kv_norm of
+    # model.norm, which Transformers 5.19 itself saves and loads.
+    return {
+        name: name if name in wanted
+        else rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
+        for name in names
+    }  # fmt: skip
