@@ -43,10 +43,15 @@ class Examination:
 
 @dataclass(frozen=True)
 class Patient:
-    """A model on this machine: a folder of safetensors, or a GGUF model."""
+    """A model on this machine: a folder of safetensors, or a GGUF model.
+
+    ``load_fn``: the engine that its spec names, empty without a spec; ``has_options``: whether the spec gives it any.
+    """
 
     name: str
     path: Path
+    load_fn: str = ""
+    has_options: bool = False
 
     @property
     def is_gguf(self) -> bool:
