@@ -357,8 +357,9 @@ class Backend(ABC):
         """A function that says how the layers of models would run here, by the engine's own rules, without weights.
 
         It is of the top level of a module, is called in a process of its own, and turns folders into layer groups as
-        results.json has them, or the reason why one cannot be told.  Or why there is no such function; "" for an engine
-        that has no choice of kernels.
+        results.json has them, or the reason why one is refused, or ``{AFTER_LOADING: why}``
+        (``backends/layers/groups.py``).  Or why there is no such function; "" for an engine that has no choice of
+        kernels.
         """
         return ""
 

@@ -1,8 +1,8 @@
 """A GGUF model on disk, all shards of it: where it is, what identifies it, what its headers say.  No engine.
 
 Bits a weight are by the convention of ``backends/checkpoint/stored_bits.py``: a layer's matrices with their block
-scales (and NVFP4's global scales); not norms, biases, router gates, rope factors and embeddings; a tied head has the
-embedding's.
+scales (and NVFP4's global scales); not norms, biases, router gates, rope factors, embeddings, and blocks that only
+draft tokens; a tied head has the embedding's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from backends.common.json_files import is_file
 from backends.common.messages import printable
 from backends.common.packages import installed_versions
 
+BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 NORMAL, BYTE = 1, 6
 """Token types whose strings are the HF vocabulary's; converters rewrite the spaces of user-defined ones."""
@@ -34,7 +35,7 @@ OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "emb
 
 
 def role_of(tensor: GgufTensor) -> str:
-    """Where a tensor's bits belong: "layer", "head", "embedding", or "" for nowhere."""
+    """What a tensor's name makes of it: "layer", "head", "embedding", or "" for none of them."""
     path, _, part = tensor.name.rpartition(".")
     last = path.rpartition(".")[2]
     outside = last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
@@ -63,7 +64,16 @@ class GgufModel:
     @property
     def head(self) -> str:
         """The role of the tensors that make the logits: "head", or "embedding" where head and embedding are tied."""
-        return "head" if any(role_of(tensor) == "head" for tensor in self.tensors) else "embedding"
+        return "head" if any(self.role(tensor) == "head" for tensor in self.tensors) else "embedding"
+
+    def role(self, tensor: GgufTensor) -> str:
+        """Where a tensor's bits belong: "layer", "head", "embedding", or "" for nowhere.
+
+        Multi-token-prediction modules are the last of the blocks, and belong nowhere.
+        """
+        number, blocks = BLOCK.match(tensor.name), self.field("block_count")
+        drafts = number and blocks is not None and int(number[1]) >= blocks - (self.field("nextn_predict_layers") or 0)
+        return "" if drafts else role_of(tensor)
 
     def field(self, name: str) -> Any:
         """A field whose name begins with the architecture's; None if the file has none."""
@@ -98,7 +108,7 @@ class GgufModel:
         bits = {"layer": 0, "head": 0, "embedding": 0}
         numel = dict(bits)
         for tensor in self.tensors:
-            if not (role := role_of(tensor)):
+            if not (role := self.role(tensor)):
                 continue
             if tensor.nbytes is None:
                 known = installed_versions(("gguf",)).get("gguf")

@@ -32,7 +32,7 @@ USED = {
     "general.architecture": str, "general.alignment": int, "tokenizer.ggml.model": str, TOKENS: list,
     TOKEN_TYPES: tuple, "split.no": int, "split.count": int, "split.tensors.count": int, "{}.context_length": int,
     "{}.vocab_size": int, "{}.rope.scaling.type": str, "{}.rope.scaling.factor": float,
-    "{}.rope.scaling.original_context_length": int,
+    "{}.rope.scaling.original_context_length": int, "{}.block_count": int, "{}.nextn_predict_layers": int,
 }  # fmt: skip
 """Fields that this file uses (``{}``: the architecture) -> their types as ``_Reader`` reads them."""
 

@@ -47,6 +47,8 @@ OTHER_TOWERS = {
     "mlp1", "vpm", "apm", "resampler", "audio_projection_layer", "vision_language_adapter", "patch_merger", "connector",
     "vision_backbone", "vision_embed_tokens", "embed_tokens_extend", "talker", "token2wav", "code2wav", "tts",
     "sound_encoder", "sound_projection",
+    "sam_model", "qwen2_model", "vision", "projector", "aligner", "vit_large_projector", "vit_downsampler",
+    "vit_downsampler2", "vte", "visual_tokenizer", "gen_vision_model", "gen_aligner", "gen_head", "gen_embed",
 }  # fmt: skip
 
 

@@ -25,6 +25,8 @@ SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|
 
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Weights that are not quantized, as torch and ggml call them."""
+AFTER_LOADING = "after_loading"
+"""The key under which a prediction of kernels says why an engine chooses them only when it has loaded the weights."""
 
 
 @cache

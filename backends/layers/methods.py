@@ -78,8 +78,10 @@ def auto_round(config: Config) -> Declared:
             weights = with_group_size(f"{'uint' if awq else 'int'}{bits}", group)
         else:
             weights = auto_round_float(own.get("data_type"), bits, group)
-        taken = own.get("act_bits", 16)
-        activations = "" if taken is None or taken >= 16 else auto_round_float(
+        taken = 16 if own.get("act_bits") is None else own["act_bits"]
+        if not isinstance(taken, int):
+            return None
+        activations = "" if taken >= 16 else auto_round_float(
             own.get("act_data_type"), taken, own.get("act_group_size", group)
         )  # fmt: skip
         return None if UNKNOWN in (weights, activations) else Scheme(weights, activations)

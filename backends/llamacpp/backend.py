@@ -228,9 +228,7 @@ class LlamacppBackend(LogitsBackend):
 
     def layers(self) -> tuple[LayerGroup, ...]:
         model = gguf.read_model(Path(self.request.model_dir))
-        matrices = [
-            each for each in model.tensors if gguf.role_of(each) in ("layer", model.head) and len(each.shape) > 1
-        ]
+        matrices = [each for each in model.tensors if model.role(each) in ("layer", model.head) and len(each.shape) > 1]
         return group_layers(self._layer(each) for each in matrices)
 
     def _layer(self, tensor: GgufTensor) -> Layer:

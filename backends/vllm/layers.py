@@ -25,7 +25,7 @@ from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
 from backends.layers.declared import Declared
-from backends.layers.groups import deviation, group_layers, groups_to_json
+from backends.layers.groups import AFTER_LOADING, deviation, group_layers, groups_to_json
 from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
@@ -43,6 +43,11 @@ QUANTIZES = re.compile(
 )
 """Classes without a config that says so, as those of experts before they are loaded, whose kernels quantize activations
 as the checkpoint asks."""
+NO_NUMBERS = re.compile(
+    r"\bmeta (tensors?|kernel|device)\b|\bregister_meta|'meta' backend|\bdevice:? meta(?![-\w/])|\bdevices, .*\bmeta\b",
+    re.IGNORECASE,
+)
+"""How torch 2.13 says that a tensor on the meta device has no numbers."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
 ONLINE = {
@@ -207,14 +212,19 @@ def key_text(key: Any, line: str) -> str:
 
 
 def predicted(folders: Sequence[str]) -> list[Any]:
-    """For each folder the layer groups as JSON has them, or why vLLM cannot say, in one line."""
+    """For each folder the layer groups as JSON has them, or why vLLM refuses it or cannot say before it has loaded."""
     found: list[Any] = []
     for folder in folders:
         try:
             found.append(groups_to_json(group_layers(built_layers(Path(folder)))))
         except Exception as error:  # refused checkpoints, models that cannot be built without a device
-            found.append(one_line(error, 160))
+            found.append({AFTER_LOADING: one_line(error, 160)} if wants_numbers(error) else one_line(error, 160))
     return found
+
+
+def wants_numbers(error: Exception) -> bool:
+    """Whether torch ends some code because it wants the numbers of a tensor on the meta device, which has none."""
+    return NO_NUMBERS.search(str(error)) is not None
 
 
 def built_layers(folder: Path) -> list[Any]:

@@ -6,7 +6,8 @@ No engine loads a weight.  Exit status: 0; 1 if a number or an answer would be w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from backends.common.errors import InputError
 from backends.common.json_files import exists, expanded
 from backends.common.messages import printable
 from backends.hub import repositories
-from backends.layers.groups import PLAIN, groups_from_json, short_kernel_name
+from backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
 from backends.layers.schemes import UNKNOWN
 from eval.cli import doctor_table
 from eval.common.processes import apart
@@ -62,7 +63,8 @@ def patients_of(name: str, progress: Progress) -> Iterator[Patient]:
         yield patient_of(name, progress, name)
         return
     for spec in reading.load_model_specs(reading.expand([name])):
-        yield patient_of(spec.located, progress, spec.name, spec.revision)
+        found = patient_of(spec.located, progress, spec.name, spec.revision)
+        yield replace(found, load_fn=spec.load_fn, has_options=bool(spec.options))
 
 
 def patient_of(name: str, progress: Progress, label: str, revision: str | None = None) -> Patient:
@@ -97,11 +99,11 @@ def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
 
 
 def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
-    """Model -> lines on what would run here, by each engine that knows before it loads a weight."""
-    folders = [patient for patient in patients if not patient.is_gguf]
-    found: dict[Patient, list[str]] = {patient: [] for patient in folders}
-    for engine, backend in backends.engines() if folders else ():
-        predictor = backend.predictor()
+    """Model -> lines on what would run here, by each engine that knows before it loads a weight, or by its spec's."""
+    found: dict[Patient, list[str]] = {patient: [] for patient in patients if not patient.is_gguf}
+    for engine, backend in backends.engines():
+        folders = [each for each in found if each.load_fn in ("", *backend.capabilities.load_fns)]
+        predictor = backend.predictor() if folders else ""
         if isinstance(predictor, str):
             for patient in folders if predictor else []:
                 found[patient].append(f"{engine}: {predictor}")
@@ -111,15 +113,17 @@ def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
         except InputError as error:
             told = [str(error)] * len(folders)
         for patient, groups in zip(folders, told, strict=True):
-            found[patient] += [f"{engine}: {text}" for text in kernels(groups)]
+            asked = f"{engine} with its default options, not the spec's" if patient.has_options else engine
+            found[patient] += [f"{asked}: {text}" for text in kernels(groups)]
     return found
 
 
-def kernels(told: list[Any] | str) -> list[str]:
+def kernels(told: list[Any] | Mapping[str, str] | str) -> list[str]:
     """What would run, a line for each kernel: its layers, and the activations that it takes."""
     if isinstance(told, str):
-        # Only code that wants numbers trips over the meta device; any other reason is one to refuse the model.
-        return [f"known after loading ({told})" if "meta" in told.lower() else f"refuses it here: {told}"]
+        return [f"refuses it here: {told}"]
+    if isinstance(told, Mapping):
+        return [f"known after loading ({told[AFTER_LOADING]})"]
     counts: dict[tuple[str, str, str, str], int] = {}
     for group in groups_from_json(told):
         layer = group.layer

@@ -10,7 +10,7 @@ from typing import Any
 from backends.checkpoint.doctor import dtypes, ends, leftovers, parameters, scales, summary, tokenizers
 from backends.checkpoint.doctor.finding import Finding, by_severity
 from backends.checkpoint.doctor.subject import Checkpoint
-from backends.checkpoint.gguf import GgufModel, read_model, role_of
+from backends.checkpoint.gguf import GgufModel, read_model
 from backends.common.errors import InputError
 from backends.common.json_files import is_folder
 
@@ -43,10 +43,15 @@ class Examination:
 
 @dataclass(frozen=True)
 class Patient:
-    """A model on this machine: a folder of safetensors, or a GGUF model."""
+    """A model on this machine: a folder of safetensors, or a GGUF model.
+
+    ``load_fn``: the engine that its spec names, empty without a spec; ``has_options``: whether the spec gives it any.
+    """
 
     name: str
     path: Path
+    load_fn: str = ""
+    has_options: bool = False
 
     @property
     def is_gguf(self) -> bool:
@@ -96,7 +101,7 @@ def gguf_ends(model: GgufModel) -> Iterator[Finding]:
     """A head below 6 bits a weight: llama.cpp's own mixtures keep it at 6 bits or more."""
     bpw = model.storage().bpw_head
     if bpw is not None and bpw < 6:
-        tensor = next(tensor for tensor in model.tensors if role_of(tensor) == model.head)
+        tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
         what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
         yield Finding(
             "warning", f"{model.files[0].name}: {tensor.name}", what, "quantize it with a head in q6_K or q8_0"

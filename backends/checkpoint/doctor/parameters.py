@@ -12,10 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from backends.checkpoint.doctor.finding import Finding, gathered
-from backends.checkpoint.doctor.subject import MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.checkpoint.doctor.numbers import TYPES, values
+from backends.checkpoint.doctor.scales import LARGEST
+from backends.checkpoint.doctor.subject import FLOATS, MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.checkpoint.files import Tensor
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
@@ -26,6 +29,15 @@ BESIDE = re.compile(
 """Tensors beside the weights that engines read or that are computed again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
 REDO = "download the files again, or save the model with the class that its config names"
+WITHOUT = "give the config.json that belongs to these files, or save the model without it"
+
+
+class Stored(NamedTuple):
+    """A tensor and its module; ``packed``: its shape is not the weights'."""
+
+    module: str
+    packed: bool
+    tensor: Tensor
 
 
 def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -35,13 +47,19 @@ def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
         "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
     )  # fmt: skip
-    for name, stored, wanted in sorted(found["shapes"]):
-        what = f"has the shape {stored}, and the config asks for {wanted}"
-        yield Finding("wrong", checkpoint.where_module(name), what, "give the config.json that belongs to these files")
+    shapes: dict[str, list[str]] = {}
+    for name, stored, wanted, dtype in sorted(found["shapes"]):
+        what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
+        shapes.setdefault(what, []).append(checkpoint.where_module(name))
+    for what, where in shapes.items():
+        yield from gathered("wrong", where, what, "give the config.json that belongs to these files")
     yield from gathered(
         "warning", [checkpoint.where_module(name) for name in sorted(found["left_over"])],
-        "left over: the model that the config describes has no such layer, and nobody will load it",
-        "give the config.json that belongs to these files, or save the model without it",
+        "left over: the model that the config describes has no such layer, and nobody will load it", WITHOUT,
+    )  # fmt: skip
+    yield from gathered(
+        "warning", [checkpoint.where_module(name) for name in sorted(found["biases"])],
+        "its bias is left over: the model that the config describes has none there, and nobody will add it", WITHOUT,
     )  # fmt: skip
 
 
@@ -51,9 +69,10 @@ def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def compared(folder: str) -> dict[str, Any]:
-    """What is "missing" and "left_over" (names), and which "shapes" differ (name, stored, wanted).
+    """What is "missing" and "left_over" (names), whose "biases" the model has not, and which "shapes" differ.
 
-    Or {"unchecked": why}, where Transformers is not installed or cannot build the model.
+    A shape is (layer, stored, wanted, dtype).  Or {"unchecked": why}, where Transformers is not installed or cannot
+    build the model.
     """
     if not installed_versions(("transformers",)):
         return {"unchecked": "Transformers is not installed"}
@@ -66,26 +85,37 @@ def compared(folder: str) -> dict[str, Any]:
         raise
     except Exception as error:  # whatever a config makes of Transformers' classes
         return {"unchecked": one_line(error, 160)}
-    return against(model, stored, renamed, quantized=bool(checkpoint.quantization))
+    return against(model, stored, renamed)
 
 
-def against(model: Any, stored: Mapping[str, Any], renamed: Mapping[str, str], *, quantized: bool) -> dict[str, Any]:
-    """``stored``: name -> (module, shape or None); ``renamed``: name -> the model's own name of it."""
+def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """``stored``: what ``stored_weights`` says; ``renamed``: name -> the model's own name of it."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     missing = [name for name in wanted if name not in counted and name not in tied]
-    left, shapes, parts = [], [], Counter[str]()
-    for name, (module, shape) in stored.items():
+    loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
+    left, biases, shapes, parts = set[str](), [], [], Counter[str]()
+    for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
-            if not BESIDE.search(name) and not any(each.search(name) for each in unasked):
-                left.append(module)
-        elif counted[target] == 1 and shape and math.prod(shape) != math.prod(wanted[target]):
-            shapes.append((module, list(shape), list(wanted[target])))
+            if BESIDE.search(name) or any(each.search(name) for each in unasked):
+                continue
+            if not name.endswith("bias") or module not in loaded:
+                left.add(module)
+            elif not is_zero(tensor):
+                biases.append(module)
+        elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
+            shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
         parts[target] += 1
-    return {"missing": [*missing, *short_of_experts(parts, wanted)], "left_over": sorted(set(left)), "shapes": shapes}
+    missing += short_of_experts(parts, wanted)
+    return {"missing": missing, "left_over": sorted(left), "biases": biases, "shapes": shapes}
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether a bias adds nothing: AutoGPTQ stores one for every layer."""
+    return tensor.dtype in TYPES and tensor.numel <= LARGEST and not values(tensor).any()
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -99,17 +129,17 @@ def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, .
     ]  # fmt: skip
 
 
-def stored_weights(checkpoint: Checkpoint) -> dict[str, tuple[str, tuple[int, ...] | None]]:
-    """Name that an unquantized checkpoint would have -> (module, shape; None where that is packed)."""
-    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+def stored_weights(checkpoint: Checkpoint) -> dict[str, Stored]:
+    """Name that an unquantized checkpoint would have -> what is stored for it."""
+    found: dict[str, Stored] = {}
     for name, tensor in checkpoint.tensors.items():
         module, part = module_and_part(name)
         parts = checkpoint.modules[module]
         if part == main_of(parts):
-            packed = part != "weight" or tensor.dtype in ("U8", "I8")
-            found[PACKED.sub("weight", name).removesuffix("_blocks")] = (module, None if packed else tensor.shape)
+            packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
+            found[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
         elif part == "bias" or not is_quantized(parts):
-            found[name] = (module, tensor.shape)
+            found[name] = Stored(module, False, tensor)
     return found
 
 
@@ -142,4 +172,10 @@ def new_names(model: Any, names: list[str]) -> dict[str, str]:
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
     wanted = model.state_dict()
-    return {name: rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0] for name in names}
+    # A name of the model's own is loaded as it is, although a rule may match: DeepSeek-V4's make model.kv_norm of
+    # model.norm, which Transformers 5.19 itself saves and loads.
+    return {
+        name: name if name in wanted
+        else rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)[0]
+        for name in names
+    }  # fmt: skip

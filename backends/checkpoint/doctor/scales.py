@@ -13,6 +13,7 @@ from backends.checkpoint.doctor.numbers import TYPES, Floats, values
 from backends.checkpoint.doctor.subject import Checkpoint, Parts
 from backends.layers.fused import fused_layers
 from backends.layers.groups import NUMBER
+from backends.layers.methods import declared
 from backends.layers.schemes import objects_in
 
 INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
@@ -21,6 +22,8 @@ GLOBAL_SCALES = ("weight_global_scale", "weight_scale_2")
 LARGEST = 1 << 16
 """Elements of a tensor of scales that is read; there is one a layer, or one an expert."""
 CALIBRATE = "calibrate with text that reaches it, or with every expert active, and quantize again"
+
+NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -55,12 +58,14 @@ def inputs(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Scales of the activations that are missing, zero, or no numbers."""
     there = {module: scale_of(parts, INPUT_SCALES) for module, parts in checkpoint.quantized.items()}
     asked = asks_for_input_scales(checkpoint.quantization)
-    # A mixture of schemes: layers of one kind of which only some have a scale were meant to have one.
+    # A mixture of schemes: layers of one kind of which only some have a scale were meant to have one, unless the config
+    # says of each what it takes (ModelOpt's MIXED_PRECISION).
+    weight_only = weight_only_layers(checkpoint)
     kinds = {kind(module, checkpoint.modules[module]) for module, name in there.items() if name}
     missing = [
         module
         for module, name in there.items()
-        if not name and (asked or kind(module, checkpoint.modules[module]) in kinds)
+        if not name and module not in weight_only and (asked or kind(module, checkpoint.modules[module]) in kinds)
     ]
     yield from gathered(
         "wrong", [checkpoint.where_module(module) for module in missing],
@@ -72,6 +77,13 @@ def inputs(checkpoint: Checkpoint) -> Iterator[Finding]:
             bad.setdefault(wrong, []).append(checkpoint.where(f"{module}.{name}"))
     for wrong, where in bad.items():
         yield from gathered("wrong", where, f"the scale of its activations is {wrong}", CALIBRATE)
+
+
+def weight_only_layers(checkpoint: Checkpoint) -> set[str]:
+    """The quantized layers whose activations the config leaves in 16 bits."""
+    found = declared(checkpoint.quantization)
+    schemes = {module: found.of(module) for module in checkpoint.quantized}
+    return {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
 
 
 def kv_cache(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -89,16 +101,18 @@ def kv_cache(checkpoint: Checkpoint) -> Iterator[Finding]:
     for wrong, where in bad.items():
         yield from gathered("wrong", where, f"the scale of the KV cache is {wrong}", "calibrate the KV cache again")
     if found and not bad and all((values(tensor) == 1).all() for tensor in found.values()):
+        clamped = str(checkpoint.quantization.get("quant_method")).lower().startswith("modelopt")
+        why = "and ModelOpt writes no smaller one" if clamped else "which no calibration gives: keys beyond 448 are cut"
         yield Finding(
-            "warning", checkpoint.where(next(iter(found))),
-            "every scale of the fp8 KV cache is 1.0, which no calibration gives: keys beyond 448 are cut",
-            "calibrate the KV cache, or serve with the KV cache in 16 bits", len(found) - 1,
+            "note" if clamped else "warning", checkpoint.where(next(iter(found))),
+            f"every scale of the fp8 KV cache is 1.0, {why}",
+            NO_SCALES, len(found) - 1,
         )  # fmt: skip
     if not found and asks_for_kv_scales(checkpoint.quantization):
         yield Finding(
             "warning", "config.json: quantization_config",
             "asks for a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines take 1.0",
-            "calibrate the KV cache, or serve with the KV cache in 16 bits",
+            NO_SCALES,
         )  # fmt: skip
 
 

@@ -16,8 +16,11 @@ from backends.common.json_files import exists, read_object
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "weight_scale", ...) -> tensor, of one module."""
-MAIN = ("weight_packed", "qweight", "weight", "q_weight", "trellis", "_weight_qdata")
-"""Names of the parts that hold weights; a module has the first of them that it has."""
+MAIN = ("weight_packed", "qweight", "weight", "q_weight", "trellis", "_weight_qdata", "bitmask", "B")
+"""Names of the parts that hold weights; a module has the first of them that it has.
+
+``bitmask`` says where compressed-tensors' sparse weights lie; ``B`` is Marlin's, with scales called ``s`` beside it.
+"""
 STACKED = re.compile(r"(.*experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w[123]))(?:_(\w+))?")
 """All experts of a layer in one tensor: ``experts.down_proj``, ``experts.down_proj_scales``."""
 STACKED_PARTS = {None: "weight", "blocks": "weight_packed", "scales": "weight_scale"}
@@ -104,7 +107,7 @@ def module_and_part(name: str) -> tuple[str, str]:
 
 def main_of(parts: Parts) -> str | None:
     """The part of a module that holds its weights; None if it has none."""
-    return next((part for part in MAIN if part in parts), None)
+    return next((part for part in MAIN if part in parts and (part != "B" or "s" in parts)), None)
 
 
 def is_quantized(parts: Parts) -> bool:

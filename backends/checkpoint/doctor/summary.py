@@ -11,7 +11,7 @@ from backends.checkpoint import stored_bits
 from backends.checkpoint.doctor.ends import is_tied
 from backends.checkpoint.doctor.matrices import described
 from backends.checkpoint.doctor.subject import Checkpoint, is_embedding, is_head, is_quantized
-from backends.checkpoint.gguf import GgufModel, role_of
+from backends.checkpoint.gguf import GgufModel
 from backends.common.json_files import exists
 from backends.common.messages import bytes_in_words, printable, shortened
 from backends.layers.groups import NUMBER
@@ -61,14 +61,14 @@ def of_gguf(model: GgufModel) -> Facts:
     yield "size", size_text(model.storage())
     groups: dict[str, Counter[str]] = {}
     for tensor in model.tensors:
-        if role_of(tensor) == "layer" and len(tensor.shape) > 1:
+        if model.role(tensor) == "layer" and len(tensor.shape) > 1:
             name = NUMBER.sub("*", tensor.name.removesuffix(".weight"))
             groups.setdefault(tensor.type_name, Counter())[name] += 1
     for stored, names in groups.items():
         yield "layers", group_text(stored, names)
     for tensor in model.tensors:
-        if role_of(tensor) in ("head", "embedding") and tensor.name.endswith(".weight"):
-            yield role_of(tensor), f"{tensor.type_name}: {tensor.name.removesuffix('.weight')}"
+        if model.role(tensor) in ("head", "embedding") and tensor.name.endswith(".weight"):
+            yield model.role(tensor), f"{tensor.type_name}: {tensor.name.removesuffix('.weight')}"
     matrix = model.fields.get("quantize.imatrix.dataset") or model.fields.get("quantize.imatrix.file")
     yield "calibration", f"importance matrix from {printable(matrix)}" if matrix else "no importance matrix is named"
 

@@ -1,5 +1,6 @@
-"""Whether a model's tokenizer, chat template and special tokens are the reference's.  JSON only: nothing is imported.
+"""Whether a model's tokenizer, chat template and special tokens are the reference's.
 
+Every library writes the rules of one tokenizer otherwise: where they differ, both tokenizers are tried on ``SAMPLES``.
 A special token is compared as text, since that is how tokenizer_config.json has it, and as the ids of config.json and
 generation_config.json, with which an engine begins and ends answers.
 """
@@ -18,11 +19,28 @@ from backends.checkpoint.gguf import GgufModel
 from backends.checkpoint.gguf_header import TOKENS
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_bytes, read_object
+from backends.common.messages import one_line
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 IDS = ("bos_token_id", "eos_token_id")
-RULES = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+PADDING = ("pad_token", "unk_token")
+RULES = ("normalizer", "pre_tokenizer", "post_processor")
+"""What decides which tokens a text becomes; the decoder does not, and scores are of tokens."""
+SAMPLES = (
+    "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
+    "two  spaces and a tab\there,\n\n\tand some after   ",
+    "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
+    "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
+    "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
+    "हिन्दी में; สวัสดีชาวโลก; Tiếng Việt",
+    "汉字和「かな」カタカナ、한국어 문장。",
+    "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
+)
+"""Contractions, digits, white space, code, Unicode's normal forms, and scripts of every kind.
+
+None begins with a space: Transformers 5, when it saves Llama 2 again, writes rules that differ for such a text alone.
+"""
 COPY = "copy the reference's tokenizer files into the model's folder"
 TEMPLATE = "chat_template.jinja"
 
@@ -32,7 +50,8 @@ class Tokens:
     """What a model says of its tokens; None and empty where it does not say.
 
     ``vocabulary``: id -> token; ``merges``: a digest of BPE's merges; ``rules``: how text is cut, by the names of
-    tokenizer.json; ``special``: special tokens as text and ids; ``template``: the chat template.
+    tokenizer.json; ``special``: special tokens as text and ids; ``template``: the chat template; ``file``: its
+    tokenizer.json.
     """
 
     where: str
@@ -41,6 +60,7 @@ class Tokens:
     rules: Mapping[str, Any] = field(default_factory=dict)
     special: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
+    file: Path | None = None
 
 
 def of_folder(folder: Path) -> Tokens:
@@ -57,7 +77,8 @@ def of_folder(folder: Path) -> Tokens:
     joined = [" ".join(merge) if isinstance(merge, list) else str(merge) for merge in merges]
     digest = hashlib.sha256("\n".join(joined).encode()).hexdigest() if merges else ""
     rules = {name: tokenizer.get(name) for name in RULES} if tokenizer else {}
-    return Tokens(FILE, vocabulary_of(tokenizer, model), digest, rules, special, template_of(folder, config))
+    template = template_of(folder, config)
+    return Tokens(FILE, vocabulary_of(tokenizer, model), digest, rules, special, template, folder / FILE)
 
 
 def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dict[int, str]:
@@ -120,19 +141,57 @@ def check(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
         one = differing[0]
         what = f"token {one} is {mine.vocabulary[one]!r}, and the reference's is {reference.vocabulary[one]!r}"
         yield Finding("wrong", mine.where, what, COPY, len(differing) - 1)
-    if mine.merges and reference.merges and mine.merges != reference.merges:
+    other_merges = bool(mine.merges and reference.merges and mine.merges != reference.merges)
+    if other_merges:
         yield Finding("wrong", mine.where, "its merges are not the reference's: text becomes other tokens", COPY)
-    for name in mine.rules.keys() & reference.rules.keys():
-        if mine.rules[name] != reference.rules[name]:
-            yield Finding("wrong", mine.where, f"its {name} is not the reference's: text becomes other tokens", COPY)
+    if not differing and not other_merges:
+        yield from rules(mine, reference)
     for name in sorted(mine.special.keys() & reference.special.keys()):
-        if mine.special[name] != reference.special[name]:
-            where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
-            what = (
-                f"{name.rpartition(': ')[2]} is {mine.special[name]!r}, and the reference's {reference.special[name]!r}"
-            )
-            yield Finding("wrong", where, f"{what}: answers begin or end otherwise", COPY)
+        if as_set(mine.special[name]) != as_set(reference.special[name]):
+            yield special_token(name, mine, reference)
     yield from templates(mine, reference)
+
+
+def rules(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
+    """Rules that are written otherwise than the reference's, and cut a sample otherwise."""
+    names = [name for name in RULES if mine.rules.get(name) != reference.rules.get(name)]
+    if not (names and mine.rules and reference.rules and mine.file and reference.file):
+        return
+    what = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not the reference's"
+    try:
+        ours, theirs = encoded(mine.file), encoded(reference.file)
+    except Exception as error:  # tokenizers raises nothing narrower
+        yield Finding("warning", mine.where, f"{what}, and they cannot be tried: {one_line(error, 160)}", COPY)
+        return
+    for text, one, other in zip(SAMPLES, ours, theirs, strict=True):
+        if one != other:
+            yield Finding("wrong", mine.where, f"{what}: text becomes other tokens, such as {text!r}", COPY)
+            return
+
+
+def encoded(file: Path) -> list[list[int]]:
+    """The ids of each of ``SAMPLES``."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()  # calibration leaves its length behind
+    tokenizer.no_padding()
+    return [tokenizer.encode(text).ids for text in SAMPLES]
+
+
+def special_token(name: str, mine: Tokens, reference: Tokens) -> Finding:
+    """A special token that is not the reference's; nothing that is scored begins, ends or holds padding."""
+    where = name.partition(": ")[0] if ": " in name else CONFIG if mine.where == FILE else mine.where
+    what = f"{name.rpartition(': ')[2]} is {mine.special[name]!r}, and the reference's {reference.special[name]!r}"
+    if name in PADDING:
+        return Finding("note", where, f"{what}: matters to padding and to unknown text only", COPY)
+    return Finding("wrong", where, f"{what}: answers begin or end otherwise", COPY)
+
+
+def as_set(stated: Any) -> Any:
+    """Ids as a set, since their order says nothing and one may stand without a list; anything else as it is."""
+    ids = stated if isinstance(stated, list) else [stated]
+    return set(ids) if all(type(each) is int for each in ids) else stated
 
 
 def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:

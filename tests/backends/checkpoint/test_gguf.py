@@ -15,6 +15,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from backends.base import Storage
+from backends.checkpoint.doctor.summary import of_gguf
 from backends.checkpoint.gguf import model_files, read_model
 from backends.checkpoint.gguf_header import GgufTensor
 from demo.smollm2 import find_gguf
@@ -71,6 +72,16 @@ def test_bits_by_hand(tmp_path: Path) -> None:
 def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
     tied = {name: what for name, what in MATRICES.items() if name != "output.weight"}
     assert read_model(write(tmp_path / "m.gguf", tied)).storage().bpw_head == 16.0
+
+
+def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
+    """GLM and DeepSeek count their multi-token-prediction modules among the blocks."""
+    drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
+    whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1))
+    assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
+    assert [title for title, text in of_gguf(whole) if "blk.*.ffn_down:" in text or "F32" in text] == []
+    whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3))
+    assert whole.storage().bpw_layer == pytest.approx((3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768))
 
 
 def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) -> None:

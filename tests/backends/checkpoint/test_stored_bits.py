@@ -58,6 +58,17 @@ def test_plain_layers_and_norms(tmp_path: Path) -> None:
         "vision_language_adapter.w_in.weight 8 8",
         "patch_merger.merging_layer.weight 8 8",
         "model.connector.modality_projection.proj.weight 8 8",
+        "model.sam_model.blocks.0.attn.qkv.weight 8 8",  # DeepSeek-OCR
+        "model.qwen2_model.model.model.layers.0.mlp.up_proj.weight 8 8",  # the encoder of DeepSeek-OCR 2
+        "model.projector.layers.weight 8 8",
+        "vision.blocks.0.attn.qkv.weight 8 8",  # DeepSeek-VL2
+        "projector.layers.0.weight 8 8",
+        "aligner.layers.0.weight 8 8",  # Janus
+        "gen_head.output_mlp_projector.weight 8 8",
+        "model.vit_large_projector.weight 8 8",  # Step3
+        "model.vit_downsampler.weight 8 8",
+        "vte.weight 8 8",  # Ovis
+        "visual_tokenizer.head.0.weight 8 8",
         "score.weight 2 8",
         "model.mtp.layers.0.mlp.up_proj.weight 8 8",
         "mtp.fc.weight 8 8",

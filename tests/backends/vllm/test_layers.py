@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,3 +185,35 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
     (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
     assert (cache.name, cache.stored, cache.scales, cache.asked) == ("attn", *found)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda meta: meta.sum().item(),
+        lambda meta: bool(meta[0] > 0),
+        lambda meta: meta.cpu(),
+        lambda meta: meta.tolist(),
+        lambda meta: meta.numpy(),
+        lambda meta: meta.nonzero(),
+        lambda meta: torch.equal(meta, meta),
+        lambda meta: meta.unique(),
+    ],
+)
+def test_code_that_wants_the_numbers_of_a_tensor(asks: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        asks(torch.ones(3, device="meta"))
+    assert layers.wants_numbers(caught.value), caught.value
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "Cannot find any model weights with `meta-llama/Llama-3.1-8B`",
+        "Unsupported quantization: metadata 'x' is missing",
+        "no kernel for device meta-llama/x",
+        "meta",
+    ],
+)
+def test_a_refusal_that_has_meta_in_a_name(refusal: str) -> None:
+    assert not layers.wants_numbers(ValueError(refusal))

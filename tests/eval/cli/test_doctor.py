@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from backends.checkpoint.doctor.examining import Patient
+from backends.layers.groups import AFTER_LOADING
+from backends.vllm.backend import VllmScoreBackend
+from eval.cli.doctor import kernels, predictions
 from eval.common import processes
 from tests.support.broken import FAULTS, good
 from tests.support.command_line import Run, in_transformers
@@ -107,6 +111,27 @@ def test_a_check_examines_the_models(compare_q: Run, good_model: Path, tmp_path:
     assert ran.status == 1, ran.err
     assert "toy: 14 x nvfp4 g16, activations nvfp4 g16; layers 4.5" in ran.out
     assert f"toy: wrong: model.safetensors: {FAULTS[fault][1]}" in ran.out
+
+
+def told(folders: list[str]) -> list[str]:
+    return [f"asked for {Path(folder).name}" for folder in folders]
+
+
+def test_only_the_engine_of_a_spec_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmScoreBackend, "predictor", lambda: told)
+    bare = Patient("a", tmp_path / "a")
+    spec = Patient("b", tmp_path / "b", "vllm_score", has_options=True)
+    other = Patient("c", tmp_path / "c", "transformers_auto_bf16")
+    assert predictions([bare, spec, other]) == {
+        bare: ["vllm_score: refuses it here: asked for a"],
+        spec: ["vllm_score with its default options, not the spec's: refuses it here: asked for b"],
+        other: [],
+    }
+
+
+def test_refused_or_known_after_loading() -> None:
+    assert kernels("no weights in meta-llama/x") == ["refuses it here: no weights in meta-llama/x"]
+    assert kernels({AFTER_LOADING: "no data"}) == ["known after loading (no data)"]
 
 
 @pytest.mark.parametrize(

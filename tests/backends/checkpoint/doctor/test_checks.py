@@ -60,6 +60,16 @@ def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
     assert not list(scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values))))
 
 
+@pytest.mark.parametrize(("last", "said"), [("W4A16_NVFP4", 0), ("NVFP4", 1)])
+def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said: int) -> None:
+    """Layers of one kind, of which the last has no scale of its activations."""
+    entries, values = experts(e0=0.5, e1=0.25, e2=None)
+    own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(("NVFP4", "NVFP4", last))}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
+    folder = write_checkpoint(tmp_path, entries, {"quantization_config": mixed}, values)
+    assert len(list(scales.inputs(Checkpoint(folder)))) == said
+
+
 @pytest.mark.parametrize(
     ("quantization", "asked"),
     [
@@ -77,14 +87,21 @@ def test_which_configs_ask_for_input_scales(quantization: dict[str, Any], asked:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
-    [((1.0, 1.0), "warning"), ((1.0, 0.03), None), ((1.0, 0.0), "wrong"), ((0.03, float("nan")), "wrong")],
+    ("values", "method", "said"),
+    [
+        ((1.0, 1.0), "fp8", "warning"),
+        ((1.0, 1.0), "modelopt", "note"),  # it writes 1.0 in the place of every smaller scale
+        ((1.0, 0.03), "fp8", None),
+        ((1.0, 0.0), "modelopt", "wrong"),
+        ((0.03, float("nan")), "fp8", "wrong"),
+    ],
 )
-def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], said: str | None) -> None:
+def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], method: str, said: str | None) -> None:
     names = ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
     entries: Entries = dict.fromkeys(names, ("F32", 1))
     stored = dict(zip(names, map(number, values), strict=True))
-    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, values=stored))))
+    config = {"quantization_config": {"quant_method": method}}
+    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
     assert [each.severity for each in found] == ([said] if said else [])
 
 
@@ -128,13 +145,67 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
     reference = of_folder(toy_model)
     assert tokens_found(reference, reference) == []
     assert len(reference.vocabulary) == 257
-    one = Tokens("tokenizer.json", {0: "x", 1: "b"}, "m", {"decoder": 1}, {"eos_token": "a"}, None)
-    other = Tokens("tokenizer.json", {0: "a", 1: "b", 2: "c"}, "n", {"decoder": 2}, {"eos_token": "b", "x": 1}, "{{}}")
+    one = Tokens("tokenizer.json", {0: "x", 1: "b"}, "m", special={"eos_token": "a"})
+    other = Tokens("tokenizer.json", {0: "a", 1: "b", 2: "c"}, "n", {}, {"eos_token": "b", "x": 1}, "{{}}")
     assert tokens_found(one, other) == [
-        ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"),
+        ("wrong", "tokenizer.json"), ("wrong", "tokenizer.json"),
         ("wrong", "tokenizer_config.json"), ("wrong", "chat template"),
     ]  # fmt: skip
     assert tokens_found(Tokens("tokenizer.json", template="{{ b }}"), Tokens("", template="{{ a }}")) == [
         ("warning", "chat template")
     ]
     assert tokens_found(of_folder(tmp_path), reference)[0] == ("warning", "tokenizer.json")
+
+
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+LLAMA = {"normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}, "pre_tokenizer": None}
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"], "special_tokens": {}}  # fmt: skip
+
+
+def tokenizer_of(folder: Path, **rules: Any) -> Tokens:
+    """A tokenizer.json with a few tokens of Llama 2 and these rules."""
+    model = {"type": "BPE", "unk_token": "<unk>", "vocab": {"<unk>": 0, "▁": 1, "e": 2, "▁e": 3, "l": 4},
+             "merges": ["▁ e"]}  # fmt: skip
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model, **rules}))
+    return of_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"normalizer": None, "pre_tokenizer": METASPACE}, ""),  # as Transformers 5 saves Llama 2 again
+        ({**LLAMA, "post_processor": TEMPLATE, "truncation": {"max_length": 1, "strategy": "LongestFirst",
+          "direction": "Right", "stride": 0}}, ""),
+        ({**LLAMA, "decoder": {"type": "Fuse"}}, ""),
+        ({**LLAMA, "normalizer": REPLACE}, "its normalizer is not the reference's: text becomes other tokens"),
+        ({"normalizer": {"type": "Lowercase"}}, "its normalizer is not the reference's: text"),
+        ({**LLAMA, "pre_tokenizer": {"type": "none-such"}}, "its pre_tokenizer is not the reference's, and they"),
+    ],
+)  # fmt: skip
+def test_rules_that_are_written_otherwise(tmp_path: Path, rules: dict[str, Any], said: str) -> None:
+    """Only those that cut text otherwise are wrong."""
+    found = list(check(tokenizer_of(tmp_path / "a", **rules), tokenizer_of(tmp_path / "b", **LLAMA)))
+    assert [each.severity for each in found] == ([] if not said else ["warning" if "they" in said else "wrong"])
+    assert all(said in str(each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "mine", "reference", "said"),
+    [
+        ("pad_token", "</s>", "<unk>", "note"),
+        ("unk_token", "<unk>", "</s>", "note"),
+        ("bos_token", "<s>", "</s>", "wrong"),
+        ("config.json: eos_token_id", [1, 2], [2, 1], None),
+        ("config.json: eos_token_id", [1], 1, None),
+        ("config.json: eos_token_id", [1, 2], 1, "wrong"),
+        ("config.json: eos_token_id", [[1]], [1], "wrong"),
+        ("add_bos_token", True, False, "wrong"),
+    ],
+)
+def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) -> None:
+    found = check(Tokens("tokenizer.json", special={name: mine}), Tokens("tokenizer.json", special={name: reference}))
+    assert [each.severity for each in found] == ([said] if said else [])
