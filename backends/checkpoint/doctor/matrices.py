@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
         return READERS.get(main, _unknown)(parts, quantization)
     except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{main} of dtype {parts[main].dtype}: {error}"
+
+
+def with_columns(matrix: Matrix, factors: Floats, stored: str) -> Matrix:
+    """A matrix whose columns are multiplied by factors."""
+
+    def band(begin: int, end: int) -> Floats:
+        return matrix.band(begin, end) * (factors if matrix.axis == 0 else factors[begin:end])
+
+    return replace(matrix, band=band, stored=stored)
 
 
 def described(parts: Parts, quantization: Mapping[str, Any]) -> str:

@@ -91,6 +91,48 @@ def test_a_mixture_of_experts_in_three_formats(tmp_path: Path) -> None:
         assert len(found) == 4 + 3 * 2 + 3  # attention, experts; router, embedding and head
 
 
+def smoothed(folder: Path, to: Path) -> Path:
+    """The toy with factors folded into a norm and the matrices after it, and between ``up`` and ``down``."""
+    weights = load_file(folder / "model.safetensors")
+    generator, layer = torch.Generator().manual_seed(0), "model.layers.1."
+
+    def fold(before: str, after: list[str]) -> None:
+        divided = weights[f"{layer}{before}.weight"].float()
+        drawn = torch.exp(torch.randn(len(divided), generator=generator))
+        weights[f"{layer}{before}.weight"] = divided / drawn.reshape(-1, *[1] * (divided.ndim - 1))
+        for name in after:
+            weights[f"{layer}{name}.weight"] = weights[f"{layer}{name}.weight"].float() * drawn
+
+    fold("input_layernorm", [f"self_attn.{each}_proj" for each in "qkv"])
+    fold("post_attention_layernorm", ["mlp.gate_proj", "mlp.up_proj"])
+    fold("mlp.up_proj", ["mlp.down_proj"])
+    weights = {name: weight.bfloat16() for name, weight in weights.items()}
+    return changed(folder, to, {}, **weights)
+
+
+def test_folded_smoothing_is_no_error(toy_model: Path, tmp_path: Path) -> None:
+    """AWQ and SmoothQuant leave such factors; bfloat16 rounds the norms and the weights, by 0.0017 each."""
+    errors = errors_of(smoothed(toy_model, tmp_path / "smoothed"), toy_model)
+    assert all(each.error is not None and each.error < 0.005 for each in errors.values())
+    said = {name: errors[f"model.layers.1.{name}"].stored.partition(", ")[2] for name in (
+        "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    )}  # fmt: skip
+    assert list(said.values()) == ["norm folded", "", "norm folded", "norm folded, rows scaled", "columns scaled"]
+
+
+def test_no_fit_excuses_other_weights_or_a_wrong_scale(toy_model: Path, tmp_path: Path) -> None:
+    weights = load_file(toy_model / "model.safetensors")
+    down, out = "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj"
+    other = {
+        f"{down}.weight": torch.randn_like(weights[f"{down}.weight"]),
+        f"{out}.weight": 2 * weights[f"{out}.weight"],
+    }
+    errors = errors_of(changed(toy_model, tmp_path / "model", {}, **other), toy_model)
+    assert [each.name for each in errors.values() if each.error] == [down, out]
+    assert [found.severity for found in comparison.findings(list(errors.values()))] == ["wrong"]
+    assert errors[out].error == errors[out].scale - 1 == 1
+
+
 def test_gguf_against_its_folder(toy_model: Path, tmp_path: Path) -> None:
     """Queries and keys are in another order there; a file of floats must have no error at all."""
     from gguf import GGUFWriter
