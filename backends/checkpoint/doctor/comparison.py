@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from backends.checkpoint.doctor.matrices import Matrix, matrix_of, with_columns
 from backends.checkpoint.doctor.numbers import Floats, values
 from backends.checkpoint.doctor.subject import FLOATS, Checkpoint, Parts
 from backends.checkpoint.gguf import GgufModel
+from backends.checkpoint.stored_bits import OTHER_TOWERS
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 
@@ -91,16 +93,26 @@ def mine_of(model: Checkpoint | GgufModel, theirs: Mapping[str, Any]) -> Iterato
         yield from ((name, name, found.get(name, "the model has no such matrix")) for name in theirs)
         return
     own: dict[str, Parts] = dict(model.matrices)
-    by_end = {end_of(name): name for name in own}
+    ends, wanted = by_end(own), by_end(theirs)
     for name in theirs:
-        same = name if name in own else by_end.get(end_of(name))
+        same = name if name in own else ends.get(end_of(name)) if end_of(name) in wanted else None
         found_here = matrix_of(own[same], model.quantization) if same else "the model has no such matrix"
         yield name, same or name, found_here
 
 
+def by_end(names: Iterable[str]) -> dict[str, str]:
+    """End of a name -> the name, if it is the only one with that end."""
+    names = list(names)
+    counts = Counter(map(end_of, names))
+    return {end_of(name): name for name in names if counts[end_of(name)] == 1}
+
+
 def end_of(name: str) -> str:
-    """A module's name from ``layers.`` on: what stands before it differs between kinds of checkpoints."""
-    return name[max(name.find("layers."), 0) :]
+    """A module's name from its tower, its MTP part, or ``layers.`` on: kinds of checkpoints differ before it."""
+    steps = name.split(".")
+    own = (at for at, step in enumerate(steps) if step in OTHER_TOWERS or step.startswith("mtp"))
+    first = next(own, steps.index("layers") if "layers" in steps else 0)
+    return ".".join(steps[first:])
 
 
 class Norms:

@@ -60,6 +60,22 @@ def test_what_cannot_be_compared_says_why(fp8: Path, toy_model: Path) -> None:
     assert comparison.worst_first(list(found.values()))[0].name == Q
 
 
+def test_layers_of_one_number_are_not_mixed_up(toy_model: Path, tmp_path: Path) -> None:
+    """A multi-token-prediction layer and a tower have numbers of their own; other prefixes are the same layer."""
+    weights = load_file(toy_model / "model.safetensors")
+    up, other = "layers.0.mlp.up_proj.weight", torch.ones_like(weights["model.layers.0.mlp.up_proj.weight"])
+    more = {f"mtp.{up}": other, f"vision_tower.encoder.{up}": 2 * other}
+    reference = changed(toy_model, tmp_path / "reference", {}, **more)
+    found = errors_of(toy_model, reference)
+    assert {each.name for each in found.values() if each.note} == {each.removesuffix(".weight") for each in more}
+    assert not any(each.error for each in found.values())
+    renamed = {name.replace("model.layers", "model.language_model.layers"): each for name, each in weights.items()}
+    renamed |= {f"mtp.{up}": other, f"model.vision_tower.encoder.{up}": 2 * other}
+    gone = dict.fromkeys(weights, None)
+    found = errors_of(changed(toy_model, tmp_path / "renamed", {}, **(gone | renamed)), reference)
+    assert all(each.error == 0 for each in found.values())
+
+
 def test_broken_and_unrelated_weights_are_wrong() -> None:
     errors = [LayerError(name, "int4", 1, value, 1.0) for name, value in [("a", 0.1), ("b", math.nan), ("c", 1.4)]]
     said = [str(found) for found in comparison.findings(errors)]
