@@ -227,7 +227,7 @@ def fitted(mine: Matrix, reference: Matrix, by: int, pieces: Iterator[tuple[int,
     """The error with a fitted positive factor for each row (0) or column (1), and with one for all or none."""
     sums = np.zeros((3, mine.shape[by]))
     for begin, end in pieces:
-        one, other = mine.band(begin, end), same_band(reference, mine.axis, begin, end)
+        one, other = mine.band(begin, end), reference.cut(mine.axis, begin, end)
         where = slice(begin, end) if mine.axis == by else slice(None)
         for number, pair in enumerate(((one, one), (one, other), (other, other))):
             sums[number, where] += np.einsum(f"ij,ij->{'ij'[by]}", *pair, dtype=np.float64)
@@ -247,7 +247,7 @@ def measured(mine: Matrix, reference: Matrix, pieces: Iterator[tuple[int, int]])
     """(relative error, scale) of two matrices of one shape, summed in float64; NaN where the weights are."""
     difference = both = norm = 0.0
     for begin, end in pieces:
-        one, other = mine.band(begin, end), same_band(reference, mine.axis, begin, end)
+        one, other = mine.band(begin, end), reference.cut(mine.axis, begin, end)
         apart = np.subtract(one, other).ravel()
         one, other = np.ascontiguousarray(one).ravel(), np.ascontiguousarray(other).ravel()
         difference += dot(apart, apart)
@@ -274,18 +274,6 @@ def bands(matrix: Matrix) -> Iterator[tuple[int, int]]:
 def probe(matrix: Matrix) -> Iterator[tuple[int, int]]:
     """The first band, of ``PROBE`` rows or columns."""
     yield 0, min(-(-PROBE // matrix.step) * matrix.step, matrix.shape[matrix.axis])
-
-
-def same_band(matrix: Matrix, axis: int, begin: int, end: int) -> Floats:
-    """A band of a matrix along an axis that may not be its own, for which all of it is read."""
-    if matrix.axis == axis:
-        return (
-            matrix.band(begin // matrix.step * matrix.step, end)[begin % matrix.step :]
-            if axis == 0
-            else matrix.band(begin, end)
-        )
-    whole = matrix.band(0, matrix.shape[matrix.axis])
-    return whole[begin:end] if axis == 0 else whole[:, begin:end]
 
 
 def findings(errors: Sequence[LayerError]) -> Iterator[Finding]:

@@ -37,7 +37,8 @@ class Matrix:
 
     ``stored``: in words, "int4 g128"; ``axis``: along which ``band(begin, end)`` cuts: 0 gives float32
     [end - begin, columns], 1 gives [rows, end - begin]; ``step``: a band begins at a multiple of it; ``other``: the
-    same rows in another order, if the format leaves open which one it is.
+    same rows in another order, if the format leaves open which one it is; ``columns``: what ``band`` would be with the
+    axis 1, if the rows can be cut without being read whole.
     """
 
     stored: str
@@ -46,6 +47,18 @@ class Matrix:
     axis: int = 0
     step: int = 1
     other: Callable[[int, int], Floats] | None = None
+    columns: Callable[[int, int], Floats] | None = None
+
+    def cut(self, axis: int, begin: int, end: int) -> Floats:
+        """A band along any axis; along one that is not the matrix's own all of it may be read."""
+        if self.axis == axis:
+            first = begin // self.step * self.step
+            found = self.band(first, end)
+            return found[begin - first :] if axis == 0 else found[:, begin - first :]
+        if axis == 1 and self.columns is not None:
+            return self.columns(begin, end)
+        whole = self.band(0, self.shape[self.axis])
+        return whole[begin:end] if axis == 0 else whole[:, begin:end]
 
 
 def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
@@ -57,7 +70,10 @@ def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     if main is None or len(parts[main].shape) < 2:
         return "no matrix"
     try:
-        return READERS.get(main, _unknown)(parts, quantization)
+        found = READERS.get(main, _unknown)(parts, quantization)
+        if isinstance(found, Matrix) and "pre_quant_scale" in parts:  # ModelOpt's AWQ: y = (x * scale) W_q^T
+            return with_columns(found, values(parts["pre_quant_scale"]).reshape(found.shape[1]), found.stored)
+        return found
     except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{main} of dtype {parts[main].dtype}: {error}"
 
@@ -68,7 +84,7 @@ def with_columns(matrix: Matrix, factors: Floats, stored: str) -> Matrix:
     def band(begin: int, end: int) -> Floats:
         return matrix.band(begin, end) * (factors if matrix.axis == 0 else factors[begin:end])
 
-    return replace(matrix, band=band, stored=stored)
+    return replace(matrix, band=band, stored=stored, other=None, columns=None)
 
 
 def described(parts: Parts, quantization: Mapping[str, Any]) -> str:
@@ -214,7 +230,8 @@ def _rows(
         found = floats(raw[begin:end], weight.dtype)
         return found if steps is None else _scaled(found, begin, end, steps, columns, block, zeros)
 
-    return Matrix(name, (rows, columns), band)
+    plain = None if steps is not None else lambda begin, end: floats(raw[:, begin:end], weight.dtype)
+    return Matrix(name, (rows, columns), band, columns=plain)
 
 
 def _scaled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,18 @@ def test_gptq_by_hand(tmp_path: Path, version: str) -> None:
     found = checkpoint(tmp_path, parts, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
     np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
     assert described(found.modules["layer"], found.quantization) == "int4 g8"
+    matrix = matrix_of(found.modules["layer"], found.quantization)
+    assert isinstance(matrix, Matrix)
+    for axis in (0, 1):  # AWQ's bands begin anywhere, those of GPTQ at a word
+        np.testing.assert_allclose(matrix.cut(axis, 5, 13), gold.T.take(range(5, 13), axis), rtol=1e-6)
+
+
+def test_floats_are_cut_by_columns_without_reading_them_whole(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, {"weight": weights().bfloat16()})
+    matrix = matrix_of(found.modules["layer"], {})
+    assert isinstance(matrix, Matrix)
+    gold, matrix = read(found), dataclasses.replace(matrix, band=lambda begin, end: pytest.fail("a band was read"))
+    np.testing.assert_array_equal(matrix.cut(1, 3, 9), gold[:, 3:9])
 
 
 def test_awq_by_hand(tmp_path: Path) -> None:
@@ -172,6 +185,20 @@ def test_modelopt_multiplies_by_its_global_scale(tmp_path: Path) -> None:
     scale = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
     parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": torch.tensor(0.25)}
     np.testing.assert_array_equal(read(checkpoint(tmp_path, parts)), [[0.25, 0.5] * 8])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_modelopt_scales_inputs_before_its_awq_matrices(tmp_path: Path, dtype: torch.dtype) -> None:
+    parts = {"weight": torch.full((2, 16), 2.0).to(dtype), "weight_scale": torch.tensor(0.5)}
+    gold = np.ones((2, 16))
+    if dtype == torch.uint8:  # codes 1 and 2: 0.5 and 1
+        parts = {"weight": torch.tensor([[0x21] * 8] * 2, dtype=dtype), "weight_scale_2": torch.tensor(0.25)}
+        parts["weight_scale"], gold = torch.full((2, 1), 2.0).to(torch.float8_e4m3fn), np.array([[0.25, 0.5] * 8] * 2)
+    parts["pre_quant_scale"] = torch.arange(1.0, 17)
+    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts), 2), gold * np.arange(1, 17))
+    parts["pre_quant_scale"] = torch.ones(15)
+    (tmp_path / "other").mkdir()
+    assert described(checkpoint(tmp_path / "other", parts).modules["layer"], {}).startswith("unknown (weight of dtype ")
 
 
 def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
