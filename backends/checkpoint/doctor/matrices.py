@@ -156,21 +156,42 @@ def _weight_packed(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | st
     return Matrix(f"{'int' if zeros is None else 'uint'}{bits} {words}", (rows, columns), band)
 
 
-def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix:
-    """NVFP4 where the scales are FP8 numbers, else MXFP4, whose scales are powers of two in bytes."""
+def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix | str:
+    """NVFP4 where the scales are FP8 numbers; MXFP4 where each 32 weights share a power of two in a byte."""
     raw = stored(packed)
-    if len(packed.shape) == 4:  # gpt-oss: [experts, out, groups, 16 bytes]
-        raw = raw.reshape(*packed.shape[:2], -1)
     rows, columns = math.prod(raw.shape[:-1]), 2 * raw.shape[-1]
-    raw = raw.reshape(rows, -1)
-    kind = "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
     whole = next(((parts[name], power) for name, power in GLOBAL.items() if name in parts), None)
     steps = Scales.of(scale, rows, whole=whole)
+    powers = scale.dtype in ("U8", "F8_E8M0") and steps.raw.size * 32 == rows * columns
+    if not powers and (scale.dtype != "F8_E4M3" or len(packed.shape) == 4):
+        return f"format {main_of(parts)} of dtype {packed.dtype} with scales of {scale.dtype}"
+    if len(packed.shape) == 4:
+        return _gpt_oss(raw, stored(scale))
+    raw = raw.reshape(rows, -1)
 
     def band(begin: int, end: int) -> Floats:
         return _scaled(nibbles(raw[begin:end]), begin, end, steps, columns)
 
-    return Matrix(f"{kind} g{columns // steps.shape[1]}", (rows, columns), band)
+    return Matrix(f"{'mxfp4' if powers else 'nvfp4'} g{columns // steps.shape[1]}", (rows, columns), band)
+
+
+def _gpt_oss(raw: Any, scales: Any) -> Matrix:
+    """Blocks [experts, out, in / 32, 16 bytes] as rows of [experts, in, out]: so Transformers stores their floats."""
+    experts, outputs, groups, _ = raw.shape
+    inputs = 32 * groups
+
+    def expert(number: int, begin: int, end: int) -> Floats:
+        """The inputs from ``begin`` to ``end`` of an expert, whole groups of which are read."""
+        some = slice(begin // 32, -(-end // 32))
+        found = nibbles(raw[number, :, some]) * floats(scales[number, :, some], "F8_E8M0")[..., None]
+        return found.reshape(outputs, -1).T[begin % 32 :][: end - begin]
+
+    def band(begin: int, end: int) -> Floats:
+        first, last = begin // inputs, -(-end // inputs)
+        sides = [(each, max(begin - each * inputs, 0), min(end - each * inputs, inputs)) for each in range(first, last)]
+        return np.concatenate([expert(*side) for side in sides])
+
+    return Matrix("mxfp4 g32", (experts * inputs, outputs), band)
 
 
 def _qweight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:

@@ -13,6 +13,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from backends.checkpoint.doctor.matrices import Matrix, described, matrix_of
 from backends.checkpoint.doctor.numbers import eight_bits
@@ -165,18 +166,21 @@ def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
     blocks = rng.integers(0, 256, (2, 3, 2, 16), np.uint8)
     scales = rng.integers(120, 130, (2, 3, 2), np.uint8)
     values = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-    gold = np.zeros((6, 64))
+    gold = np.zeros((128, 3))  # the inputs of the first expert, those of the second
     for (expert, row, group, byte), both in np.ndenumerate(blocks):
         for half, code in enumerate((both & 15, both >> 4)):
             value = values[code & 7] * (-1 if code & 8 else 1) * 2.0 ** (int(scales[expert, row, group]) - 127)
-            gold[3 * expert + row, 32 * group + 2 * byte + half] = value
+            gold[64 * expert + 32 * group + 2 * byte + half, row] = value
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     matrix = matrix_of(Checkpoint(tmp_path).modules[name], {})
     assert isinstance(matrix, Matrix)
-    np.testing.assert_array_equal(matrix.band(0, 6), gold)
+    for begin, end in [(0, 128), (0, 7), (60, 70), (40, 64), (64, 65)]:
+        np.testing.assert_array_equal(matrix.band(begin, end), gold[begin:end])
+    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    np.testing.assert_array_equal(theirs.reshape(128, 3).numpy(), gold)
     assert matrix.stored == "mxfp4 g32"
 
 
@@ -222,3 +226,10 @@ def test_floats_of_eight_bits_are_those_of_torch(name: str, dtype: torch.dtype) 
 def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, {"trellis": torch.zeros(4, 4, 64, dtype=torch.int16)})
     assert described(found.modules["layer"], {}) == "unknown (format trellis of dtype I16)"
+
+
+def test_bytes_whose_scales_are_floats_are_not_fp4(tmp_path: Path) -> None:
+    """ModelOpt's W4A16_AWQ stores two int4 in a byte."""
+    parts = {"weight": torch.zeros(32, 128, dtype=torch.uint8), "weight_scale": torch.ones(64, 1).bfloat16()}
+    found = checkpoint(tmp_path, parts)
+    assert described(found.modules["layer"], {}) == "unknown (format weight of dtype U8 with scales of BF16)"
