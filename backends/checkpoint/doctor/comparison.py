@@ -26,7 +26,6 @@ from backends.checkpoint.doctor.numbers import Floats, values
 from backends.checkpoint.doctor.subject import FLOATS, Checkpoint, Parts
 from backends.checkpoint.gguf import GgufModel
 from backends.checkpoint.stored_bits import OTHER_TOWERS
-from backends.common.errors import InputError
 from backends.common.messages import one_line
 
 BAND = 1 << 22
@@ -291,8 +290,6 @@ def findings(errors: Sequence[LayerError]) -> Iterator[Finding]:
     yield from gathered(
         "wrong", strange, "its weights are not the reference's", "give the reference that the model was made from",
     )  # fmt: skip
-    if not compared:
-        raise InputError("--against: no matrix of the model could be compared with the reference's")
 
 
 def worst_first(errors: Sequence[LayerError]) -> list[LayerError]:
