@@ -43,7 +43,7 @@ SMOOTHED = {
 }  # fmt: skip
 """Last step of the names of matrices whose columns (1) or rows (0) smoothing scales without a norm beside them."""
 BETTER = 0.9
-"""A fit counts if it leaves less than this part of the error: of quantization alone it leaves 0.98 or more."""
+"""A fit counts if it leaves less than this part of the error: of quantization alone it leaves 0.985 or more."""
 
 
 @dataclass(frozen=True)
