@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             errors = compared(patient, against, progress)
             found = found.with_findings(*comparison.findings(errors))
         print(*([""] if number else []), *map(printable, lines(found, here.get(patient, []))), sep="\n")
-        if errors:
+        if against is not None and patient != against:
             doctor_table.show(errors, Console())
             draw(args, patient, errors)
         wrong = wrong or found.is_wrong

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.checkpoint.doctor.comparison import LayerError, worst_first
+from backends.common.errors import InputError
 from backends.common.messages import printable
 
 WORST = 10
@@ -19,10 +20,24 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def show(errors: Sequence[LayerError], console: Console) -> None:
-    """Print the table of the worst matrices, that of the kinds of layers, and what was not compared."""
+    """Print the table of the worst matrices, that of the kinds of layers, and what was not compared.
+
+    InputError if nothing was compared.
+    """
     ranked = worst_first(errors)
+    if ranked:
+        show_compared(ranked, console)
+    left_out = Counter(each.note for each in errors if each.error is None)
+    for note, count in left_out.items():
+        name = next(each.name for each in errors if each.note == note)
+        more = f" (and {count - 1:,} more)" if count > 1 else ""
+        console.print(f"{printable(name)}{more}: {printable(note)}", markup=False, highlight=False, soft_wrap=True)
     if not ranked:
-        return
+        raise InputError("--against: no matrix of the model could be compared with the reference's")
+
+
+def show_compared(ranked: Sequence[LayerError], console: Console) -> None:
+    """Print both tables."""
     worst = drawn("worst matrices", "stored", "relative error", "scale")
     for each in ranked[:WORST]:
         worst.add_row(printable(each.name), each.stored, f"{each.error:.5f}", f"{each.scale:.5f}")
@@ -32,11 +47,6 @@ def show(errors: Sequence[LayerError], console: Console) -> None:
         values = [each.error or 0.0 for each in found]
         kinds.add_row(printable(kind), f"{len(found):,}", f"{median(values):.5f}", f"{max(values):.5f}")
     console.print(kinds)
-    left_out = Counter(each.note for each in errors if each.error is None)
-    for note, count in left_out.items():
-        name = next(each.name for each in errors if each.note == note)
-        more = f" (and {count - 1:,} more)" if count > 1 else ""
-        console.print(f"{printable(name)}{more}: {printable(note)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def drawn(title: str, *columns: str) -> Table:

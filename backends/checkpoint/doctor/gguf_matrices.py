@@ -19,6 +19,8 @@ from backends.common.errors import InputError
 from backends.common.packages import check_installed
 
 INSTALL = "pip install gguf"
+REORDERED = {"qwen3next", "qwen35", "qwen35moe"}
+"""Architectures whose heads of linear attention llama.cpp's converter puts in another order."""
 ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -35,19 +37,31 @@ def matrices_of(model: GgufModel, names: Sequence[str]) -> Iterator[tuple[str, M
     there = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
     for name in names:
         tensor = there.get(f"{own.get(name, name)}.weight")
-        if tensor is not None:
+        if tensor is not None and ".linear_attn." in name and model.architecture in REORDERED:
+            yield name, "llama.cpp reorders the heads of its linear attention"
+        elif tensor is not None:
             yield name, matrix(tensor, heads_of(model, name))
 
 
 def names_in_gguf(model: GgufModel, names: Sequence[str]) -> dict[str, str]:
-    """Hugging Face's name of a module -> llama.cpp's; a name that llama.cpp does not map is left out."""
+    """Hugging Face's name of a module -> llama.cpp's; a name that llama.cpp does not map is left out.
+
+    llama.cpp knows the names of a language model alone, the hub has some as part of a model with a vision tower.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next((number for number, name in MODEL_ARCH_NAMES.items() if name == model.architecture), None)
     if arch is None:
         raise InputError(f"{model.files[0]}: the architecture {model.architecture!r} is not known to gguf")
     mapped = get_tensor_name_map(arch, model.field("block_count") or 0)
-    return {name: found for name in names if (found := mapped.get_name(name)) is not None}
+    found = {}
+    for name in names:
+        rest = name.rpartition("language_model.")[2].removeprefix("model.")
+        alone = (f"model.{rest}", rest) if "language_model." in name else ()
+        theirs = next((own for each in (name, *alone) if (own := mapped.get_name(each)) is not None), None)
+        if theirs is not None:
+            found[name] = theirs
+    return found
 
 
 def heads_of(model: GgufModel, name: str) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ class Matrix:
 
     ``stored``: in words, "int4 g128"; ``axis``: along which ``band(begin, end)`` cuts: 0 gives float32
     [end - begin, columns], 1 gives [rows, end - begin]; ``step``: a band begins at a multiple of it; ``other``: the
-    same rows in another order, if the format leaves open which one it is.
+    same rows in another order, if the format leaves open which one it is; ``columns``: what ``band`` would be with the
+    axis 1, if the rows can be cut without being read whole.
     """
 
     stored: str
@@ -46,6 +47,18 @@ class Matrix:
     axis: int = 0
     step: int = 1
     other: Callable[[int, int], Floats] | None = None
+    columns: Callable[[int, int], Floats] | None = None
+
+    def cut(self, axis: int, begin: int, end: int) -> Floats:
+        """A band along any axis; along one that is not the matrix's own all of it may be read."""
+        if self.axis == axis:
+            first = begin // self.step * self.step
+            found = self.band(first, end)
+            return found[begin - first :] if axis == 0 else found[:, begin - first :]
+        if axis == 1 and self.columns is not None:
+            return self.columns(begin, end)
+        whole = self.band(0, self.shape[self.axis])
+        return whole[begin:end] if axis == 0 else whole[:, begin:end]
 
 
 def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
@@ -57,9 +70,21 @@ def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
     if main is None or len(parts[main].shape) < 2:
         return "no matrix"
     try:
-        return READERS.get(main, _unknown)(parts, quantization)
+        found = READERS.get(main, _unknown)(parts, quantization)
+        if isinstance(found, Matrix) and "pre_quant_scale" in parts:  # ModelOpt's AWQ: y = (x * scale) W_q^T
+            return with_columns(found, values(parts["pre_quant_scale"]).reshape(found.shape[1]), found.stored)
+        return found
     except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"{main} of dtype {parts[main].dtype}: {error}"
+
+
+def with_columns(matrix: Matrix, factors: Floats, stored: str) -> Matrix:
+    """A matrix whose columns are multiplied by factors."""
+
+    def band(begin: int, end: int) -> Floats:
+        return matrix.band(begin, end) * (factors if matrix.axis == 0 else factors[begin:end])
+
+    return replace(matrix, band=band, stored=stored, other=None, columns=None)
 
 
 def described(parts: Parts, quantization: Mapping[str, Any]) -> str:
@@ -131,21 +156,42 @@ def _weight_packed(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | st
     return Matrix(f"{'int' if zeros is None else 'uint'}{bits} {words}", (rows, columns), band)
 
 
-def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix:
-    """NVFP4 where the scales are FP8 numbers, else MXFP4, whose scales are powers of two in bytes."""
+def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix | str:
+    """NVFP4 where the scales are FP8 numbers; MXFP4 where each 32 weights share a power of two in a byte."""
     raw = stored(packed)
-    if len(packed.shape) == 4:  # gpt-oss: [experts, out, groups, 16 bytes]
-        raw = raw.reshape(*packed.shape[:2], -1)
     rows, columns = math.prod(raw.shape[:-1]), 2 * raw.shape[-1]
-    raw = raw.reshape(rows, -1)
-    kind = "nvfp4" if scale.dtype == "F8_E4M3" else "mxfp4"
     whole = next(((parts[name], power) for name, power in GLOBAL.items() if name in parts), None)
     steps = Scales.of(scale, rows, whole=whole)
+    powers = scale.dtype in ("U8", "F8_E8M0") and steps.raw.size * 32 == rows * columns
+    if not powers and (scale.dtype != "F8_E4M3" or len(packed.shape) == 4):
+        return f"format {main_of(parts)} of dtype {packed.dtype} with scales of {scale.dtype}"
+    if len(packed.shape) == 4:
+        return _gpt_oss(raw, stored(scale))
+    raw = raw.reshape(rows, -1)
 
     def band(begin: int, end: int) -> Floats:
         return _scaled(nibbles(raw[begin:end]), begin, end, steps, columns)
 
-    return Matrix(f"{kind} g{columns // steps.shape[1]}", (rows, columns), band)
+    return Matrix(f"{'mxfp4' if powers else 'nvfp4'} g{columns // steps.shape[1]}", (rows, columns), band)
+
+
+def _gpt_oss(raw: Any, scales: Any) -> Matrix:
+    """Blocks [experts, out, in / 32, 16 bytes] as rows of [experts, in, out]: so Transformers stores their floats."""
+    experts, outputs, groups, _ = raw.shape
+    inputs = 32 * groups
+
+    def expert(number: int, begin: int, end: int) -> Floats:
+        """The inputs from ``begin`` to ``end`` of an expert, whole groups of which are read."""
+        some = slice(begin // 32, -(-end // 32))
+        found = nibbles(raw[number, :, some]) * floats(scales[number, :, some], "F8_E8M0")[..., None]
+        return found.reshape(outputs, -1).T[begin % 32 :][: end - begin]
+
+    def band(begin: int, end: int) -> Floats:
+        first, last = begin // inputs, -(-end // inputs)
+        sides = [(each, max(begin - each * inputs, 0), min(end - each * inputs, inputs)) for each in range(first, last)]
+        return np.concatenate([expert(*side) for side in sides])
+
+    return Matrix("mxfp4 g32", (experts * inputs, outputs), band)
 
 
 def _qweight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
@@ -205,7 +251,8 @@ def _rows(
         found = floats(raw[begin:end], weight.dtype)
         return found if steps is None else _scaled(found, begin, end, steps, columns, block, zeros)
 
-    return Matrix(name, (rows, columns), band)
+    plain = None if steps is not None else lambda begin, end: floats(raw[:, begin:end], weight.dtype)
+    return Matrix(name, (rows, columns), band, columns=plain)
 
 
 def _scaled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from backends.checkpoint.doctor.matrices import Matrix, described, matrix_of
 from backends.checkpoint.doctor.numbers import eight_bits
@@ -124,6 +126,18 @@ def test_gptq_by_hand(tmp_path: Path, version: str) -> None:
     found = checkpoint(tmp_path, parts, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
     np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
     assert described(found.modules["layer"], found.quantization) == "int4 g8"
+    matrix = matrix_of(found.modules["layer"], found.quantization)
+    assert isinstance(matrix, Matrix)
+    for axis in (0, 1):  # AWQ's bands begin anywhere, those of GPTQ at a word
+        np.testing.assert_allclose(matrix.cut(axis, 5, 13), gold.T.take(range(5, 13), axis), rtol=1e-6)
+
+
+def test_floats_are_cut_by_columns_without_reading_them_whole(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, {"weight": weights().bfloat16()})
+    matrix = matrix_of(found.modules["layer"], {})
+    assert isinstance(matrix, Matrix)
+    gold, matrix = read(found), dataclasses.replace(matrix, band=lambda begin, end: pytest.fail("a band was read"))
+    np.testing.assert_array_equal(matrix.cut(1, 3, 9), gold[:, 3:9])
 
 
 def test_awq_by_hand(tmp_path: Path) -> None:
@@ -152,18 +166,21 @@ def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
     blocks = rng.integers(0, 256, (2, 3, 2, 16), np.uint8)
     scales = rng.integers(120, 130, (2, 3, 2), np.uint8)
     values = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-    gold = np.zeros((6, 64))
+    gold = np.zeros((128, 3))  # the inputs of the first expert, those of the second
     for (expert, row, group, byte), both in np.ndenumerate(blocks):
         for half, code in enumerate((both & 15, both >> 4)):
             value = values[code & 7] * (-1 if code & 8 else 1) * 2.0 ** (int(scales[expert, row, group]) - 127)
-            gold[3 * expert + row, 32 * group + 2 * byte + half] = value
+            gold[64 * expert + 32 * group + 2 * byte + half, row] = value
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     matrix = matrix_of(Checkpoint(tmp_path).modules[name], {})
     assert isinstance(matrix, Matrix)
-    np.testing.assert_array_equal(matrix.band(0, 6), gold)
+    for begin, end in [(0, 128), (0, 7), (60, 70), (40, 64), (64, 65)]:
+        np.testing.assert_array_equal(matrix.band(begin, end), gold[begin:end])
+    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    np.testing.assert_array_equal(theirs.reshape(128, 3).numpy(), gold)
     assert matrix.stored == "mxfp4 g32"
 
 
@@ -172,6 +189,20 @@ def test_modelopt_multiplies_by_its_global_scale(tmp_path: Path) -> None:
     scale = torch.tensor([[2.0]]).to(torch.float8_e4m3fn)
     parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": torch.tensor(0.25)}
     np.testing.assert_array_equal(read(checkpoint(tmp_path, parts)), [[0.25, 0.5] * 8])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_modelopt_scales_inputs_before_its_awq_matrices(tmp_path: Path, dtype: torch.dtype) -> None:
+    parts = {"weight": torch.full((2, 16), 2.0).to(dtype), "weight_scale": torch.tensor(0.5)}
+    gold = np.ones((2, 16))
+    if dtype == torch.uint8:  # codes 1 and 2: 0.5 and 1
+        parts = {"weight": torch.tensor([[0x21] * 8] * 2, dtype=dtype), "weight_scale_2": torch.tensor(0.25)}
+        parts["weight_scale"], gold = torch.full((2, 1), 2.0).to(torch.float8_e4m3fn), np.array([[0.25, 0.5] * 8] * 2)
+    parts["pre_quant_scale"] = torch.arange(1.0, 17)
+    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts), 2), gold * np.arange(1, 17))
+    parts["pre_quant_scale"] = torch.ones(15)
+    (tmp_path / "other").mkdir()
+    assert described(checkpoint(tmp_path / "other", parts).modules["layer"], {}).startswith("unknown (weight of dtype ")
 
 
 def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
@@ -195,3 +226,10 @@ def test_floats_of_eight_bits_are_those_of_torch(name: str, dtype: torch.dtype) 
 def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, {"trellis": torch.zeros(4, 4, 64, dtype=torch.int16)})
     assert described(found.modules["layer"], {}) == "unknown (format trellis of dtype I16)"
+
+
+def test_bytes_whose_scales_are_floats_are_not_fp4(tmp_path: Path) -> None:
+    """ModelOpt's W4A16_AWQ stores two int4 in a byte."""
+    parts = {"weight": torch.zeros(32, 128, dtype=torch.uint8), "weight_scale": torch.ones(64, 1).bfloat16()}
+    found = checkpoint(tmp_path, parts)
+    assert described(found.modules["layer"], {}) == "unknown (format weight of dtype U8 with scales of BF16)"
