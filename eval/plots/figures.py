@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from eval.plots import front, grouping, scatter, style, y_axis
 from eval.plots.measures import BPW, KLD, PPL, Measure, Size
 from eval.plots.scatter_points import Level, Point, points_within
-from eval.results.differences import several_references
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from eval.results.run_result import MARK, ModelResult, RunResult
+from eval.results.run_result import MARK, ModelResult, RunResult, several_references
 from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
 

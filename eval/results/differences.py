@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.results.near_lossless import near_lossless
-from eval.results.run_result import ModelResult
+from eval.results.run_result import ModelResult, several_references
 from eval.stats import estimates
-from eval.stats.estimates import BlockSums
+from eval.stats.estimates import BlockSums, n_blocks
 from eval.stats.uncertainty import interval_95, n_waves
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
@@ -34,11 +34,6 @@ class Difference:
     def is_seen(self) -> bool:
         """Whether 0 is outside the interval."""
         return self.limits is not None and not self.limits[0] <= 0 <= self.limits[1]
-
-
-def n_blocks(blocks: BlockSums) -> int:
-    """How many blocks of the text hold tokens: the errors come from these."""
-    return sum(count > 0 for count in blocks.tokens)
 
 
 def difference_with_interval(a: BlockSums, b: BlockSums, name: str) -> Difference | None:
@@ -67,11 +62,6 @@ def difference_or_reason(a: ModelResult, b: ModelResult, name: str) -> Differenc
         difference_with_interval(a.estimates.blocks, b.estimates.blocks, name) if a.estimates and b.estimates else None
     )
     return "they were scored on different windows" if found is None else found
-
-
-def several_references(models: Sequence[ModelResult]) -> bool:
-    """Whether the KL divergences of a merged run are against references of different machines."""
-    return len({model.reference_key for model in models if model.reference_key}) > 1
 
 
 def candidates_for_best(models: Sequence[ModelResult], name: str) -> dict[str, BlockSums]:

@@ -190,10 +190,9 @@ class MergedRows:
     def joined(self, place: int, again: ModelResult, source: Source) -> ModelResult:
         """A row that a further source has too; a note says where its label or its PPL differ there."""
         kept = self.models[place]
-        asked_for_more = again.scores_key.endswith(MORE) and not kept.scores_key.endswith(MORE)
-        if (
-            kept.kld is None and again.kld is not None
-        ) or asked_for_more:  # the further source has a reference, or more
+        has_reference = kept.kld is None and again.kld is not None
+        has_more = again.scores_key.endswith(MORE) and not kept.scores_key.endswith(MORE)
+        if has_reference or has_more:  # the further source alone has it
             return replace(self.prepared(again, source), label=kept.label, notes=again.notes)
         notes = list(kept.notes)
         if again.label != kept.label:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.results.run_result import ModelResult, floor_of
+from eval.results.run_result import ModelResult, floor_of, several_references
+from eval.stats.estimates import n_blocks
 from eval.stats.uncertainty import interval_95, n_waves
 
 TIMES = 2.0
@@ -23,14 +24,13 @@ def kld_limit(models: Sequence[ModelResult]) -> float | None:
     floor = floor_of(models)
     if floor is None or floor.kld is None or floor.kld.value is None or floor.estimates is None:
         return None
-    if len({model.reference_key for model in models if model.reference_key}) > 1:
+    if several_references(models):
         return None
     limit = TIMES * floor.kld.value
     if floor.kld.stderr is None:
         return limit
     blocks = floor.estimates.blocks
-    counted = sum(count > 0 for count in blocks.tokens)
-    return max(limit, interval_95(floor.kld.value, floor.kld.stderr, n_waves(counted, blocks.length))[1])
+    return max(limit, interval_95(floor.kld.value, floor.kld.stderr, n_waves(n_blocks(blocks), blocks.length))[1])
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:

@@ -138,6 +138,11 @@ class ModelResult:
         return f"{self.label} {MARK}" if self.deviations else self.label
 
 
+def several_references(models: Sequence[ModelResult]) -> bool:
+    """Whether the KL divergences of a merged run are against references of different machines."""
+    return len({model.reference_key for model in models if model.reference_key}) > 1
+
+
 def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     """The row that its spec calls the noise floor; of several such rows, the one with the largest KLD."""
     floors = ((model.kld, model) for model in models if model.is_noise_floor)

@@ -62,6 +62,11 @@ class BlockSums:
     length: int = 0
 
 
+def n_blocks(blocks: BlockSums) -> int:
+    """How many blocks of the text hold tokens: the errors come from these."""
+    return sum(count > 0 for count in blocks.tokens)
+
+
 @dataclass(frozen=True)
 class Bucket:
     """The tokens to whose most probable successor the reference gives [low, high): their ``share``, and their KLD."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.results.differences import LEAST_TOKENS, best_labels, n_blocks, too_short_for_best
+from eval.results.differences import LEAST_TOKENS, best_labels, too_short_for_best
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
 from eval.results.near_lossless import near_lossless
 from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
-from eval.stats.estimates import short_text_cautions
+from eval.stats.estimates import n_blocks, short_text_cautions
 from eval.stats.uncertainty import longest_documents
 from eval.table.columns import BEST, FLOOR, machine_letters
 

@@ -24,6 +24,18 @@ def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Te
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * sigma
 
 
+def draw_excluding() -> tuple[torch.Tensor, torch.Tensor]:
+    """Six rows of 3,000 logits and a reference's: -inf on either side, on both, and in all of a shard."""
+    logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
+    logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
+    reference[1, 5:2999] = -INF
+    logits[2, 2999] = -INF
+    logits[3, 0] = reference[3, 0] = -INF
+    logits[4, 1000:] = reference[4, 500:] = -INF
+    logits[5, :1000] = -INF
+    return logits, reference
+
+
 def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
     """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
     found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "window"}

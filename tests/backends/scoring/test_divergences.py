@@ -13,7 +13,7 @@ import torch
 
 from backends.base import TokenScores
 from backends.scoring import divergences, statistics
-from tests.support.definitions import INF, NAN, divergence_definitions, draw
+from tests.support.definitions import INF, NAN, divergence_definitions, draw, draw_excluding
 
 Second = Callable[..., np.ndarray]
 """``second(logits, reference, whole, first)`` -> [n, divergences.WIDTH]."""
@@ -91,13 +91,8 @@ def test_divergences_worked_by_hand(second: Second) -> None:
 @pytest.mark.parametrize("cuts", [(), (1000, 2000)], ids=str)
 def test_excluded_tokens(second: Second, cuts: tuple[int, ...]) -> None:
     """-inf on either side, on both, in all of a shard, and in everything that the other one allows."""
-    logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
-    logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
-    reference[1, 5:2999] = -INF
-    logits[2, 2999] = -INF
-    logits[3, 0] = reference[3, 0] = -INF
-    logits[4, 1000:] = reference[4, 500:] = -INF
-    logits[5, :1000] = reference[5, 1000:] = -INF
+    logits, reference = draw_excluding()
+    reference[5, 1000:] = -INF
     found = compared(second, logits, reference, cuts)
     assert_divergences(found, divergence_definitions(logits, reference))
     assert np.isposinf(found.reverse_kld).tolist() == [False, True, False, False, True, True]

@@ -8,18 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, split, whole
+from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, draw_excluding, split, whole
 
 
 def test_excluded_tokens(partial: Partial) -> None:
     """-inf on either side, both sides, at the target, and in all of a shard."""
-    logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
-    logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
-    reference[1, 5:2999] = -INF
-    logits[2, 2999] = -INF
-    logits[3, 0] = reference[3, 0] = -INF
-    logits[4, 1000:] = reference[4, 500:] = -INF
-    logits[5, :1000] = -INF
+    logits, reference = draw_excluding()
     targets = [5, 6, 7, 0, 8, 2999]
     expected = definitions_with_infinity(logits, targets, reference)
     assert [value == INF for value in expected["kld"]] == [False, False, True, False, False, True]

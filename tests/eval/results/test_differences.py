@@ -17,10 +17,9 @@ from eval.results.differences import (
     best_labels,
     difference_or_reason,
     difference_with_interval,
-    n_blocks,
     too_short_for_best,
 )
-from eval.stats.estimates import BlockSums
+from eval.stats.estimates import BlockSums, n_blocks
 from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))
