@@ -89,6 +89,8 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("out", type=Path, help="folder for checkpoints and results")
     parser.add_argument("--windows", type=int, default=8, help=f"of {TOKENS} tokens; default: %(default)s")
+    formats = list(toy_moe_files.FORMATS)
+    parser.add_argument("--formats", nargs="+", choices=formats, default=formats, help="default: all")
     parser.add_argument("--dtype", default=None, help="of vLLM; default: bfloat16 on a GPU, float32 on a CPU")
     arguments = parser.parse_args(words)
     out, gpus = arguments.out.resolve(), machine.gpus()
@@ -98,7 +100,7 @@ def main(words: Sequence[str]) -> int:
         "commit": machine.commit(), "gpus": [str(each) for each in gpus], "cpu": machine.cpu(),
         "versions": VllmScoreBackend.versions(), "dtype": dtype, "shape": asdict(toy_moe_files.SHAPE), "formats": {},
     }  # fmt: skip
-    for weights in toy_moe_files.FORMATS:
+    for weights in arguments.formats:
         specs = models(folders, weights, dtype)
         reasons = {spec["label"]: refused(spec) for spec in specs}
         data = {"tokenizer_dir": specs[0]["model_dir"], "dataset": "text", "path": str(TEXT), "eval_len": TOKENS,
