@@ -139,7 +139,7 @@ def fp8(config: Config) -> Declared:
     ``expert_dtype`` is a key of the model's config, which ``CheckpointConfig.quantization`` brings along.
     """
     if sizes := config.get("weight_block_size"):
-        default = block_scheme(sizes)
+        default = block_scheme(sizes, config.get("scale_fmt"))
         if config.get("expert_dtype") != "fp4" or default is None:
             return Declared(default)
         algorithm = config.get("moe_quant_algo")

@@ -2,7 +2,8 @@
 
 Weights and activations are each described by a number format and by how finely it is scaled: ``int4 g128``, ``int8
 channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``; `` 2:4`` at the end says that two of four
-weights are zero and not stored.  ``backends/layers/methods.py`` reads them from configs.  No engine, no torch.
+weights are zero and not stored, `` e8m0`` that scales are powers of two where the format does not say so itself.
+``backends/layers/methods.py`` reads them from configs.  No engine, no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 UNKNOWN = "unknown"
+POWERS_OF_TWO = "e8m0"
+"""The last word where scales were rounded up to powers of two."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,11 @@ class Scheme:
 
     weights: str
     activations: str = ""
+
+
+def has_rounded_scales(described: str) -> bool:
+    """Whether scales are powers of two in a format that need not have such scales: "fp8 g128 e8m0"."""
+    return described.endswith(f" {POWERS_OF_TWO}")
 
 
 def number_format(described: str) -> str:
@@ -56,9 +64,13 @@ def sizes_text(sizes: Any) -> str:
     return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
 
 
-def block_scheme(sizes: Any) -> Scheme | None:
-    """FP8 weights in blocks of ``sizes``, and activations in groups as long as a block; None for what are no sizes."""
-    return Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}") if sizes and sizes_text(sizes) else None
+def block_scheme(sizes: Any, scale_format: Any = None) -> Scheme | None:
+    """FP8 weights in blocks of ``sizes``, and activations in groups as long as a block; None for what are no sizes.
+
+    ``scale_format``: "ue8m0" where the checkpoint (DeepSeek's) asks for scales that are powers of two.
+    """
+    rounded = f" {POWERS_OF_TWO}" if scale_format == "ue8m0" else ""
+    return Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}{rounded}") if sizes_text(sizes) else None
 
 
 def objects_in(found: Any) -> list[Mapping[str, Any]]:

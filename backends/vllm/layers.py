@@ -28,7 +28,7 @@ from backends.layers.declared import Declared
 from backends.layers.groups import AFTER_LOADING, deviation, group_layers, groups_to_json
 from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
 from backends.layers.methods import declared
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, compressed_tensors
+from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Scheme, args_text, compressed_tensors
 from backends.vllm import install
 from backends.vllm.environment import set_environment
 
@@ -144,7 +144,8 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
         return UNKNOWN if asked else dtype
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
-        return dtype if key is None else key_text(key, "token")
+        found = dtype if key is None else key_text(key, "token")
+        return f"{found} {POWERS_OF_TWO}" if getattr(kernel, "use_deep_gemm_e8m0", False) else found
     if not asked:
         return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN

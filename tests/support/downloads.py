@@ -125,7 +125,7 @@ DOWNLOADS = {
         {"layers.0.ffn.experts.0.w1": {"weight": ("I8", 8, 32), "scale": ("F8_E8M0", 8, 2)},
          "layers.0.attn.wq_a": {"weight": ("F8_E4M3", 256, 128), "scale": ("F8_E8M0", 2, 1)}},
         "(512 × 4 + 16 × 8) / 512, (32,768 × 8 + 2 × 8) / 32,768", 2176 + 262160, 512 + 32768,
-        (Scheme("mxfp4 g32", "fp8 g128"), FP8_128),
+        (Scheme("mxfp4 g32", "fp8 g128 e8m0"), Scheme("fp8 block 128x128", "fp8 g128 e8m0")),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0",
          "weight_block_size": [128, 128]},
         config={"model_type": "deepseek_v4", "expert_dtype": "fp4", "num_hidden_layers": 1}),

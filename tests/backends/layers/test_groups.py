@@ -115,9 +115,12 @@ def test_deviations_are_one_clause_for_each_way() -> None:
         quantized(3, "MarlinNvFp4LinearKernel", "nvfp4 g16"),
         quantized(1, "CPUWNA16LinearKernel", "bfloat16", "int8 token"),
         quantized(4, "Strange", "fp8 token", "unknown"),
+        quantized(2, "DeepGemmFp8BlockScaledMMKernel", "fp8 g128", "fp8 g128 e8m0"),
     ]
     assert layers.deviations(groups) == [
         "the checkpoint asks for nvfp4 activations, but MarlinNvFp4 left them unquantized (bfloat16, 5 layers)",
         "the checkpoint asks for bfloat16 activations, but CPUWNA16 took int8 token (1 layers)",
         "the checkpoint asks for fp8 activations; what Strange took (4 layers) is not known",
+        "the checkpoint asks for fp8 g128 activations, but DeepGemmFp8Block rounded their scales, and those of the "
+        "weights, up to powers of two (fp8 g128 e8m0, 2 layers)",
     ]

@@ -16,6 +16,7 @@ from backends.vllm import layers
 
 BF16 = "bfloat16"
 NVFP4, MXFP4 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp4 g32", "mxfp4 g32")
+BLOCKS, ROUNDED = (Scheme("fp8 block 128x128", f"fp8 g128{scales}") for scales in ("", " e8m0"))
 FP8, INT8, INT4 = Scheme("fp8 channel", "fp8 token"), Scheme("int8 channel", "int8 token"), Scheme("int4 g128")
 Shape = namedtuple("Shape", "row col")
 
@@ -33,11 +34,11 @@ def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, st
     return layer.activations, layer.kernel, layer.asked
 
 
-def fp8(name: str, row: int, col: int) -> Any:
+def fp8(name: str, row: int, col: int, **attributes: Any) -> Any:
     """A kernel whose config names FP8 activations, scaled by groups of this shape."""
     scale = SimpleNamespace(group_shape=Shape(row, col))
     key = SimpleNamespace(dtype="torch.float8_e4m3fn", scale=scale)
-    return named(name, config=SimpleNamespace(activation_quant_key=key))
+    return named(name, config=SimpleNamespace(activation_quant_key=key), **attributes)
 
 
 def mixed(name: str, act_type: str) -> Any:
@@ -67,6 +68,11 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (fp8("CutlassFP8ScaledMMLinearKernel", 1, -1), FP8, {}, "fp8 token", ""),
         (fp8("CutlassFP8ScaledMMLinearKernel", -1, -1), FP8, {}, "fp8 tensor", ""),
         (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128), FP8, {}, "fp8 g128", ""),
+        # VLLM_USE_DEEP_GEMM_E8M0, which is on unless it is set to 0, rounds scales up to powers of two.
+        (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), BLOCKS, {},
+         "fp8 g128 e8m0", "fp8 g128"),
+        (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), ROUNDED, {}, "fp8 g128 e8m0", ""),
+        (fp8("CutlassFp8BlockScaledMMKernel", 1, 128), ROUNDED, {}, "fp8 g128", ""),
         (fp8("CPUFp8PerTensorScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("CPUInt8ScaledMMLinearKernel"), INT8, {}, "int8 token", ""),
         (mixed("MacheteLinearKernel", "bfloat16"), INT4, {}, BF16, ""),
