@@ -43,6 +43,7 @@ from backends.base import (
 from backends.checkpoint import nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, ModelError
@@ -86,6 +87,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         install=install.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
+        answers="tokens",
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -164,6 +166,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         assert self.driver is not None
         with self.refusals():
             yield from self.driver.score(list(windows), task)
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        assert self.driver is not None
+        with self.refusals():
+            yield from self.driver.answers(questions, sampling)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
