@@ -353,7 +353,7 @@ class Backend(ABC):
         return None
 
     @classmethod
-    def check_answers(cls, request: LoadRequest) -> None:
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
         """InputError for options with which the model cannot answer prompts, though it could score."""
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:

@@ -185,7 +185,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         return logits
 
     @classmethod
-    def check_answers(cls, request: LoadRequest) -> None:
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
         if parse_options(TransformersOptions, request.options).streaming:
             raise InputError("engine.streaming: reads every layer once a token, which takes hours; leave it out")
 

@@ -46,7 +46,7 @@ from backends.checkpoint.folder import FolderModel
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
-from backends.common.errors import CompareQError, ModelError
+from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
 from backends.layers import kv_cache, noise
@@ -166,6 +166,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         assert self.driver is not None
         with self.refusals():
             yield from self.driver.score(list(windows), task)
+
+    @classmethod
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
+        if sampling.temperature and install.is_cpu_build():  # 0.32 dies where a prompt with a seed comes in two steps
+            raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out, or use Transformers")
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
         assert self.driver is not None

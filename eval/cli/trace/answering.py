@@ -101,7 +101,7 @@ def checked(session: Session, asked: Asked) -> Job:
     if problems:
         raise InputError("\n".join(problems))
     (job,) = planned
-    job.backend.check_answers(job.request)
+    job.backend.check_answers(job.request, asked.sampling)
     return job
 
 

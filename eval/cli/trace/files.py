@@ -107,16 +107,17 @@ def opened(output: Path, made: Mapping[str, Any], same: Same) -> Iterator[Partia
         except BlockingIOError:
             raise InputError(f"{printable(file)}: another compare-q trace is writing it; wait for it") from None
         partial = Partial(output, stream, made)
-        if json_files.is_file(output):
-            partial.take(output, *of_trace(output), same)
-            partial.n_found = len(partial.records)
-        if not resume(partial, file, same):
-            partial.write({MARK: 1, "made": partial.made})
+        was_new = stream.tell() == 0
         try:
+            if json_files.is_file(output):
+                partial.take(output, *of_trace(output), same)
+                partial.n_found = len(partial.records)
+            if not resume(partial, file, same):
+                partial.write({MARK: 1, "made": partial.made})
             yield partial
         finally:
-            if len(partial.records) == partial.n_found and file.exists():  # nothing to go on from
-                file.unlink()
+            if was_new and len(partial.records) == partial.n_found:  # nothing to go on from
+                file.unlink(missing_ok=True)
 
 
 def resume(partial: Partial, file: Path, same: Same) -> bool:
