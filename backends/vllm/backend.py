@@ -170,7 +170,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
     @classmethod
     def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
         if sampling.temperature and install.is_cpu_build():  # 0.32 dies where a prompt with a seed comes in two steps
-            raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out, or use Transformers")
+            raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out")
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
         assert self.driver is not None

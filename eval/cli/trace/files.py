@@ -1,7 +1,8 @@
 """A trace on disk: answers are added to a file beside it as they come, and the trace appears when it has all of them.
 
-``NAME.partial`` is JSON lines: first ``{"compare_q_trace": 1, "made": ...}``, then a record an answer.  ``made`` (JSON
-types) says by what model and how the answers were made; those of two runs are mixed only where it is the same.
+That file, with ``.partial`` behind the trace's name, is JSON lines: first ``{"compare_q_trace": 1, "made": ...}``, then
+a record an answer.  ``made`` (JSON types) says by what model and how the answers were made; those of two runs are mixed
+only where it is the same.
 """
 
 from __future__ import annotations
