@@ -123,8 +123,9 @@ def run(words: Sequence[str]) -> int:
             records, model = answering.make(session, asked)
     except KeyboardInterrupt as interrupt:
         here.running.stop()
-        print(f"\ninterrupted; what was answered is in {files.partial_of(args.output)}, run again to go on",
-              file=sys.stderr)  # fmt: skip
+        partial = files.partial_of(args.output)
+        kept = f"what was answered is in {printable(partial)}, run again to go on"
+        print(f"\ninterrupted; {kept if partial.exists() else 'nothing was answered yet'}", file=sys.stderr)
         return 128 + getattr(interrupt, "signal", 2)
     for line in (*summed(asked, records), *model_lines(model)):
         print(printable(line))
