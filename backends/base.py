@@ -13,11 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.packages import installed_versions
 from backends.common.watch import SILENT, Watch
 
@@ -202,7 +203,8 @@ class Capabilities:
     compared with a reference; ``files``: suffixes of model files that no other engine reads; ``here``: it runs on this
     machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a CPU
     build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding depends on
-    which windows a run has.
+    which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by the model's
+    chat template, or messages, to which a server applies its own; empty if it answers none.
     """
 
     load_fns: tuple[str, ...]
@@ -217,6 +219,7 @@ class Capabilities:
     here: bool = True
     torch: bool = True
     batches: bool = False
+    answers: Literal["", "tokens", "messages"] = ""
 
     def installed(self) -> tuple[str, str] | None:
         """(distribution, version) that provides the engine; None if it is not installed.
@@ -348,6 +351,19 @@ class Backend(ABC):
         None if that is not known: then nothing is beside it while it loads.
         """
         return None
+
+    @classmethod
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
+        """InputError for options with which the model cannot answer prompts, though it could score."""
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        """Answers as they finish, where ``Capabilities.answers`` says that there are some; ModelError as in scoring."""
+        raise NotImplementedError
+
+    @classmethod
+    def same_model(cls, stamp: str, other: str) -> bool:
+        """Whether two stamps are of one model, as far as they can tell."""
+        return stamp == other
 
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""

@@ -12,7 +12,7 @@ Quantized checkpoints run as Transformers runs them, most of them decompressed t
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, 
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
@@ -75,6 +76,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         packages=("transformers",),
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
+        answers="tokens",
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -181,6 +183,19 @@ class TransformersBackend(FolderModel, LogitsBackend):
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
+
+    @classmethod
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
+        if parse_options(TransformersOptions, request.options).streaming:
+            raise InputError("engine.streaming: reads every layer once a token, which takes hours; leave it out")
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        from backends.hf import answers
+
+        try:
+            yield from answers.answers(self.model, questions, sampling)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ModelError(f"Transformers stopped while answering: {one_line(error)}") from error
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """The output embedding, with the soft cap and the scale that the config names; ``states`` from here on."""

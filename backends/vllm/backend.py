@@ -43,9 +43,10 @@ from backends.base import (
 from backends.checkpoint import nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
-from backends.common.errors import CompareQError, ModelError
+from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
 from backends.layers import kv_cache, noise
@@ -86,6 +87,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         install=install.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
+        answers="tokens",
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -164,6 +166,16 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         assert self.driver is not None
         with self.refusals():
             yield from self.driver.score(list(windows), task)
+
+    @classmethod
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
+        if sampling.temperature and install.is_cpu_build():  # 0.32 dies where a prompt with a seed comes in two steps
+            raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out")
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        assert self.driver is not None
+        with self.refusals():
+            yield from self.driver.answers(questions, sampling)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import Layer, LayerGroup, Task, TokenScores, Window
+from backends.common.answers import Answer, Finish, Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import group_layers
@@ -127,6 +128,29 @@ class VllmDriver:
                     yield finished
         finally:
             if waiting:  # whoever was iterating has had enough, or a request was refused
+                engine.abort_request(list(waiting))
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        """Answers as they finish; all questions are queued at once.  Nothing of ours looks at these steps."""
+        from vllm import SamplingParams
+
+        engine, waiting = self.llm.llm_engine, {f"answer-{each.number}": each.number for each in questions}
+        drawn = sampling.temperature > 0
+        try:
+            for each in questions:
+                params = SamplingParams(
+                    max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+                    seed=each.seed if drawn else None, stop_token_ids=list(sampling.stop), detokenize=False,
+                )  # fmt: skip
+                engine.add_request(f"answer-{each.number}", {"prompt_token_ids": list(each.token_ids)}, params)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        (found,), number = output.outputs, waiting.pop(output.request_id)
+                        ended: Finish = "stop" if found.finish_reason == "stop" else "length"
+                        yield Answer(number, tuple(found.token_ids), ended)
+        finally:
+            if waiting:
                 engine.abort_request(list(waiting))
 
     def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:

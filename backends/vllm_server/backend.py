@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,16 +32,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import Capabilities, LoadRequest, ModelFacts, ScoringBackend, Storage, Task, TokenScores, Window
 from backends.checkpoint import gguf, stored_bits
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import expanded
 from backends.common.options import parse_options
 from backends.hub import repositories
+from backends.vllm_server import answers
 from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class ServerOptions(BaseModel):
@@ -69,6 +72,7 @@ class VllmServerBackend(ScoringBackend):
         reference=False,
         compares=False,
         here=False,
+        answers="messages",
     )
 
     def __init__(self, request: LoadRequest) -> None:
@@ -114,6 +118,12 @@ class VllmServerBackend(ScoringBackend):
         return before_load(request, look)
 
     @classmethod
+    def same_model(cls, stamp: str, other: str) -> bool:
+        url, card, fingerprint, rounded = json.loads(stamp)
+        sample = Sample(np.array(rounded, np.float32), fingerprint)
+        return json.loads(other)[0] == url and is_stamped(other, Card(**card), sample)
+
+    @classmethod
     def versions(cls) -> dict[str, str]:
         return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
 
@@ -135,14 +145,34 @@ class VllmServerBackend(ScoringBackend):
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
         if task.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
-        queue, most = iter(windows), self.options.concurrency
-        flying: set[asyncio.Task[TokenScores]] = set()
+        yield from self.flown(windows, self.window)
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        """Answers as they finish, by the server's chat endpoint; ModelError with the number of the prompt."""
+
+        async def answer(client: httpx2.AsyncClient, question: Question) -> Answer:
+            assert self.card is not None
+            try:
+                found, fingerprint = await answers.answer(client, self.served, self.card, question, sampling)
+                self.check_fingerprint(fingerprint)
+            except ServerError as error:
+                raise ModelError(f"prompt {question.number + 1}: {self.served.server.url}: {error}") from None
+            return found
+
+        yield from self.flown(questions, answer)
+
+    def flown(
+        self, items: Iterable[Item], ask: Callable[[httpx2.AsyncClient, Item], Coroutine[Any, Any, T]]
+    ) -> Iterator[T]:
+        """What the server says of each item, as it comes, so many in flight; the first failure cancels all of them."""
+        queue, most = iter(items), self.options.concurrency
+        flying: set[asyncio.Task[T]] = set()
         with asyncio.Runner() as runner:
             client = self.served.server.client(most)
             try:
                 while True:
                     loop = runner.get_loop()
-                    flying |= {loop.create_task(self.window(client, w)) for w in islice(queue, most - len(flying))}
+                    flying |= {loop.create_task(ask(client, one)) for one in islice(queue, most - len(flying))}
                     if not flying:
                         return
                     for landed in runner.run(first_of(flying)):
@@ -168,19 +198,22 @@ class VllmServerBackend(ScoringBackend):
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         assert self.card is not None
-        assert self.sample is not None
         ids = window.token_ids.tolist()
         try:
             answer = await self.served.completion(client, self.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
-            fingerprint = answer.get("system_fingerprint")
-            if fingerprint != self.sample.fingerprint:
-                raise ServerError(
-                    f"{fingerprint} answers in place of {self.sample.fingerprint}; let one server stay at this URL"
-                )
+            self.check_fingerprint(answer.get("system_fingerprint"))
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
         return TokenScores(window.index, logprob[window.positions - 1])
+
+    def check_fingerprint(self, fingerprint: str | None) -> None:
+        """ServerError if another server answers than the one whose sample was taken."""
+        assert self.sample is not None
+        if fingerprint != self.sample.fingerprint:
+            raise ServerError(
+                f"{fingerprint} answers in place of {self.sample.fingerprint}; let one server stay at this URL"
+            )
 
     def storage(self) -> Storage:
         return stored_size(self.options)

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from backends.base import LoadRequest, Task, Window
+from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.messages import one_line
 
@@ -59,6 +60,15 @@ class ScoreJob:
 
 
 @dataclass(frozen=True)
+class AnswerJob:
+    """Answer the questions with the model that the last ``LoadJob`` has loaded, and close it."""
+
+    questions: tuple[Question, ...]
+    sampling: Sampling
+    type: Literal["answer"] = "answer"
+
+
+@dataclass(frozen=True)
 class DescribeJob:
     """Say what the worker's Python has of an engine, and check a request against that."""
 
@@ -99,6 +109,14 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """One question is answered."""
+
+    answer: Answer
+    type: Literal["answered"] = "answered"
+
+
+@dataclass(frozen=True)
 class Said:
     """One line for the user."""
 
@@ -108,7 +126,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Done:
-    """All windows are scored and committed, and the session's record is written."""
+    """All windows are scored and committed, and the session's record is written; or all questions are answered."""
 
     type: Literal["done"] = "done"
 
@@ -144,9 +162,10 @@ class Described:
     type: Literal["described"] = "described"
 
 
-Job = Annotated[PrepareJob | LoadJob | ScoreJob | DescribeJob, Field(discriminator="type")]
+Job = Annotated[PrepareJob | LoadJob | ScoreJob | AnswerJob | DescribeJob, Field(discriminator="type")]
 Message = Annotated[
-    Ready | Prepared | Loaded | Scored | Said | Done | Closed | Failed | Described, Field(discriminator="type")
+    Ready | Prepared | Loaded | Scored | Answered | Said | Done | Closed | Failed | Described,
+    Field(discriminator="type"),
 ]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)

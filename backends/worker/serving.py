@@ -10,10 +10,11 @@ from typing import IO, Any
 
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
-from backends.worker import describing, memory, scoring_job
+from backends.worker import answering, describing, memory, scoring_job
 from backends.worker.messages import (
     JOB,
     MESSAGE,
+    AnswerJob,
     Closed,
     Described,
     DescribeJob,
@@ -82,7 +83,10 @@ class Server:
         else:
             assert self.model is not None, "no model is loaded"
             model, self.model = self.model, None
-            scoring_job.score(model, job, send)
+            if isinstance(job, AnswerJob):
+                answering.answer(model, job, send)
+            else:
+                scoring_job.score(model, job, send)
 
     def close(self) -> None:
         """Stop reading ahead, and release a model that was loaded and not scored."""

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Every flag of upstream's compare_q, and the flags that upstream has not."""
     p = Parser(
         description="Compare quantized models by perplexity and KL divergence.",
+        epilog="compare-q trace --help: have a model answer prompts, to score models on its answers.",
         allow_abbrev=False,
     )
     for name in (None, "store"):

@@ -43,6 +43,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a name that is no text must not end a run
             stream.reconfigure(errors="backslashreplace")
     try:
+        words = sys.argv[1:] if words is None else words
+        if words[:1] == ["trace"]:
+            from eval.cli.trace import command
+
+            return command.run(words[1:])
         args = arguments.parse(words)
         if args.list_engines:
             Console().print(engine_table())

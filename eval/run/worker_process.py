@@ -22,7 +22,17 @@ import backends
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
-from backends.worker.messages import JOB, Described, DescribeJob, Done, Failed, Ready, ScoreJob, parse_message
+from backends.worker.messages import (
+    JOB,
+    AnswerJob,
+    Described,
+    DescribeJob,
+    Done,
+    Failed,
+    Ready,
+    ScoreJob,
+    parse_message,
+)
 from backends.worker.serving import LAST
 from backends.worker.supervisor import end_group
 from eval.common import processes
@@ -106,8 +116,8 @@ class WorkerProcess:
         with suppress(BrokenPipeError):  # it has died, which reading tells
             self.process.stdin.write(JOB.dump_json(job) + b"\n")
             self.process.stdin.flush()
-        scores = isinstance(job, ScoreJob)
-        limit, longest, done = deadline.window_s if scores else deadline.load_s, 0.0, False
+        works = {ScoreJob: "finished no window", AnswerJob: "finished no answer"}.get(type(job))
+        limit, longest, done = deadline.window_s if works else deadline.load_s, 0.0, False
         while True:
             began = time.monotonic()
             line = self.line(began + limit)
@@ -116,8 +126,9 @@ class WorkerProcess:
             self.has_died = not line
             if line is None:
                 self.kill()
-                what = "finished no window" if scores else "did not load"
-                raise ModelError(f"{what} for {limit:.0f} s, and was ended (--deadline){self.told()}")
+                raise ModelError(
+                    f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline){self.told()}"
+                )
             if not line and self.killed.is_set():
                 raise StoppedError("interrupted")
             if not line:

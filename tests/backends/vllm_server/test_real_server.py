@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,9 @@ import pytest
 from backends.base import Task, Window
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm_server.backend import VllmServerBackend
+from tests.support.chats import encoded
 from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
+from tests.support.traces import assert_greedy
 from tests.support.vllm_server import failure, request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
@@ -113,3 +116,24 @@ def test_real_server_from_the_command_line(
     assert ran.status == 0, ran.err
     assert "16.00" in ran.out
     assert VllmServerBackend.stamp(request_for(real_server)) == VllmServerBackend.stamp(request_for(real_server))
+
+
+@pytest.mark.engine
+def test_real_server_answers(real_server: str, compare_q: Callable[..., Ran], toy_model: Path, tmp_path: Path) -> None:
+    """By its own template, greedily; a prompt that is too long ends the run, and the other answers are kept."""
+    asked, out = tmp_path / "prompts.jsonl", tmp_path / "t.json"
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    rows = [{"prompt": "Rain in Bern?"}, {"prompt": "Hi", "tools": tools}, {"prompt": "x" * 300}]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("trace", "-o", out, "-m", real_server, asked, "--max-tokens", 16)
+    ran = compare_q(*words)
+    assert ran.status == 2
+    assert f"prompt 3: {real_server}: HTTP 400 from /v1/chat/completions: " in ran.err
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    ran = compare_q(*words)
+    assert ran.status == 0, ran.err
+    found = json.loads(out.read_text())["rows"]
+    for row, text in zip(found, ("user:Rain in Bern?\na:", "user:Hi\na:"), strict=True):
+        assert row["input_ids"] == encoded(toy_model, text)
+        assert (len(row["response_ids"]) == 16) == (row["finish_reason"] == "length")
+    assert_greedy(toy_model, found)

@@ -1,0 +1,200 @@
+"""Prompts and a model -> a trace: what of it is there already, the model in its worker, the answers as they come."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import backends
+from backends.common.answers import Answer, Question, Sampling
+from backends.common.errors import InputError, ModelError
+from backends.worker.messages import Answered, AnswerJob, Done, Failed, LoadJob, Said
+from eval import __version__
+from eval.cli.trace import files, prompts
+from eval.cli.trace.files import Partial
+from eval.cli.trace.prompts import Prompt
+from eval.common.cache import Cache
+from eval.common.processes import apart
+from eval.common.progress import Phase
+from eval.run import jobs
+from eval.run.hosts import Stoppable
+from eval.run.jobs import Job
+from eval.run.session import Session
+from eval.run.spares import error_of
+from eval.run.workers import Wanted
+from eval.specs.types import ModelSpec
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``compare-q trace`` was asked for.  ``sampling`` has no stop tokens yet, which the model says."""
+
+    file: Path
+    output: Path
+    spec: ModelSpec
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model of a trace, on this machine or on a server, and what its tokenizer makes of the prompts.
+
+    ``ids``: the tokens of each prompt, empty where a server has the template; ``stop``: id -> token.
+    """
+
+    job: Job
+    template: str | None = None
+    vocab_size: int | None = None
+    ids: Sequence[Sequence[int]] = ()
+    stop: Mapping[int, str] = field(default_factory=dict)
+
+
+def ready(session: Session, asked: Asked, found: Sequence[Prompt]) -> Model:
+    """The model, checked, fetched, and with windows as long as its prompts and answers; InputError before it loads."""
+    job = checked(session, asked)
+    if job.backend.capabilities.answers == "messages":
+        return Model(stamped(job))
+    with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
+        if job.is_remote:
+            with backends.other_engines_named():
+                watch = Stoppable(phase, session.hosts.running)
+                job = jobs.check(replace(job, request=job.backend.fetch(job.request, watch)), session.hosts)
+    facts = job.facts()
+    if not isinstance(facts.tokenizer, Path):
+        raise InputError("model_dir: has no tokenizer; compare-q trace needs the model's own, with its chat template")
+    told = apart(
+        prompts.of_folder, "tokenizing the prompts", session.progress, file=str(asked.file),
+        folder=str(facts.tokenizer), trusted=bool(job.request.options.get("trust_remote_code")),
+        variables=dict(asked.sampling.template),
+    )  # fmt: skip
+    for prompt, ids in zip(found, told["ids"], strict=True):
+        if facts.context is not None and len(ids) + asked.sampling.max_tokens > facts.context:
+            raise InputError(
+                f"{prompt.talk.where}: has {len(ids):,} tokens, and {asked.sampling.max_tokens:,} more for the answer "
+                f"are beyond the model's context of {facts.context:,}; lower --max-tokens, or leave it out"
+            )
+        if facts.vocab_size is not None and ids and max(ids) >= facts.vocab_size:
+            raise InputError(f"{prompt.talk.where}: token {max(ids)} is beyond the {facts.vocab_size} of the model")
+    longest = max(map(len, told["ids"])) + asked.sampling.max_tokens
+    job = stamped(jobs.check(replace(job, request=replace(job.request, max_tokens=longest)), session.hosts))
+    return Model(job, told["template"], told["vocab_size"], told["ids"], dict(told["stop"]))
+
+
+def checked(session: Session, asked: Asked) -> Job:
+    """The spec as a job whose engine can answer; InputError."""
+    spec = asked.spec
+    _, backend = backends.resolve(spec.load_fn, spec.fwd_fn)
+    if not backend.capabilities.answers:
+        able = [each.capabilities for _, each in backends.engines() if each.capabilities.answers]
+        names = ", ".join(name for each in able for name in each.load_fns)
+        raise InputError(f"{spec.name}: load_fn: {spec.load_fn!r} answers no prompts; these do: {names}")
+    as_text = asked.output.suffix.lower() == ".jsonl"
+    if as_text and backend.capabilities.answers == "tokens":
+        raise InputError(f"-o: {asked.output}: must end in .json: of this engine's answers the tokens are kept")
+    if spec.noise_floor:
+        raise InputError(f"{spec.name}: noise_floor: is the reference with noise; let the reference itself answer")
+    (planned, problems) = jobs.plan([spec], 2, session.hosts)
+    if problems:
+        raise InputError("\n".join(problems))
+    (job,) = planned
+    job.backend.check_answers(job.request, asked.sampling)
+    return job
+
+
+def stamped(job: Job) -> Job:
+    """The job with what its model's files, or its server, are now."""
+    says = job.backend.content if job.backend.capabilities.here else job.backend.stamp
+    return replace(job, request=replace(job.request, stamp=says(job.request)))
+
+
+def made_by(asked: Asked, model: Model) -> dict[str, Any]:
+    """By what model and how the answers are made, in JSON types."""
+    job, sampling = model.job, replace(asked.sampling, stop=tuple(model.stop))
+    here = {"options": job.request.options} if job.backend.capabilities.here else {}
+    said = {key: value for key, value in asdict(sampling).items() if key not in ("template", "as_text")}
+    return {
+        "compare_q": __version__, "model": asked.spec.located, "revision": asked.spec.revision,
+        "load_fn": job.request.load_fn, **here, "stamp": job.request.stamp, "versions": job.described.versions,
+        "template": model.template, "template_vars": dict(sampling.template),
+        "sampling": {**said, "stop": list(sampling.stop), "seed": asked.seed},
+    }  # fmt: skip
+
+
+def answered(session: Session, asked: Asked, model: Model, found: Sequence[Prompt], partial: Partial) -> None:
+    """Have the model answer every prompt that has no answer; ModelError, with the answers so far kept."""
+    questions = tuple(
+        question_of(asked, model, number, prompt)
+        for number, prompt in enumerate(found) if prompt.key not in partial.records
+    )  # fmt: skip
+    if not questions:
+        return
+    if len(questions) < len(found):
+        session.progress.say(f"{len(found) - len(questions)} of {len(found)} prompts are answered already")
+    sampling = replace(asked.sampling, stop=tuple(model.stop))
+    with session.progress.phase(f"answering by {asked.spec.name}", unit="prompts", total=len(questions)) as phase:
+        for answer in told(session, model.job, AnswerJob(questions, sampling), phase):
+            prompt, ids = found[answer.number], model.ids[answer.number] if model.ids else answer.prompt_ids
+            if model.vocab_size is not None and max(answer.token_ids or (0,)) >= model.vocab_size:
+                raise ModelError(
+                    f"{prompt.talk.where}: answered with token {max(answer.token_ids or ())}, and the tokenizer has "
+                    f"{model.vocab_size} ids: the model is not trained, or damaged"
+                )
+            kept = (
+                {"messages": prompt.talk.messages, "tools": prompt.talk.tools, "message": answer.message}
+                if sampling.as_text
+                else {"turn": prompt.turn, "input_ids": list(ids or ()), "response_ids": list(answer.token_ids or ())}
+            )
+            partial.add(prompt.key, {**kept, "finish_reason": answer.finish})
+            phase.advance()
+
+
+def question_of(asked: Asked, model: Model, number: int, prompt: Prompt) -> Question:
+    """A prompt as the engine takes it.  Its seed is its own: the answer does not depend on which others are asked."""
+    seed = int.from_bytes(hashlib.sha256(f"{asked.seed} {prompt.key}".encode()).digest()[:4]) >> 1
+    if model.job.backend.capabilities.answers == "tokens":
+        return Question(number, seed, tuple(model.ids[number]))
+    return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools)
+
+
+def told(session: Session, job: Job, asked: AnswerJob, phase: Phase) -> Iterator[Answer]:
+    """The answers of a model in a worker of its own, which is gone afterwards."""
+    hosts, limits = session.hosts, session.hosts.limits
+    key = Cache.key("traces", {"model": job.request.stamp, "name": job.request.model_dir})
+    log_file = None if session.verbose else session.cache.log_file(job.request.label, key)
+    request = replace(job.request, log_file=log_file)
+    worker = hosts.worker(Wanted(request.label, job.python, log_file, len(job.gpus), job.spec.resources))
+    with hosts.devices.taken(len(job.gpus)) as hold, hosts.running.started(worker):
+        for message in worker.perform(LoadJob(job.engine, request, hold.names), limits):
+            follow(message, phase)
+        for message in worker.perform(asked, limits):
+            if isinstance(message, Answered):
+                yield message.answer
+            elif isinstance(message, Done):
+                return
+            follow(message, phase)
+    raise ModelError("its worker ended before its work was done")
+
+
+def follow(message: Any, phase: Phase) -> None:
+    """Show what a worker says; ModelError if it has failed."""
+    if isinstance(message, Failed):
+        raise error_of(message)
+    if isinstance(message, Said):
+        phase.say(message.line)
+
+
+def make(session: Session, asked: Asked) -> tuple[list[dict[str, Any]], Model]:
+    """Write the trace; (its records, the model).  InputError or ModelError in one line."""
+    found = prompts.read(asked.file)
+    model = ready(session, asked, found)
+    made = made_by(asked, model)
+    with files.opened(asked.output, made, model.job.backend.same_model) as partial:
+        answered(session, asked, model, found, partial)
+        as_text = asked.sampling.as_text
+        content = files.as_messages(made) if as_text else files.as_qbench(made, model.vocab_size)
+        partial.finish(content, [prompt.key for prompt in found])
+        return list(partial.records.values()), model

@@ -1,0 +1,188 @@
+"""The command line of ``compare-q trace``: flags -> a model, prompts -> a trace, and what to do with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.common import json_files
+from backends.common.answers import Sampling
+from backends.common.errors import InputError
+from backends.common.messages import printable
+from eval.cli.arguments import Parser
+from eval.cli.flag_values import Mapped, Once, path_argument
+from eval.cli.run_flags import device_list, engine_python, seconds
+from eval.cli.trace import files
+from eval.common.cache import Cache, default_root
+from eval.common.progress import Progress
+from eval.specs import reading
+from eval.specs.types import ModelSpec
+
+if TYPE_CHECKING:
+    from eval.cli.trace.answering import Asked
+
+LARGEST_SEED = 2**31 - 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag of ``compare-q trace``."""
+    p = Parser(
+        prog="compare-q trace", allow_abbrev=False,
+        description="Have a model answer prompts, and keep the answers as a trace: a text for models to be scored on.",
+    )  # fmt: skip
+    for name in (None, "store"):
+        p.register("action", name, Once)
+    p.add_argument("prompts", type=path_argument, help=".jsonl with prompt or messages a line; else a prompt a line")
+    p.add_argument("-o", "--output", type=path_argument, required=True, metavar="FILE",
+                   help="the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a server)")  # fmt: skip
+    p.add_argument("-m", "--modelspec", required=True, metavar="SPEC|URL",
+                   help="model specification (JSON), or the URL of a running `vllm serve`")  # fmt: skip
+    p.add_argument("-mask", "--mask", help="only the model whose label holds one of these words")
+    p.add_argument("--max-tokens", type=positive, default=1024, help="tokens of an answer at most (default: 1024)")
+    p.add_argument("--temperature", type=amount, default=0.0, help="0, the default: the most probable token each time")
+    p.add_argument("--top-p", type=share, default=1.0, help="draw from this share of the probability (default: 1)")
+    p.add_argument("--seed", type=seed, default=0, help="for a temperature above 0 (default: 0)")
+    p.add_argument("--chat-template-kwargs", type=variables, default={}, metavar="JSON",
+                   help='variables for the chat template: \'{"enable_thinking": false}\'')  # fmt: skip
+    p.add_argument("--extend", action="store_true", help="answer the prompts that FILE has no answer to, and add them")
+    p.add_argument("--gpus", type=device_list, metavar="LIST", help="GPUs to use (0,1)")
+    p.add_argument("--python", type=engine_python, action=Mapped, default={}, metavar="ENGINE=PYTHON",
+                   help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
+    p.add_argument("--deadline", type=seconds, metavar="SECONDS", help="end a model that is silent for so long")
+    p.add_argument("--cache-dir", type=path_argument, default=default_root(), help="where the engine's log is kept")
+    p.add_argument("--verbose", action="store_true", help="let the engine print its own log")
+    return p
+
+
+def number_of(given: str, what: str, least: float, most: float, kind: type[Any] = float) -> Any:
+    """A number of a flag, from ``least`` to ``most``."""
+    try:
+        found = kind(given)
+    except ValueError:
+        found = math.nan
+    if not (least <= found <= most and math.isfinite(found)):
+        raise argparse.ArgumentTypeError(f"{given!r} is no {what}")
+    return found
+
+
+def positive(given: str) -> int:
+    """``--max-tokens``."""
+    return int(number_of(given, "number of tokens above 0", 1, 10**9, int))
+
+
+def amount(given: str) -> float:
+    """``--temperature``; 0.01 is the lowest that vLLM does not change."""
+    found = float(number_of(given, "temperature from 0 to 10", 0, 10))
+    if 0 < found < 0.01:
+        raise argparse.ArgumentTypeError(f"{given!r}: give 0, or 0.01 and more")
+    return found
+
+
+def share(given: str) -> float:
+    """``--top-p``."""
+    return float(number_of(given, "share above 0 and up to 1", math.ulp(0.0), 1))
+
+
+def seed(given: str) -> int:
+    """``--seed``."""
+    return int(number_of(given, f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int))
+
+
+def variables(given: str) -> dict[str, Any]:
+    """``--chat-template-kwargs``: a JSON object."""
+    try:
+        found = json_files.parsed(given.encode(errors="surrogatepass"), "--chat-template-kwargs")
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{given!r} is no JSON object")
+    return found
+
+
+def run(words: Sequence[str]) -> int:
+    """Make a trace; the exit status.  CompareQError for everything that a user can cause."""
+    args = parser().parse_args(words)
+    files.check_output(args.output, extend=args.extend)
+    asked = asked_for(args)
+    from eval.cli.trace import answering
+    from eval.run import hosts
+    from eval.run.session import Session
+    from eval.run.stopping import signals_interrupt
+
+    here, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
+    session = Session(Cache(args.cache_dir), Progress(), verbose=args.verbose, hosts=here)
+    if said:
+        session.progress.say(said)
+    try:
+        with signals_interrupt():
+            records, model = answering.make(session, asked)
+    except KeyboardInterrupt as interrupt:
+        here.running.stop()
+        partial = files.partial_of(args.output)
+        kept = f"what was answered is in {printable(partial)}, run again to go on"
+        print(f"\ninterrupted; {kept if partial.exists() else 'nothing was answered yet'}", file=sys.stderr)
+        return 128 + getattr(interrupt, "signal", 2)
+    for line in (*summed(asked, records), *model_lines(model)):
+        print(printable(line))
+    return 0
+
+
+def asked_for(args: argparse.Namespace) -> Asked:
+    """The flags as one object; InputError for flags that cannot go together."""
+    from eval.cli.trace.answering import Asked
+
+    if args.top_p < 1 and not args.temperature:
+        raise InputError("--top-p: goes with a --temperature above 0; without one the most probable token is taken")
+    for path in (args.output, files.partial_of(args.output)):
+        if args.prompts.exists() and path.exists() and path.samefile(args.prompts):
+            raise InputError(f"-o: {printable(path)}: is the file of the prompts; name another")
+    sampling = Sampling(
+        args.max_tokens, args.temperature, args.top_p, template=args.chat_template_kwargs,
+        as_text=args.output.suffix.lower() == ".jsonl",
+    )  # fmt: skip
+    return Asked(args.prompts, args.output, spec_of(args.modelspec, args.mask), sampling, args.seed)
+
+
+def spec_of(given: str, mask: str | None) -> ModelSpec:
+    """The one model that is to answer: a server by its URL, or the model of a spec file that the mask leaves."""
+    if given.startswith(("http://", "https://")):
+        return reading.parse_model_spec(
+            {"load_fn": "vllm_server", "model_dir": given, "label": "the server"}, Path("-m")
+        )
+    specs = reading.load_model_specs(reading.expand([given]))
+    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
+    found = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+    if len(found) != 1:
+        names = ", ".join(spec.name for spec in specs)
+        what = f"{len(found)} models of it are chosen, and one answers; choose it with -mask, of"
+        raise InputError(f"-m: {printable(given)}: {what}: {printable(names)}")
+    return found[0]
+
+
+def summed(asked: Asked, records: Sequence[dict[str, Any]]) -> list[str]:
+    """What a trace holds, and how it is scored."""
+    cut = sum(record["finish_reason"] == "length" for record in records)
+    left_out = " and are left out: as text, an answer cannot be without its end" if asked.sampling.as_text else ""
+    ended = f"; {cut} hit --max-tokens {asked.sampling.max_tokens}{left_out}" if cut else ""
+    if asked.sampling.as_text:
+        return [f"{asked.output}: {len(records) - cut} answers as messages{ended}"]
+    before, after = (sum(len(record[key]) for record in records) for key in ("input_ids", "response_ids"))
+    longest = max(len(record["input_ids"]) + len(record["response_ids"]) for record in records)
+    spec = json.dumps({"dataset": "chat", "path": str(asked.output), "eval_len": longest})
+    return [
+        f"{asked.output}: {len(records)} answers of {after:,} tokens, behind {before:,} of prompts{ended}",
+        f"to score them all, a data spec has the tokenizer_dir and {spec[1:-1]}",
+    ]
+
+
+def model_lines(model: Any) -> list[str]:
+    """What ended the answers, where the engine was told."""
+    named = ", ".join(f"{token} ({number})" for number, token in model.stop.items())
+    if not model.ids:
+        return []
+    return [f"an answer ended at: {named}" if named else "no token ends an answer: the model's config names none"]
