@@ -10,7 +10,6 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
-QUICK := $(BIN)/python -m pytest -m "not engine and not slow" --durations=3
 UV := $(VENV)/lock/bin/uv
 LLAMA := $(VENV)/.llama
 LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/llama_cpp.cmake
@@ -31,14 +30,12 @@ demo: $(READY)  ## the main job on a built-in default: table, and report.html, r
 demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 	$(BIN)/python -m demo --all
 
-test: $(READY)  ## every test, with real engines
+test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-quick: check  ## lint, types and every fast test that starts no engine, in a minute: a process for each of two cores
-	@$(QUICK) --ignore=tests/eval & other=$$!; \
-	$(QUICK) tests/eval; eval=$$?; \
-	wait $$other && exit $$eval
+quick: check  ## lint, types and every fast test that starts no engine, in a minute
+	$(BIN)/python -m pytest -n 2 -m "not engine and not slow" --durations=3
 
 BENCH ?= bench-$(TARGET).json
 bench: $(READY)  ## wall time of a table over its models' prefill, by part, and peers: an 8B shape on a GPU, else a toy

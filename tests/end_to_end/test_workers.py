@@ -49,7 +49,7 @@ def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.
 
 def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) once the process has ended."""
-    status = process.wait(timeout=120)
+    status = process.wait(timeout=600)
     return status, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 

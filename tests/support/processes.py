@@ -27,7 +27,7 @@ def group_of(number: int) -> int | None:
     return None
 
 
-def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 300.0) -> None:
     """Wait for something to come true; AssertionError if it does not."""
     until = time.monotonic() + seconds
     while not true():

@@ -53,7 +53,7 @@ class Told:
 
     def await_that(self, reached: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not reached():
             assert time.monotonic() < until, self.steps
             time.sleep(0.002)
