@@ -13,7 +13,7 @@ from rich.console import Console
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import measures
-from eval.results import results_json
+from eval.results import results_csv, results_json
 from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
@@ -49,7 +49,7 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
             print(f"results: {args.output}")
     if args.csv:
         with outputs.writing(args.csv):
-            results_json.write_csv(table, args.csv, columns.fields_of(args.columns))
+            results_csv.write_csv(table, args.csv, columns.fields_of(args.columns))
             print(f"CSV: {args.csv}")
     if args.markdown:
         with outputs.writing(args.markdown):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
 from eval.plots import front, grouping
-from eval.results import results_json
+from eval.results import results_csv, results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
@@ -72,7 +72,7 @@ def page_payload(
         "schemes": [schemes.index(scheme) for scheme in schemes],
         "commands": [shell_command(each) for each in commands_of(found)],
         "markdown": markdown.markdown_text(run, chosen).split("\n"),
-        "csv": results_json.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
+        "csv": results_csv.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
         "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
         "shown": shown,
         "chosen": chosen is not None,

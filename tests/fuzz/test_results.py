@@ -15,7 +15,7 @@ from rich.console import Console
 
 from backends.common.messages import CONTROL
 from eval.html import report
-from eval.results import merge, results_json
+from eval.results import merge, results_csv, results_json
 from eval.results.run_result import Part, StoredRun
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
 from eval.table.registry import BY_NAME
@@ -56,7 +56,7 @@ def show(run: StoredRun, inspection: Any, folder: Path) -> None:
     lines += pairs.pair_lines(pairs.neighbours(table), table.data.get("text_tokens"))
     lines += markdown.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    results_json.write_csv(table, folder / "out.csv")
+    results_csv.write_csv(table, folder / "out.csv")
     results_json.write_json(run, folder / "out.json", ["x"])
     assert results_json.load(folder / "out.json")[0] == run
     report.whole_page(report.page_payload(run, inspection, ["x"]), run.title or "").encode()
