@@ -171,13 +171,20 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> tup
             fitted.append(longer)
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
-            continue
-        for name, data in texts.items():
-            try:
-                check_vocabulary(longer, data)
-            except InputError as error:
-                problems.append(f"{job.request.label}: {name and f'{name}: '}{error}")
+        else:
+            problems += vocabulary_problems(longer, texts)
     return fitted, problems
+
+
+def vocabulary_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
+    """A line for each text, by their names, whose tokenizer is not the model's."""
+    problems = []
+    for name, data in texts.items():
+        try:
+            check_vocabulary(job, data)
+        except InputError as error:
+            problems.append(f"{job.request.label}: {name and f'{name}: '}{error}")
+    return problems
 
 
 def check_vocabulary(job: Job, data: EvalData) -> None:
