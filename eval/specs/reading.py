@@ -57,10 +57,15 @@ def load_data_specs(files: Sequence[Path]) -> list[DataSpec]:
             raise InputError(f"{printable(file)}: holds no text")
         for number, entry in enumerate(raw, 1):
             specs.append(parse_data_spec(entry, file, f"text {number}{label_of(entry)}: "))
+    check_labels(specs)
+    return specs
+
+
+def check_labels(specs: Sequence[DataSpec]) -> None:
+    """InputError if two texts of a run have one label."""
     labels = [spec.label for spec in specs if spec.label is not None]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise InputError(f"label: two texts are called {twice!r}; give each text of a run a label of its own")
-    return specs
 
 
 def load_data_spec(file: Path) -> DataSpec:
