@@ -6,9 +6,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from eval.plots import figures, measures
+from eval.plots import measures
 from eval.plots.measures import BPW, FILES, KLD, PPL, VRAM, Measure, Size
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult
 from eval.results.texts import TextsResult, macro_mean
 from eval.stats.estimates import n_blocks
 from eval.stats.uncertainty import Value, interval_95, n_waves
@@ -21,10 +21,11 @@ UNITS = {BPW: "bpw", VRAM: "GiB", FILES: "GB"}
 
 @dataclass(frozen=True)
 class Spot:
-    """A model's value for text number ``text``, with its 95 % interval where that is known."""
+    """A model's value for text number ``text``, its standard error and its 95 % interval where these are known."""
 
     text: int
     value: float
+    error: float | None
     limits: tuple[float, float] | None
 
 
@@ -69,7 +70,7 @@ def rows_of(result: TextsResult, measure: Measure, size: Size | None) -> list[Ro
 def paired_mean(result: TextsResult, label: str) -> Value:
     """The geometric mean of a model's perplexities, with the error of its ratio to the reference's if that is known."""
     errors = [
-        figures.ppl_error(text.run, model)[0] if text.run and model else None
+        measures.ppl_error(text.run, model)[0] if text.run and model else None
         for text, model in zip(result.texts, result.of_label(label), strict=True)
     ]
     ppls = [model.ppl.value if model and model.ppl else None for model in result.of_label(label)]
@@ -80,12 +81,13 @@ def paired_mean(result: TextsResult, label: str) -> Value:
 
 
 def spots_of(result: TextsResult, label: str, measure: Measure) -> list[Spot]:
-    """What is known of a model, text by text."""
+    """What is known of a model, text by text; a perplexity's error is the error of its ratio to the reference's."""
     spots = []
     for i, (text, model) in enumerate(zip(result.texts, result.of_label(label), strict=True)):
         value = None if model is None or left_out(model, measure) else measure.of(model)
         if text.run is not None and model is not None and value is not None and math.isfinite(value):
-            spots.append(Spot(i, value, limits_of(text.run, model, measure, value)))
+            error = measure.error(model) if measure.kld else measures.ppl_error(text.run, model)[0]
+            spots.append(Spot(i, value, error, limits_of(model, value, error)))
     return spots
 
 
@@ -94,9 +96,8 @@ def left_out(model: ModelResult, measure: Measure) -> bool:
     return measure.kld and model.is_reference and not model.error
 
 
-def limits_of(run: RunResult, model: ModelResult, measure: Measure, value: float) -> tuple[float, float] | None:
-    """The 95 % interval of a value; of a perplexity by the error of its ratio to the reference's, if that is known."""
-    error = measure.error(model) if measure.kld else figures.ppl_error(run, model)[0]
+def limits_of(model: ModelResult, value: float, error: float | None) -> tuple[float, float] | None:
+    """The 95 % interval of a value of a model with this standard error; None if it is not known."""
     blocks = model.estimates.blocks if model.estimates else None
     if not error or blocks is None or n_blocks(blocks) < 2:
         return None

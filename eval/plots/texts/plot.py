@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from eval.common.outputs import Outputs
-from eval.plots import figures, grouping, labels, pictures, spread, style
+from eval.plots import figures, grouping, labels, measures, pictures, spread, style
 from eval.plots.grouping import Styles
 from eval.plots.measures import Measure, Size
 from eval.plots.style import Theme
@@ -116,7 +116,7 @@ def write_means(axes: Axes, rows: Sequence[Row], measure: Measure, theme: Theme)
     if any(value is not None for value, _ in means):
         spread.write_numbers(axes, -1, ["mean"], theme)
         for i, (value, error) in enumerate(means):
-            text = "n/a" if value is None else figures.value_text(value, error, measure)
+            text = "n/a" if value is None else measures.value_text(value, error, measure)
             spread.write_numbers(axes, i, [text], theme)
 
 
@@ -137,7 +137,7 @@ def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> s
 
 def axis_name(result: TextsResult, measure: Measure) -> str:
     """The axis; it names the reference of a KLD where all texts have the same."""
-    names = {figures.kld_axis(run) for run in result.runs if run.reference} if measure.kld else set()
+    names = {measures.kld_axis(run) for run in result.runs if run.reference} if measure.kld else set()
     return names.pop() if len(names) == 1 else measure.axis
 
 
