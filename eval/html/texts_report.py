@@ -7,12 +7,13 @@ each text what ``report.run_data`` has of a run), ``shared``, and ``overview``, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.common.files import replacing
 from eval.html import report
+from eval.html.inspector import PASSAGES, WORST
 from eval.plots import grouping, measures
 from eval.plots.measures import Measure
 from eval.plots.texts.rows import Row, floor_of, missing_note, rows_of
@@ -21,20 +22,21 @@ from eval.results.texts_json import texts_json
 
 LARGEST = 2_000_000
 """Bytes that a report takes at most, if leaving out excerpts can keep it below."""
-EXCERPTS = ((4, 30), (3, 20), (2, 12), (1, 6), (1, 2), (0, 0))
+EXCERPTS = ((PASSAGES, WORST), (3, 20), (2, 12), (1, 6), (1, 2), (0, 0))
 """Passages of a text, and damaged tokens of a model: the first that fit are kept."""
 CUT = (
-    "excerpts of each text: {passages} passages of 4 and {worst} damaged tokens a model of 30, so that this file stays "
-    "below 2 MB; a report of one text has them all"
+    "excerpts of each text: {passages} of {of_passages} passages, and {worst} of {of_worst} damaged tokens a model, so "
+    "that this file stays below 2 MB; a report of one text has them all"
 )
 NONE_LEFT = "no excerpts of the texts, so that this file stays small; a report of one text has them"
 NOTES = (
     "mean of the texts: each text counts alike; of KLD the mean of the texts' means, of PPL their geometric mean; n/a "
-    "where a text is missing",
+    "or left out where a text lacks the value",
     "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models",
 )
 LISTS = ("names", "schemes", "shown", "footnotes", "near", "quantized", "commands", "markdown", "csv")
-EMPTY: dict[str, Any] = {**{name: () for name in LISTS}, "styles": {}, "chosen": False}
+NO_MEANS = "no mean of the texts: every model lacks one of them"
+EMPTY: dict[str, Any] = {**dict.fromkeys(LISTS, ()), "styles": {}, "chosen": False}
 """What stands in the place of ``report.run_data`` for a text that failed."""
 
 
@@ -57,8 +59,9 @@ def small_page(payload: dict[str, Any], title: str) -> str:
     whole = payload["inspections"]
     for passages, worst in EXCERPTS:
         kept = [shortened(each, passages, worst) for each in whole]
-        words = CUT.format(passages=passages, worst=worst) if passages else NONE_LEFT
-        cut = [words] if kept != whole else []
+        of = {"passages": passages, "worst": worst, "of_passages": PASSAGES, "of_worst": WORST}
+        words = CUT.format_map(of) if passages else NONE_LEFT
+        cut = [words] if (passages, worst) != EXCERPTS[0] and any(whole) else []
         overview = payload["overview"] | {"notes": [*payload["overview"]["notes"], *cut]}
         page = report.whole_page(payload | {"inspections": kept, "overview": overview}, title)
         if len(page.encode("utf-8", errors="backslashreplace")) < LARGEST:
@@ -94,17 +97,24 @@ def page_payload(
             "drawings": [
                 drawing(result, measure) for measure in (measures.KLD, measures.PPL) if rows_of(result, measure, None)
             ],
-            "notes": NOTES,
+            "notes": [NOTES[0] if any(mean_is_known(result)) else NO_MEANS, NOTES[1]],
         },
     }  # fmt: skip
+
+
+def mean_is_known(result: TextsResult) -> Iterator[bool]:
+    """Of each model whether it has a macro mean."""
+    return (result.mean_ppl(label).value is not None for label in result.labels)
 
 
 def drawing(result: TextsResult, measure: Measure) -> dict[str, Any]:
     """One drawing of all texts, its rows from above."""
     rows = sorted(rows_of(result, measure, None), key=lambda row: row.place)
-    pairs = "of the ratio to the reference's" if any(run.reference for run in result.runs) else "common to most models"
-    whiskers = "95 % intervals" if measure.kld else f"95 % intervals {pairs}"
-    caption = f"Bar: from the least to the largest of the texts; line across it: their mean; whiskers: {whiskers}."
+    paired = any(run.reference for run in result.runs)
+    of = "" if measure.kld else " of the ratio to the reference's" if paired else ", mostly common to all models"
+    caption = (
+        f"Bar: from the least to the largest of the texts; line across it: their mean; whiskers: 95 % intervals{of}."
+    )
     missing = missing_note(result, measure, reasons=True)
     return {
         "key": "kld" if measure.kld else "ppl",

@@ -81,7 +81,11 @@ function firstChoice() {
   return best.slice(0, 4).map((each) => each.id);
 }
 
-const state = { hidden: new Set(KEPT.hidden), chosen: (KEPT.chosen || firstChoice()).filter((id) => MODELS[id] && !MODELS[id].failed), current: null };
+const state = {
+  hidden: new Set(KEPT.hidden),
+  chosen: (KEPT.chosen || firstChoice()).filter((id) => MODELS[id] && !MODELS[id].failed),
+  current: null,
+};
 state.current = state.chosen[0] ?? null;
 const listeners = [];
 

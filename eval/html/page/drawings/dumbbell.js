@@ -1,5 +1,5 @@
 // The drawing of all texts: a row a model, on it a marker a text with its 95 % interval, a bar from least to largest.
-const DUMBBELL = { row: 34, top: 30, bottom: 48, apart: 4.5 };
+const DUMBBELL = { row: 34, top: 30, bottom: 48, apart: 4.5, size: 80, means: 78, wide: 560 }; // pixels
 const LOGARITHMIC = { kld: 10, ppl: 3 }; // so many times the smallest the largest value is: eval/plots/texts/plot.py
 
 function dumbbellAxis({ key, rows }) {
@@ -8,7 +8,7 @@ function dumbbellAxis({ key, rows }) {
     ends = spots.flatMap((spot) => [spot.value, ...(spot.limits || [])]);
   const [least, most] = [Math.min(...values), Math.max(...ends)];
   if (values.length && Math.max(...values) > LOGARITHMIC[key] * least) {
-    const low = Math.max(Math.min(...ends.filter((end) => end > 0)), least / 2);
+    const low = Math.max(Math.min(...ends.filter((end) => end > 0)), least / 2); // an interval may reach down to 0
     return { kind: "log", low: low / 1.2, high: most * 1.2 };
   }
   const low = key === "kld" ? Math.min(0, ...ends) : Math.min(...ends),
@@ -17,23 +17,25 @@ function dumbbellAxis({ key, rows }) {
 }
 // A text of at most that many pixels, cut in its middle, as models differ in the last words.
 function fitted(text, room) {
-  if (textWidth(text) <= room) return text;
-  let kept = text.length;
-  while (kept > 4 && textWidth(`${text.slice(0, Math.ceil(kept / 2))}…${text.slice(-Math.floor(kept / 2))}`) > room) kept--;
-  return `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(-Math.floor(kept / 2))}`;
+  const cut = (kept) => `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+  let kept = text.length,
+    shown = text;
+  while (kept > 4 && 1.08 * textWidth(shown) > room) shown = cut(--kept);
+  return shown;
 }
-const textLook = (t) => {
+function textLook(t) {
   const [colour, marker] = OVERVIEW.styles[TEXTS[t].name];
   return { colour: colour || "currentColor", marker };
-};
+}
 function textSwatch(t) {
-  const { colour, marker } = textLook(t);
-  const sign = svg("path", { d: shape(marker, 7, 7, 5), fill: colour, class: "mark" });
+  const { colour, marker } = textLook(t),
+    sign = svg("path", { d: shape(marker, 7, 7, 5), fill: colour, class: "mark" });
   return svg("svg", { width: 14, height: 14, "aria-hidden": "true", class: "swatch" }, sign);
 }
 
-function dumbbellFrame(width, height, box, axis, toX, name) {
-  const across = ticks(axis.kind, axis.low, axis.high, (box.right - box.left) / 80),
+function dumbbellFrame(width, box, axis, toX, name) {
+  const height = box.bottom + DUMBBELL.bottom,
+    across = ticks(axis.kind, axis.low, axis.high, (box.right - box.left) / 80),
     root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": name });
   let last = -Infinity;
   for (const each of across) {
@@ -44,78 +46,88 @@ function dumbbellFrame(width, height, box, axis, toX, name) {
     root.append(svg("text", { class: "tick", x: at, y: box.bottom + 18, "text-anchor": "middle" }, text));
     last = at;
   }
+  const middle = { class: "name", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" };
   root.append(
     svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
-    svg("text", { class: "name", x: (box.left + box.right) / 2, y: height - 8, "text-anchor": "middle" }, fitted(name, width - 20)),
+    svg("text", middle, fitted(name, 2 * Math.min(middle.x, width - middle.x) - 10)),
   );
   return root;
 }
 function dumbbellSpot(drawing, row, spot, at, y) {
   const { colour, marker } = textLook(spot.text),
-    text = TEXTS[spot.text].name;
-  const whisker = spot.limits && spot.limits.map(at);
+    text = TEXTS[spot.text].name,
+    hollow = spot.value <= 0;
   const rows = [
-    [drawing.name, spot.shown],
+    [drawing.name, known(spot.error) ? plusMinus({ value: spot.value, stderr: spot.error }) : spot.shown],
     ["95 %", spot.limits ? spot.limits.map((end) => short(end, 3)).join(" to ") : NA],
     ["mean of the texts", row.shown],
     ["size", row.size || NA],
   ];
-  const hollow = spot.value <= 0;
-  const sign = svg("path", {
-    d: shape(marker, at(spot.value), y, 5.5),
-    class: hollow ? "mark hollow" : "mark",
-    fill: colour,
-    style: hollow ? { stroke: colour } : {},
-    tabindex: "0",
-    role: "img",
-    "data-spot": `${row.label}/${text}`,
-    "aria-label": `${row.label} on ${text}: ${spot.shown}`,
-  });
+  const words = { tabindex: "0", role: "img", "aria-label": `${row.label} on ${text}: ${spot.shown}` },
+    look = { class: hollow ? "mark hollow" : "mark", fill: colour, style: hollow ? { stroke: colour } : {} };
+  const sign = svg("path", { d: shape(marker, at(spot.value), y, 5.5), "data-spot": `${row.label}/${text}`, ...words, ...look }),
+    [low, high] = (spot.limits || []).map(at),
+    whisker = { class: "bar", stroke: colour, d: `M${low},${y}H${high}M${low},${y - 3}v6M${high},${y - 3}v6` };
+  return [spot.limits ? svg("path", whisker) : null, explain(sign, `${row.label}: ${text}`, rows)];
+}
+// The label and the size of a row, the size below the label where there is little room, and its mean at the right.
+function dumbbellWords(row, y, box) {
+  const right = { "text-anchor": "end" };
   return [
-    whisker && svg("path", { class: "bar", stroke: colour, d: `M${whisker[0]},${y}H${whisker[1]}M${whisker[0]},${y - 3}v6M${whisker[1]},${y - 3}v6` }),
-    explain(sign, `${row.label}: ${text}`, rows),
+    svg("text", { x: box.name, y: box.stacked ? y - 2 : y + 4, ...right }, fitted(row.label, box.name - 4)),
+    svg("text", { class: "tick", x: box.left - 8, y: box.stacked ? y + 12 : y + 4, ...right }, row.size),
+    box.means ? svg("text", { x: box.means, y: y + 4, ...right }, row.shown) : null,
   ];
 }
 function dumbbellRow(drawing, row, i, box, at) {
   const y = box.top + (i + 0.5) * DUMBBELL.row,
     values = row.spots.map((spot) => at(spot.value)),
     step = Math.min(DUMBBELL.apart, 15 / Math.max(TEXTS.length - 1, 1)),
-    mean = row.mean.value;
-  const over = box.left < 200; // a narrow drawing has the size below the label
-  const parts = [
-    svg("text", { class: "row-label", x: box.left - 8, y: y + (over ? -2 : 4), "text-anchor": "end" }, fitted(row.label, box.left - (over ? 12 : 82))),
-    svg("text", { class: "tick", x: over ? box.left - 8 : 66, y: y + (over ? 12 : 4), "text-anchor": "end" }, row.size),
+    height = (spot) => y + step * (spot.text - (TEXTS.length - 1) / 2),
+    mean = row.mean.value,
+    x = known(mean) && mean > drawing.axis.low ? at(mean) : null;
+  return [
+    ...dumbbellWords(row, y, box),
     svg("line", { class: "range", x1: Math.min(...values), x2: Math.max(...values), y1: y, y2: y }),
-    known(mean) && mean > drawing.axis.low ? svg("line", { class: "mean", x1: at(mean), x2: at(mean), y1: y - 12, y2: y + 12 }) : null,
-    box.means ? svg("text", { class: "mean-text", x: box.means, y: y + 4, "text-anchor": "end" }, row.shown) : null,
+    x === null ? null : svg("line", { class: "mean", x1: x, x2: x, y1: y - 12, y2: y + 12 }),
+    ...row.spots.flatMap((spot) => dumbbellSpot(drawing, row, spot, at, height(spot))),
+  ].filter(Boolean);
+}
+function dumbbellFloor([label, value], box, at) {
+  const x = at(value),
+    right = x > (box.left + box.right) / 2,
+    words = fitted(`noise floor: ${label}`, (box.right - box.left) / 2);
+  return [
+    svg("line", { class: "level floor", x1: x, x2: x, y1: box.top - 18, y2: box.bottom }),
+    svg("text", { class: "level-name", x: right ? x - 5 : x + 5, y: box.top - 10, "text-anchor": right ? "end" : "start" }, words),
   ];
-  return [...parts, ...row.spots.flatMap((spot) => dumbbellSpot(drawing, row, spot, at, y + step * (spot.text - (TEXTS.length - 1) / 2)))].filter(Boolean);
+}
+function dumbbellBox(width, rows) {
+  const widest = 1.08 * Math.max(...rows.map((row) => textWidth(row.label))) + 12,
+    stacked = width < DUMBBELL.wide,
+    means = !stacked && rows.some((row) => known(row.mean.value));
+  const left = Math.min(stacked ? Math.max(widest, DUMBBELL.size) : widest + DUMBBELL.size, 0.42 * width);
+  return {
+    left,
+    stacked,
+    name: stacked ? left - 8 : left - DUMBBELL.size,
+    right: width - (means ? DUMBBELL.means + 14 : 14),
+    means: means ? width - 8 : null,
+    top: DUMBBELL.top,
+    bottom: DUMBBELL.top + rows.length * DUMBBELL.row,
+  };
 }
 function dumbbellDrawing(width, found) {
   const drawing = { ...found, axis: dumbbellAxis(found) },
-    { rows, floor, axis } = drawing;
-  const widest = Math.max(...rows.map((row) => textWidth(row.label))),
-    means = width > 560 && rows.some((row) => known(row.mean.value));
-  const left = width > 560 ? Math.max(Math.min(widest + 90, 0.4 * width), 200) : Math.min(Math.max(widest, 60) + 14, 0.4 * width);
-  const box = { left, right: width - (means ? 92 : 14), top: DUMBBELL.top, bottom: DUMBBELL.top + rows.length * DUMBBELL.row };
-  box.means = means ? width - 8 : null;
+    { rows, floor, axis } = drawing,
+    box = dumbbellBox(width, rows);
   const toX = scale(axis.kind, axis.low, axis.high, box.left, box.right),
     at = (value) => Math.min(Math.max(toX(Math.max(value, axis.low)), box.left), box.right);
-  const root = dumbbellFrame(width, box.bottom + DUMBBELL.bottom, box, axis, toX, found.axis);
-  if (means) root.append(svg("text", { class: "tick", x: box.means, y: box.top - 10, "text-anchor": "end" }, "mean"));
+  const root = dumbbellFrame(width, box, axis, toX, found.axis);
+  if (box.means) root.append(svg("text", { class: "tick", x: box.means, y: box.top - 10, "text-anchor": "end" }, "mean"));
   root.append(...rows.flatMap((row, i) => dumbbellRow(drawing, row, i, box, at)));
-  if (floor && floor[1] > axis.low && floor[1] < axis.high) {
-    const x = at(floor[1]),
-      right = x > (box.left + box.right) / 2;
-    root.append(
-      svg("line", { class: "level floor", x1: x, x2: x, y1: box.top - 18, y2: box.bottom }),
-      svg("text", { class: "level-name", x: right ? x - 5 : x + 5, y: box.top - 10, "text-anchor": right ? "end" : "start" }, fitted(`noise floor: ${floor[0]}`, (box.right - box.left) / 2)),
-    );
-  }
-  const legend = TEXTS.map((text, t) => [text, t]).filter(([, t]) => rows.some((row) => row.spots.some((spot) => spot.text === t)));
-  return [
-    root,
-    h("ul", { class: "legend" }, legend.map(([text, t]) => h("li", {}, textSwatch(t), text.name))),
-    h("p", { class: "hint" }, found.caption),
-  ];
+  if (floor && floor[1] > axis.low && floor[1] < axis.high) root.append(...dumbbellFloor(floor, box, at));
+  const shown = TEXTS.map((_, t) => t).filter((t) => rows.some((row) => row.spots.some((spot) => spot.text === t)));
+  const legend = shown.map((t) => h("li", {}, textSwatch(t), TEXTS[t].name));
+  return [root, h("ul", { class: "legend" }, legend), h("p", { class: "hint" }, found.caption)];
 }
