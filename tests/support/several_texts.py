@@ -1,76 +1,72 @@
-"""Runs of several texts: their specs, and what came out."""
+"""Results of several texts made by hand: a KLD and a perplexity for each model and text, and nothing random."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
+from backends.base import Storage
+from eval.results.run_result import ModelResult, RunResult
+from eval.results.texts import TextResult, TextsResult
+from eval.stats.estimates import BlockSums
+from eval.stats.uncertainty import Mean, Perplexity
+from tests.support import made
 
-from tests.support.toy import Ran
-
-LENGTHS = {"prose": 100, "code": 60, "logs": 100}
-"""Three texts of 1,000 letters each, and the tokens of their windows, of which there are 9, 15 and 9."""
-RUN = ("score_seconds", "load_seconds", "tokens_per_second", "beside", "seconds", "timing", "from_cache")
-"""What of a model in results.json is another run's in another run."""
-
-
-@dataclass(frozen=True)
-class Texts(Ran):
-    """What a command line did, and its results.json."""
-
-    results: dict[str, Any]
-
-    @property
-    def texts(self) -> dict[str, dict[str, Any]]:
-        """Name -> text, or the only text under an empty name."""
-        return {text["name"]: text for text in self.results.get("texts", [])} or {"": self.results}
-
-    def model(self, label: str, text: str = "") -> dict[str, Any]:
-        """A model's result for a text."""
-        return next(model for model in self.texts[text]["models"] if model["label"] == label)
-
-    @property
-    def loaded(self) -> list[str]:
-        """Labels of the models that were loaded, in order."""
-        return re.findall(r"^loading (.*): [\d.]+ s$", self.err, re.MULTILINE)
+BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
+"""Five blocks: errors come from four waves, and 95 % intervals reach 2.776 errors far."""
+REACH = 2.776
+NAMES = ("wiki2", "c4", "chat")
+KLDS: Mapping[str, Sequence[float | None]] = {
+    "bf16": (None, None, None),
+    "noise": (0.001, 0.002, 0.003),
+    "EXL3 4.0": (0.05, 0.02, 0.08),
+    "GGUF Q4_K": (0.04, 0.04, 0.01),
+}
+"""Of each label, for each text; the reference has none."""
+SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 
 
-RunTexts = Callable[..., Texts]
+def model_of(label: str, kld: float | None, *, error: str = "", reference: bool = True) -> ModelResult:
+    """A model with that mean KLD, its error a tenth of it, and a perplexity of 20 * (1 + KLD), its error 2."""
+    if error:
+        return ModelResult(label, "fake", error=error)
+    spec = {"noise_floor": True} if label == "noise" else {}
+    ppl = Perplexity(20 * (1 + (kld or 0.0)), -80.0, 50, 0, 2.0)
+    alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
+    shared: dict[str, Any] = {
+        "storage": Storage(SIZES.get(label)),
+        "spec": spec,
+        "provenance": {"layers": [made.LAYERS]},
+    }
+    if kld is None or not reference:
+        return ModelResult(label, "fake", estimates=alone, is_reference=reference and kld is None, **shared)
+    mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
+    against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
+    sums = replace(BLOCKS, kld=(1.0,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
+    return ModelResult(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
 
 
-def write_texts(folder: Path, tokenizer: Path, letters: int = 1000) -> dict[str, Path]:
-    """Name -> data spec of a text of random letters."""
-    generator, files = np.random.default_rng(5), {}
-    for name, length in LENGTHS.items():
-        (folder / f"{name}.txt").write_text("".join(generator.choice(list("abcdefgh \n"), letters)))
-        spec = {"tokenizer_dir": str(tokenizer), "dataset": "text", "path": f"{name}.txt", "eval_len": length,
-                "eval_stride": length}  # fmt: skip
-        files[name] = folder / f"{name}.json"
-        files[name].write_text(json.dumps(spec))
-    return files
+def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:
+    """The result of text number ``place`` of ``KLDS``; ``failed``: why a model has none of it, by its label."""
+    models = tuple(
+        model_of(label, klds[place], error=(failed or {}).get(label, ""), reference=reference)
+        for label, klds in KLDS.items()
+    )
+    found = {"label": "bf16"} if reference else None
+    return TextResult(name, RunResult({"windows": 2}, f"{name}, 2 × 50 tokens", models, found))
 
 
-def runs_of(
-    compare_q: Callable[..., Ran], folder: Path, files: dict[str, Path], models: Sequence[dict[str, Any]]
-) -> RunTexts:
-    """A function that runs the models on the texts of these names (none: all), with flags."""
-    (folder / "models.json").write_text(json.dumps(list(models)))
-
-    def run(*names: str, flags: Sequence[object] = ()) -> Texts:
-        output = folder / "results.json"
-        output.unlink(missing_ok=True)
-        data = [files[name] for name in names or files]
-        ran = compare_q("-d", *data, "-m", folder / "models.json", "-o", output, *flags)
-        return Texts(ran.status, ran.out, ran.err, json.loads(output.read_text()) if output.exists() else {})
-
-    return run
+def three(**failed: Mapping[str, str]) -> TextsResult:
+    """Three texts; by a text's name why models have no result of it."""
+    return TextsResult(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
 
 
-def measured(model: dict[str, Any]) -> dict[str, Any]:
-    """What was measured of a model: all that does not say when and where the run was made."""
-    return {key: value for key, value in model.items() if key not in (*RUN, "provenance", "notes")}
+def with_failed_text(result: TextsResult, name: str, error: str) -> TextsResult:
+    """The results, but that a text failed."""
+    return replace(result, texts=tuple(TextResult(name, None, error) if t.name == name else t for t in result.texts))
+
+
+def with_text(result: TextsResult, text: TextResult) -> TextsResult:
+    """The results with another result for a text of that name."""
+    return replace(result, texts=tuple(text if t.name == text.name else t for t in result.texts))

@@ -11,12 +11,13 @@ function payloadOf(i) {
   const run = { ...WHOLE.texts, models: [], ...TEXTS[i] };
   return { ...WHOLE.shared, ...WHOLE.pages[i], run, inspection: WHOLE.inspections[i] };
 }
-const hashOf = (i) => `#text=${encodeURIComponent(TEXTS[i].name)}`;
+const hashOf = (i) => `#text=${encodeURIComponent(TEXTS[i].name.replace(/\p{Surrogate}/gu, "\ufffd"))}`;
 const textOfHash = () => TEXTS.findIndex((_, i) => hashOf(i) === location.hash);
 function start() {
   const again = textOfHash(),
     [x, y] = [scrollX, scrollY];
   if (again >= 0) KEPT.text = again;
+  document.getElementById("tip").hidden = true;
   running.abort(); // nothing of the page that goes listens any more
   running = new AbortController();
   document.getElementById("page").replaceWith(PRISTINE.cloneNode(true));

@@ -16,7 +16,7 @@ from backends.fake import FakeBackend
 from backends.reference.store import MANIFEST
 from tests.support import stub_engine
 from tests.support.comparisons import fake, stub
-from tests.support.several_texts import LENGTHS, RunTexts, measured, runs_of, write_texts
+from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts
 from tests.support.threaded import threaded
 from tests.support.toy import assert_refused
 

@@ -154,6 +154,7 @@ def set_axis(axes: Axes, rows: Sequence[Row], *, kld: bool, sparse: bool) -> Non
     low = min(0.0, *ends) if kld else min(ends)
     room = 0.04 * ((max(ends) - low) or 1.0)
     axes.set_xlim(low - room, max(ends) + room)
+    axes.locator_params(axis="x", nbins=4 if sparse else 8)
 
 
 def draw_sizes(axes: Axes, rows: Sequence[Row], theme: Theme) -> None:
@@ -207,7 +208,7 @@ def name_texts(axes: Axes, rows: Sequence[Row], names: Sequence[str], looks: Sty
     if first.keys() < set(shown) or wide * len(shown) > axes.bbox.width:
         for text in texts:
             text.remove()
-        draw_legend(axes, words, styles)
+        draw_legend(axes, words, styles, wide + 2 * NAME_GAP * style.DPI / 72)
         style.freeze_layout(figure)
         return
     style.freeze_layout(figure)
@@ -226,12 +227,19 @@ def name_texts(axes: Axes, rows: Sequence[Row], names: Sequence[str], looks: Sty
         text.set(path_effects=style.halo(theme))
 
 
-def draw_legend(axes: Axes, words: Sequence[str], styles: Sequence[tuple[str, str]]) -> None:
-    """Markers and names of the texts below the axes, in as many columns as there is room for."""
+def draw_legend(axes: Axes, words: Sequence[str], styles: Sequence[tuple[str, str]], wide: float) -> None:
+    """Markers and names of the texts below the axes, in as many columns as there is room for, smaller if need be.
+
+    ``wide``: pixels that a name takes at ``NAME_SIZE``, with its marker and the gap to the next.
+    """
+    figure = axes.figure.get_figure(root=True)
     handles = [Line2D([], [], ls="", marker=marker, color=colour, ms=MARKER) for colour, marker in styles]
-    below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, axes.figure.get_figure(root=True).dpi_scale_trans)
-    columns = max(LETTERS // (max(map(len, words)) + 6), 1)
-    legend = axes.legend(handles, ["-"] * len(words), loc="upper left", bbox_to_anchor=(0.0, 0.0),
-                         bbox_transform=below, ncols=min(columns, len(words)), borderaxespad=0.0)  # fmt: skip
+    below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
+    room = figure.bbox.width - axes.bbox.x0 - NAME_GAP * style.DPI / 72
+    legend = axes.legend(
+        handles, ["-"] * len(words), loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below,
+        ncols=max(min(int(room // wide), len(words)), 1), borderaxespad=0.0, handletextpad=0.2,
+        fontsize=NAME_SIZE * min(1, room / wide),
+    )  # fmt: skip
     for text, word in zip(legend.get_texts(), words, strict=True):
         text.set_text(word)  # not passed above, as a legend hides labels that start with "_"
