@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
         texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
         output_flags.check_texts(args, list(texts))
-        remark(plot_flags.unused_picture_flags(args))
+        remark(plot_flags.unused_picture_flags(args, len(texts)))
         if args.check:
             return check(args, texts, model_specs)
         return compare(args, texts, model_specs)
@@ -213,8 +213,9 @@ def show_again(args: argparse.Namespace) -> int:
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
     pairs.check_labels(args.pair, [model.label for model in runs[0].models])
     output_flags.check_outputs(args)
-    output_flags.check_texts(args, [text.name for text in found.texts] if isinstance(found, TextsResult) else [""])
-    remark(plot_flags.unused_picture_flags(args))
+    names = [text.name for text in found.texts] if isinstance(found, TextsResult) else [""]
+    output_flags.check_texts(args, names)
+    remark(plot_flags.unused_picture_flags(args, len(names)))
     outputs = Outputs(args.verbose)
     show: Any = several_texts if isinstance(found, TextsResult) else delivering
     result = replace(found, title=args.title or found.title)

@@ -14,6 +14,7 @@ from rich.console import Console
 from eval.cli import delivering
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
+from eval.plots import measures
 from eval.results import results_csv, texts_json
 from eval.results.texts import TextsResult
 from eval.run.token_scores import file_names
@@ -73,6 +74,30 @@ def write(args: argparse.Namespace, result: TextsResult, inspect: Inspect, outpu
         with outputs.writing(args.markdown):
             several_texts.write_markdown(table, args.markdown, args.columns, by_text=args.by_text, timing=args.timing)
             print(f"Markdown: {args.markdown}")
+    if args.html:
+        with outputs.writing(args.html):
+            from eval.html import texts_report
+
+            texts_report.write_report(result, inspect(), args.html, command, args.columns)
+            print(f"report: {args.html}")
+    draw(args, result, outputs)
+
+
+def draw(args: argparse.Namespace, result: TextsResult, outputs: Outputs) -> None:
+    """Draw the plot of all texts, and of each text the pictures that were asked for."""
+    for file in filter(None, (args.plot_file, args.card)):
+        with outputs.writing(file):
+            from eval.plots.texts import dumbbell  # a package that is missing is this output's failure alone
+
+            size = measures.SIZES[args.x_axis] if args.x_axis else None
+            dumbbell.draw(
+                result, file, size=size, title=result.title, dark=args.dark, card=file == args.card, kld=args.kld
+            )
+    if args.plots:
+        with outputs.writing(args.plots):
+            from eval.plots.texts import dumbbell
+
+            dumbbell.write_all(result, args.plots, outputs, dark=args.dark, title=result.title or "")
 
 
 def copy_scores(cache: Cache, finished: FinishedTexts, folder: Path, outputs: Outputs) -> None:

@@ -112,7 +112,7 @@ def write_json(result: TextsResult, file: Path, command: Sequence[str]) -> None:
 def load(files: Sequence[Path]) -> tuple[StoredRun | StoredTexts, Any]:
     """(the results, their inspection) of one results.json or report.html, or of several of one text, merged.
 
-    The inspection is JSON types or None, and for several texts a list with an entry for each text, or None.
+    The inspection is JSON types or None, and for several texts a list with that of each text.
     InputError in one line for files that are damaged, or that cannot stand in one table.
     """
     if len(files) == 1:
@@ -121,7 +121,8 @@ def load(files: Sequence[Path]) -> tuple[StoredRun | StoredTexts, Any]:
         if isinstance(found, dict) and found.get("format") == FORMAT_OF_TEXTS:
             try:
                 result = from_json(found)
-                return result, checked_inspections(raw.get("inspections"), result) if is_report else None
+                kept = raw.get("inspections") if is_report else [None] * len(result.texts)
+                return result, checked_inspections(kept, result)
             except InputError as error:
                 raise InputError(f"{printable(files[0])}: {error}") from None
     return merge.load(files)

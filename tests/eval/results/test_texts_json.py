@@ -92,7 +92,7 @@ def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     run, inspection = texts_json.load([one])
     assert (run.subtitle, inspection) == ("letters", None)
     texts, inspection = texts_json.load([many])
-    assert ([text.name for text in texts.texts], inspection) == (["prose", "code"], None)
+    assert ([text.name for text in texts.texts], inspection) == (["prose", "code"], [None, None])
     assert "several texts" in refusal(texts_json.load, [one, many])
     many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
     assert refusal(texts_json.load, [many]).startswith(f"{many}: damaged results: prose: ")
