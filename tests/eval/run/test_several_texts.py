@@ -15,10 +15,10 @@ from backends.common.machine import Gpu
 from backends.fake import FakeBackend
 from backends.reference.store import MANIFEST
 from tests.support import stub_engine
-from tests.support.comparisons import fake, stub
+from tests.support.comparisons import fake, stub, toy
 from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts
 from tests.support.threaded import threaded
-from tests.support.toy import assert_refused
+from tests.support.toy import assert_refused, needs_accelerate
 
 Start = Callable[..., RunTexts]
 
@@ -51,6 +51,16 @@ def test_each_model_loads_once_and_has_the_numbers_of_three_runs(
         assert alone.results["subtitle"] == many.texts[name]["subtitle"]
         assert alone.results["reference"]["key"] == many.texts[name]["reference"]["key"]
     assert len({many.model("noisy", name)["kld"] for name in LENGTHS}) == 3
+
+
+@needs_accelerate
+def test_noise_begins_anew_with_each_text(start: Start, toy_model: Path, tmp_path: Path) -> None:
+    """The noise floor draws from its seed, whatever was scored before."""
+    floor = toy(toy_model, "floor", noise_floor=True)
+    floor["engine"] |= {"noise": "bf16"}
+    run = start([floor])
+    many, alone = run("prose", "code"), run("code", flags=("--cache-dir", tmp_path / "alone"))
+    assert many.model("floor", "code")["estimates"] == alone.model("floor")["estimates"]
 
 
 def test_scores_are_shared_with_runs_of_one_text(start: Start) -> None:
