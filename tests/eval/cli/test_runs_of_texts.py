@@ -43,11 +43,9 @@ def test_a_list_in_one_file_and_wildcards(compare_q: Run, files: dict[str, Path]
 
 
 def test_one_text_in_a_list_is_one_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
-    compare_q("-d", files["prose"], "-m", files["models"])
-    alone, as_list = (
-        compare_q("-d", file, "-m", files["models"], "-o", tmp_path / "r.json")
-        for file in (files["prose"], listed(files, {}))
-    )
+    words = ("-m", files["models"], "-o", tmp_path / "r.json")
+    compare_q("-d", files["prose"], *words)
+    alone, as_list = (compare_q("-d", file, *words) for file in (files["prose"], listed(files, {})))
     assert as_list == alone
     assert json.loads((tmp_path / "r.json").read_text())["format"] == 5
 
