@@ -399,7 +399,10 @@ class LogitsBackend(Backend):
     """One model in an engine that hands out logits."""
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        """Called once, before the first window: all windows whose logits will be asked for, in their order."""
+        """Called before the first window of a text: all windows whose logits will be asked for, in their order.
+
+        Scores of a text must not depend on the texts that were scored before it: what was counted or drawn begins anew.
+        """
 
     @abstractmethod
     def logits(self, window: Window) -> torch.Tensor:
@@ -419,4 +422,7 @@ class ScoringBackend(Backend):
 
     @abstractmethod
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
-        """Scores of every window, in the order in which the windows finish; ModelError if the engine fails."""
+        """Scores of every window, in the order in which the windows finish; ModelError if the engine fails.
+
+        It is called again for another text, whose scores must not depend on the texts before it.
+        """

@@ -107,6 +107,7 @@ def main(words: Sequence[str]) -> int:
                 "eval_stride": TOKENS, "max_rows": arguments.windows}  # fmt: skip
         accepted = [spec for spec in specs if not reasons[spec["label"]]]
         comparison = compare(data, accepted, cache_dir=out / "cache")
+        assert isinstance(comparison, Comparison)
         comparison.save(out / f"{weights}.json")
         refusals = [{"label": label, "refused": reason} for label, reason in reasons.items() if reason]
         found["formats"][weights] = rows_of(comparison) + refusals

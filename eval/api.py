@@ -26,14 +26,16 @@ from backends.common.errors import InputError
 from backends.common.messages import one_line
 from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
-from eval.results import merge, results_json
+from eval.results import results_json, texts_json
 from eval.results.run_result import ModelResult, RunResult
+from eval.results.texts import TextsResult
 from eval.run import hosts, runner
 from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import footnotes, registry
 from eval.table.columns import fields_of
+from eval.text import corpus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,16 +81,53 @@ class Comparison:
         or were scored meanwhile.  ``deviations``: in which way layers ran otherwise than the checkpoint asks.
         ``error``: why a model failed.
         """
-        import pandas as pd
-
-        chosen = COLUMNS if columns is None else frame_names(columns)
-        rows = [row(model, self.run) for model in self.run.models]
-        types = {name: DTYPES[name] for name in chosen}
-        return pd.DataFrame(rows, columns=list(chosen), dtype=object).astype(types)
+        return as_frame([row(model, self.run) for model in self.run.models], columns)
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does."""
         results_json.write_json(self.run, Path(file), ["eval.api"])
+
+
+@dataclass(frozen=True)
+class TextsComparison:
+    """A finished run of several texts: ``texts`` holds all; ``frame`` and ``save`` as of ``Comparison``."""
+
+    texts: TextsResult
+
+    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A row for each text and model, as ``Comparison.frame`` has it, with the text's name in the column ``text``.
+
+        A text that failed is one row with its ``error`` and without a label.
+        """
+        rows: list[dict[str, Any]] = []
+        for text in self.texts.texts:
+            flags = {"reference": False, "noise_floor": False, "from_cache": False}
+            models = (
+                [row(model, text.run) for model in text.run.models] if text.run else [flags | {"error": text.error}]
+            )
+            rows += [{"text": text.name, **each} for each in models]
+        return as_frame(rows, columns, ("text",))
+
+    def means(self) -> pd.DataFrame:
+        """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
+        the texts (``eval/results/texts.py``), NaN unless every text has a value."""
+        import pandas as pd
+
+        rows = [texts_json.means_json(self.texts, label) for label in self.texts.labels]
+        return pd.DataFrame(rows).astype({name: "float64" for name in rows[0] if name != "label"})
+
+    def save(self, file: str | Path) -> None:
+        """Write results.json, as ``-o`` does."""
+        texts_json.write_json(self.texts, Path(file), ["eval.api"])
+
+
+def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, first: Sequence[str] = ()) -> pd.DataFrame:
+    """Rows by ``COLUMNS`` as a frame of these columns (None: all), with others ``first``."""
+    import pandas as pd
+
+    chosen = [*first, *(COLUMNS if columns is None else frame_names(columns))]
+    types = {name: DTYPES.get(name, "object") for name in chosen}
+    return pd.DataFrame(rows, columns=chosen, dtype=object).astype(types)
 
 
 def row(model: ModelResult, run: RunResult) -> dict[str, Any]:
@@ -106,7 +145,7 @@ def frame_names(columns: Sequence[str]) -> list[str]:
 
 
 def compare(
-    data: Spec,
+    data: Spec | Sequence[Spec],
     models: Spec | Sequence[Spec],
     *,
     rows: int | None = None,
@@ -116,10 +155,11 @@ def compare(
     divergences: bool = False,
     verbose: bool = False,
     quiet: bool = False,
-) -> Comparison:
-    """Score models on a text; scores that are in the cache are not made again.
+) -> Comparison | TextsComparison:
+    """Score models on a text, or on several; scores that are in the cache are not made again.
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
+    With several texts each model loads once, and the result is a ``TextsComparison``.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
     ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
 
@@ -137,26 +177,42 @@ def compare(
     for line in said:
         if line != spec_files.NO_REFERENCE or session.logits_file is None:
             session.progress.say(line)
-    finished = runner.run(session, data_spec(data), chosen, rows)
+    specs = data_specs(data)
+    if len(specs) > 1:
+        of_texts = runner.run_texts(session, dict(zip(corpus.names_of(specs), specs, strict=True)), chosen, rows)
+        if of_texts.signal:
+            raise KeyboardInterrupt
+        return TextsComparison(of_texts.results)
+    finished = runner.run(session, specs[0], chosen, rows)
     if finished.signal:
         raise KeyboardInterrupt
     return Comparison(finished.results)
 
 
-def load(*files: str | Path) -> Comparison:
-    """A finished run (results.json or report.html), or several merged; InputError as ``--from`` gives it."""
+def load(*files: str | Path) -> Comparison | TextsComparison:
+    """A finished run (results.json or report.html), or several of one text merged; InputError as of ``--from``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    return Comparison(merge.load([Path(file) for file in files])[0])
+    found, _ = texts_json.load([Path(file) for file in files])
+    return TextsComparison(found) if isinstance(found, TextsResult) else Comparison(found)
 
 
-def data_spec(data: Spec) -> DataSpec:
-    """A data spec from a file or a dict."""
-    if not isinstance(data, str | Path | Mapping):
-        raise InputError(f"data: must be a spec file or a dict, not {type(data).__name__}")
-    if isinstance(data, Mapping):
-        return spec_files.parse_data_spec(as_json(data), Path("data"))
-    return spec_files.load_data_spec(Path(data))
+def data_specs(data: Spec | Sequence[Spec]) -> list[DataSpec]:
+    """Data specs from files, which may hold several each, and from dicts, in this order."""
+    given = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
+    found: list[DataSpec] = []
+    for number, each in enumerate(given):
+        if isinstance(each, Mapping):
+            name = "data" if len(given) == 1 else f"data[{number}]"
+            found.append(spec_files.parse_data_spec(as_json(each), Path(name)))
+        elif isinstance(each, str | Path):
+            found += spec_files.load_data_specs([Path(each)])
+        else:
+            raise InputError(f"data: must be a spec file or a dict, not {type(each).__name__}")
+    if not found:
+        raise InputError("data: give a spec file or a dict, at least one")
+    spec_files.check_labels(found)
+    return found
 
 
 def model_specs(models: Spec | Sequence[Spec]) -> list[ModelSpec]:

@@ -165,6 +165,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
         return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
+        if self.noise is not None:
+            self.noise.restart()
         if self.streamer is not None:
             self.streamer.prepare(windows)
 

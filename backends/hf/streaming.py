@@ -63,7 +63,7 @@ class Streamer:
     ) -> None:
         import torch
 
-        self.forward, self.device, self.group = forward, device, group
+        self.forward, self.device, self.asked, self.group = forward, device, group, group
         self.config = model.config.get_text_config()
         layers = list(dict.fromkeys(decoder_layers(model)))
         self.hosts = [[(weight, weight.data) for weight in layer.parameters()] for layer in layers]
@@ -84,7 +84,7 @@ class Streamer:
 
     def prepare(self, windows: Sequence[Window]) -> None:
         """The windows whose logits will be asked for, in this order."""
-        self.ahead = list(windows)
+        self.ahead, self.group = list(windows), self.asked
 
     def logits(self, window: Window) -> torch.Tensor:
         """Logits [L, V] of one window; the other windows of its group are then one layer from their end."""

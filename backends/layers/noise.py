@@ -105,6 +105,10 @@ class Noise:
         n = torch.randn(like.shape, generator=self.generators[number], device=like.device, dtype=torch.float32)
         return n.mul_(SCALE).add_(1)
 
+    def restart(self) -> None:
+        """Draw again from the seed: a text has the same noise, whatever was scored before it."""
+        self.generators.clear()
+
     def missed(self) -> str:
         """Which layer has run without noise, once all have run; empty if none."""
         silent = sorted(self.layers.keys() - self.generators.keys())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,9 @@ class LlamacppBackend(LogitsBackend):
     def _system_info(self) -> str:
         """What the loaded build can do: "CPU : SSE3 = 1 | AVX2 = 1 | ..."."""
         return str(self.library.llama_print_system_info().decode().strip(" |"))
+
+    def prepare(self, windows: Sequence[Window]) -> None:
+        self.floored = self.excluded = 0
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch

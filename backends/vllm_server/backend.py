@@ -145,6 +145,7 @@ class VllmServerBackend(ScoringBackend):
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
         if task.record is not None:
             raise ModelError("a server cannot be the reference: it hands out no logits; mark another model")
+        self.served.server.retried = 0
         yield from self.flown(windows, self.window)
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:

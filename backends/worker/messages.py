@@ -47,7 +47,8 @@ class ScoreJob:
     """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded, and close it.
 
     Token scores are committed into the folder ``scores`` under ``tag`` (``backends/worker/segments.py``); ``session``
-    names this run of the model; ``facts`` (JSON types) become part of its record.
+    names this run of the model; ``facts`` (JSON types) become part of its record.  ``keeps``: the model is not closed,
+    unless it fails, for the next job scores another text with it.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class ScoreJob:
     tag: str
     session: str
     facts: dict[str, Any] = field(default_factory=dict)
+    keeps: bool = False
     type: Literal["score"] = "score"
 
 
@@ -133,7 +135,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Closed:
-    """The engine is closed, after ``Done``."""
+    """The engine is closed, or kept for the next job, after ``Done``."""
 
     type: Literal["closed"] = "closed"
 

@@ -26,7 +26,10 @@ COMMIT_S = 2.0
 
 @dataclass
 class Model:
-    """A loaded model.  ``moments``: when what happened, in seconds since 1970, by the names of ``score``."""
+    """A loaded model.  ``moments``: when what happened, in seconds since 1970, by the names of ``score``.
+
+    For a second text they begin when the first one was done: it finds the model loaded, and waits for no load.
+    """
 
     request: LoadRequest
     backend: Backend
@@ -91,11 +94,13 @@ def stay_on(cores: tuple[int, ...]) -> None:
 def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
     """Do a job; CompareQError, or whatever an engine raises.  What was committed before an error stays.
 
-    The session's record is written before the last windows are committed, so that scores of all windows are never
-    there without a record.  When the engine was closed is added to it after that.
+    The model is closed, also after an error, unless the job ends well and keeps it.  The session's record is written
+    before the last windows are committed, so that scores of all windows are never there without a record.  When the
+    engine was closed is added to it after that.
     """
-    backend, moments = model.backend, model.moments
+    backend, moments = model.backend, dict(model.moments)
     record: dict[str, Any] = {}
+    is_done = False
     try:
         windows = read_windows(job.windows)
         committer = Committer(job, backend, windows)
@@ -116,15 +121,23 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
         }  # fmt: skip
         segments.write_record(job.scores, job.session, record)
         committer.commit()
+        is_done = True
         send(Done())
     finally:
-        try:
-            backend.close()
-        except Exception as error:  # an engine that is stopped in the middle raises what it likes
-            send(Said(f"{model.request.label}: closing its engine failed: {one_line(error)}"))
+        if not (is_done and job.keeps):
+            close(model, send)
     moments["closed"] = time.time()
+    model.moments = dict.fromkeys(("started", "load_began", "loaded"), moments["closed"])
     segments.write_record(job.scores, job.session, record)
     send(Closed())
+
+
+def close(model: Model, send: Callable[[Any], None]) -> None:
+    """Close a model's engine; an engine that is stopped in the middle raises what it likes, which is said."""
+    try:
+        model.backend.close()
+    except Exception as error:
+        send(Said(f"{model.request.label}: closing its engine failed: {one_line(error)}"))
 
 
 def end_at_once(reason: str, send: Callable[[Any], None]) -> None:

@@ -87,6 +87,7 @@ class Server:
                 answering.answer(model, job, send)
             else:
                 scoring_job.score(model, job, send)
+                self.model = model if job.keeps else None
 
     def close(self) -> None:
         """Stop reading ahead, and release a model that was loaded and not scored."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,39 +33,44 @@ class Checked:
 
 
 def check(
-    data_spec: DataSpec,
+    texts: Mapping[str, DataSpec],
     model_specs: Sequence[ModelSpec],
     n_windows: int | None,
     cache: Cache,
     progress: Progress,
     hosts: Hosts,
 ) -> Checked:
-    """What would run, and what is wrong.
+    """What would run, and what is wrong; ``texts``: by their names.
 
     A text that is on this machine, or whose tokens the cache holds, is tokenized, so that its windows can be counted;
     the hub is only asked which files it has.
     """
-    lines, problems, wrong = [], [], False
-    longest, data = data_spec.longest, None
-    try:
-        missing = downloads(data_spec, cache)
-        if not missing:
-            data = windows.build(data_spec, n_windows, cache, progress)
-            longest = data.length
-        lines += [data_line(data_spec, data), *missing]
-    except InputError as error:
-        problems.append(f"data: {error}")
+    lines: list[str] = []
+    problems: list[str] = []
+    found, wrong = {}, False
+    for name, spec in texts.items():
+        title = "data" if len(texts) == 1 else f"data {name}"
+        try:
+            missing = downloads(spec, cache)
+            if not missing:
+                found[name] = windows.build(spec, n_windows, cache, progress)
+            told = [data_line(spec, found.get(name)), *missing]
+            lines += [f"{title}{line.removeprefix('data')}" for line in told]
+        except InputError as error:
+            problems.append(f"{title}: {error}")
+    longest = max(found[name].length if name in found else spec.longest for name, spec in texts.items())
     planned, refused = jobs.plan(model_specs, longest, hosts)
     problems += refused
     for job in planned:
         try:
             lines += model_lines(job)
-            found, is_wrong = examined(job, planned)
-            lines, wrong = lines + found, wrong or is_wrong
-            if data is not None:
-                jobs.check_vocabulary(job, data)
+            said, is_wrong = examined(job, planned)
+            lines, wrong = lines + said, wrong or is_wrong
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
+            continue
+        named = {name if len(texts) > 1 else "": data for name, data in found.items()}
+        problems += jobs.vocabulary_problems(job, named)
     return Checked(lines, problems, wrong)
 
 

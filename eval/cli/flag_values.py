@@ -17,8 +17,7 @@ class Once(argparse.Action):
     ) -> None:
         seen: set[str] = vars(namespace).setdefault("seen", set())
         if self.dest in seen:
-            reason = "a run has one text; run once for each" if self.dest == "dataspec" else "it takes one value"
-            raise InputError(f"{option}: is given twice; {reason}")
+            raise InputError(f"{option}: is given twice; it takes one value")
         seen.add(self.dest)
         setattr(namespace, self.dest, values)
 

@@ -13,7 +13,7 @@ import argparse
 import io
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,19 @@ from rich.table import Table
 import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line, printable
-from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
+from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags, several_texts
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.progress import Progress
-from eval.results import merge
+from eval.results import texts_json
+from eval.results.texts import TextsResult
 from eval.specs import qbench, reading
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import pairs
 
 if TYPE_CHECKING:
     from eval.run.hosts import Hosts
+    from eval.run.runner import FinishedRun, FinishedTexts
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -63,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
             output_flags.check_outputs(args)
             return doctor.run(args)
-        data_spec = reading.load_data_spec(args.dataspec)
+        data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
         model_specs = chosen_models(args)
         if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
             raise InputError(
@@ -71,10 +73,14 @@ def main(words: Sequence[str] | None = None) -> int:
                 "or give --logits_file"
             )
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
-        remark(plot_flags.unused_picture_flags(args))
+        from eval.text import corpus
+
+        texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
+        output_flags.check_texts(args, list(texts))
+        remark(plot_flags.unused_picture_flags(args, len(texts)))
         if args.check:
-            return check(args, data_spec, model_specs)
-        return compare(args, data_spec, model_specs)
+            return check(args, texts, model_specs)
+        return compare(args, texts, model_specs)
     except CompareQError as error:
         return complain(str(error))
     except OSError as error:  # a name that is too long, a file that may not be read, a full disk
@@ -108,13 +114,17 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     return chosen
 
 
-def inputs_of(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> dict[Path, str]:
-    """What a run reads, so that no output may replace it: spec files, text, tokenizer, models, a reference."""
-    found = {args.dataspec: "the data spec", **dict.fromkeys(reading.expand(args.modelspec), "a model spec")}
+def inputs_of(
+    args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
+) -> dict[Path, str]:
+    """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
+    found = dict.fromkeys(reading.expand(map(str, args.dataspec)), "the data spec")
+    found |= dict.fromkeys(reading.expand(args.modelspec), "a model spec")
     found |= {Path(spec.located): f"the model of {spec.name}" for spec in model_specs}
-    found[Path(data_spec.locate(data_spec.tokenizer_dir))] = "the tokenizer"
-    if data_spec.path is not None:
-        found[Path(data_spec.locate(data_spec.path))] = "the text"
+    for spec in data_specs:
+        found[Path(spec.locate(spec.tokenizer_dir))] = "the tokenizer"
+        if spec.path is not None:
+            found[Path(spec.locate(spec.path))] = "the text"
     return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
 
 
@@ -125,11 +135,11 @@ def remark(*lines: str | None) -> None:
             print(printable(line), file=sys.stderr)
 
 
-def check(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
+def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
     from eval.cli import checking
 
-    checked = checking.check(data_spec, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
+    checked = checking.check(texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
     for line in checked.lines:
         print(printable(line))
     return complain("\n".join(checked.problems)) if checked.problems else int(checked.is_wrong)
@@ -147,42 +157,39 @@ def show_cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(args: argparse.Namespace, data_spec: DataSpec, model_specs: Sequence[ModelSpec]) -> int:
-    """Measure, then show, write and plot."""
+def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
+    """Measure, then show, write and plot; ``texts``: by their names."""
     from eval.run import runner
     from eval.run.session import Session
     from eval.run.stopping import signals_interrupt
 
-    output_flags.check_outputs(args, inputs_of(args, data_spec, model_specs))
+    output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs))
     cache = Cache(args.cache_dir)
     session = Session(
         cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
         divergences=args.divergences,
     )  # fmt: skip
+    finished: FinishedRun | FinishedTexts
     with signals_interrupt():
-        finished = runner.run(session, data_spec, model_specs, args.rows)
-    run = finished.results
-    if len(run.failed) == len(run.models):
-        complain("\n".join(f"{model.label}: {model.error}" for model in run.failed))
+        if len(texts) == 1:
+            finished = runner.run(session, next(iter(texts.values())), model_specs, args.rows)
+        else:
+            finished = runner.run_texts(session, texts, model_specs, args.rows)
+    if failures := delivering.nothing_scored(finished.results):
+        complain("\n".join(failures))
         return 128 + finished.signal if finished.signal else 2
-
-    def inspect() -> Any:
-        from eval.html import inspector
-
-        return inspector.inspect_tokens(run, finished.data, cache)
-
     outputs = Outputs(args.verbose)
-    delivering.show(args, replace(run, title=args.title), outputs)
-    if args.tokens_out:
-        delivering.copy_scores(cache, finished, args.tokens_out, outputs)
-    delivering.write(args, replace(run, title=args.title), inspect, outputs)
+    if isinstance(finished, runner.FinishedRun):
+        delivering.deliver(args, finished, cache, outputs)
+    else:
+        several_texts.deliver(args, finished, cache, outputs)
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
             print(cache_listing.limited(cache, args.cache_limit))
     if finished.signal:
         print("interrupted; run again to go on", file=sys.stderr)
         return 128 + finished.signal
-    return status_of(outputs) or (1 if run.failed else 0)
+    return status_of(outputs) or int(delivering.is_incomplete(finished.results))
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
@@ -200,15 +207,20 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 def show_again(args: argparse.Namespace) -> int:
     """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
-    run, kept = merge.load(args.source)
-    if args.kld and run.reference is None:
+    found, kept = texts_json.load(args.source)
+    runs = found.runs if isinstance(found, TextsResult) else (found,)
+    if args.kld and not any(run.reference for run in runs):
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
-    pairs.check_labels(args.pair, [model.label for model in run.models])
+    pairs.check_labels(args.pair, [model.label for model in runs[0].models])
     output_flags.check_outputs(args)
-    remark(plot_flags.unused_picture_flags(args))
-    run, outputs = replace(run, title=args.title or run.title), Outputs(args.verbose)
-    delivering.show(args, run, outputs)
-    delivering.write(args, run, lambda: kept, outputs)
+    names = [text.name for text in found.texts] if isinstance(found, TextsResult) else [""]
+    output_flags.check_texts(args, names)
+    remark(plot_flags.unused_picture_flags(args, len(names)))
+    outputs = Outputs(args.verbose)
+    show: Any = several_texts if isinstance(found, TextsResult) else delivering
+    result = replace(found, title=args.title or found.title)
+    show.show(args, result, outputs)
+    show.write(args, result, lambda: kept, outputs)
     return status_of(outputs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,13 +25,35 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--columns", type=column_names, metavar="A,B,C",
                    help=f"columns of table, Markdown, CSV and report, of {', '.join(registry.BY_NAME)}")  # fmt: skip
-    p.add_argument("--sort", choices=tuple(registry.BY_NAME), metavar="COLUMN",
-                   help="order the table's rows by a column (default: the order of the specs)")  # fmt: skip
+    p.add_argument("--sort", type=sort_key, metavar="COLUMN",
+                   help="order the table's rows by a column, of several texts by its mean, or by COLUMN:TEXT "
+                   "(default: the order of the specs)")  # fmt: skip
+    p.add_argument("--by-text", action="store_true", help="of several texts: a table each, one below the other")
     p.add_argument("--statistics", action="store_true", help="print llama.cpp's block of statistics for every model")
     p.add_argument("--timing", action="store_true", help="print where the seconds of every row went")
     p.add_argument("--pairs", action="store_true", help="print how every row differs from the next one, with errors")
     p.add_argument("--pair", nargs=2, action="append", default=[], metavar=("A", "B"),
                    help="print how the models with these two labels differ, with errors")  # fmt: skip
+
+
+def sort_key(given: str) -> str:
+    """``--sort``: the name of a column, and a text's name behind it or not."""
+    if given.partition(":")[0] not in registry.BY_NAME:
+        raise argparse.ArgumentTypeError(f"{given!r} is no column; there are: {', '.join(registry.BY_NAME)}")
+    return given
+
+
+def check_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """InputError for a flag that does not go with as many texts; ``names``: of the texts."""
+    _, colon, text = (args.sort or "").partition(":")
+    if colon and len(names) == 1:
+        raise InputError(f"--sort: {args.sort}: there is one text; give the column alone")
+    if colon and text not in names:
+        raise InputError(f"--sort: no text is called {text!r}; there are: {', '.join(names)}")
+    if args.by_text and len(names) == 1:
+        raise InputError("--by-text: there is one text, whose table it is anyway; leave it out")
+    if len(names) > 1 and args.logits_file is not None:
+        raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
 
 
 def column_names(given: str) -> tuple[str, ...]:

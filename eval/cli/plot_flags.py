@@ -42,14 +42,22 @@ def add(p: argparse.ArgumentParser) -> None:
     )
 
 
-def unused_picture_flags(args: argparse.Namespace) -> str | None:
-    """A line on flags that change a picture where no picture is asked for; None if there are no such flags."""
+OF_ONE_TEXT = ("--kld-value", "-mx", "-my", "--log_y")
+"""Flags that the plot of several texts does not know."""
+
+
+def unused_picture_flags(args: argparse.Namespace, n_texts: int = 1) -> str | None:
+    """A line on flags that change a picture where no such picture is asked for; None if there are no such flags."""
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
         "-kld": args.kld is True and not args.kld_value, "-ppl": args.kld is False, "-mx": args.max_x < math.inf,
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]
+    only_one = [flag for flag in flags if flag in OF_ONE_TEXT]
+    if n_texts > 1 and only_one:
+        change = "changes" if len(only_one) == 1 else "change"
+        return f"{', '.join(only_one)}: {change} the plot of one text; the plot of {n_texts} texts is drawn without"
     if args.plot_file or args.card or not flags:
         return None
     change = "changes" if len(flags) == 1 else "change"

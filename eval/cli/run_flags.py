@@ -13,7 +13,8 @@ from eval.run.devices import Overlap
 
 def add(p: argparse.ArgumentParser) -> None:
     """Flags that say what runs."""
-    p.add_argument("-d", "--dataspec", type=path_argument, help="data specification (JSON)")
+    p.add_argument("-d", "--dataspec", type=path_argument, nargs="+", action="extend",
+                   help="data specifications (JSON), wildcards allowed; a model loads once for all")  # fmt: skip
     p.add_argument(
         "-m", "--modelspec", nargs="+", action="extend", help="model specifications (JSON), wildcards allowed"
     )

@@ -124,6 +124,8 @@ class Node:
     def folder(self) -> str:
         """A folder for this actor's worker, which is deleted with it; those of actors that are gone are deleted now."""
         root = self.cache.root / SCRATCH
+        if self.scratch is not None:
+            return str(self.scratch)
         self.scratch = root / owned.temporary_name()
         try:
             self.scratch.mkdir(parents=True)

@@ -155,8 +155,9 @@ class RayWorker:
             return replace(job, task=replace(task, reference=reference), facts=facts)
         folder = seat.folder or Path(seat.actor.call("folder"))
         sent = Path(seat.actor.call("write", "windows.npz", job.windows.read_bytes()))
-        there = replace(task, reference=reference, record=folder / "record" if record else None)
-        return replace(job, task=there, windows=sent, scores=folder / "scores", facts=facts)
+        # By the job's own name: what another text left there must not come back as this one's.
+        there = replace(task, reference=reference, record=folder / f"record-{job.session}" if record else None)
+        return replace(job, task=there, windows=sent, scores=folder / f"scores-{job.session}", facts=facts)
 
     def seen(self, seat: Seat, folder: Path) -> bool:
         """Whether the node sees a folder of the driver's: it is asked for a file that was made just now."""

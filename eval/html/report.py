@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
 from eval.plots import front, grouping
-from eval.results import results_json
+from eval.results import results_csv, results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
@@ -38,11 +38,13 @@ FOLDER = Path(__file__).parent / "page"
 SCRIPTS = (
     "core", "statistics", "chart", "saving", "table", "selection",
     "drawings/front", "drawings/labels", "drawings/scatter", "drawings/spread", "drawings/position",
-    "drawings/confidence", "differences", "inspector", "ran",
+    "drawings/confidence", "drawings/dumbbell", "differences", "inspector", "texts", "ran",
 )  # fmt: skip
 """In the order in which they need each other; the last one starts it all."""
 FOREIGN = re.compile(r" \((?:--[^)]*|\*)\)")
 """In a footnote an option of the command line, and a mark that the page has not."""
+BEGIN = 'addEventListener("hashchange", () => textOfHash() >= 0 && start());\nstart();\n'
+"""Starts the page, and starts it anew for the text that its address names."""
 TITLE = "Quantized models compared"
 
 
@@ -61,25 +63,41 @@ def page_payload(
     run: RunResult, inspection: Inspection | Any, command: Sequence[str], chosen: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
+    found = results_json.run_json(run, command)
+    excerpts = inspection_json(inspection)
+    return {"run": found, "inspection": excerpts, **run_data(run, commands_of(found), chosen), **shared_data()}
+
+
+def inspection_json(inspection: Inspection | Any) -> Any:
+    """An inspection as JSON types; None stays None."""
+    return inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection)
+
+
+def run_data(run: RunResult, commands: Sequence[Any], chosen: Sequence[str] | None) -> dict[str, Any]:
+    """What the page need not find again of one run, JSON types."""
     shown = [each.column.name for each in columns.table_columns(run, chosen)]
     names = [grouping.split_label(model.label, model.group) for model in run.models]
     schemes = [front.scheme_of(*grouping.split_label(model.marked_label, model.group)) for model in run.models]
-    found, near = results_json.run_json(run, command), near_lossless(run.models)
+    near = near_lossless(run.models)
     return {
-        "run": found,
-        "inspection": inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection),
         "names": names,
         "schemes": [schemes.index(scheme) for scheme in schemes],
-        "commands": [shell_command(each) for each in commands_of(found)],
+        "commands": [shell_command(each) for each in commands],
         "markdown": markdown.markdown_text(run, chosen).split("\n"),
-        "csv": results_json.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
-        "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
+        "csv": results_csv.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
         "shown": shown,
         "chosen": chosen is not None,
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run, shown),
         "near": [model.label in near for model in run.models],
         "quantized": [model.is_quantized for model in run.models],
+    }
+
+
+def shared_data() -> dict[str, Any]:
+    """What the page needs of every run alike, JSON types."""
+    return {
+        "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
         "t975": T975,
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
@@ -121,7 +139,8 @@ def whole_page(data: dict[str, Any], title: str) -> str:
     """The whole HTML."""
     template, sheet = ((FOLDER / f"report.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css"))
     parts = "".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    begin = (FOLDER / "start.js").read_text(encoding="utf-8")
+    script = f'"use strict";\n(() => {{\n{begin}function page(PAYLOAD, SIGNAL) {{\n{parts}}}\n{BEGIN}}})();\n'
     allowed = f"script-src {policy_digest(script)}; style-src {policy_digest(sheet)}"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return string.Template(template).substitute(

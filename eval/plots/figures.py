@@ -8,13 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.plots import front, grouping, scatter, style, y_axis
-from eval.plots.measures import BPW, KLD, PPL, Measure, Size
+from eval.plots import front, grouping, measures, scatter, style, y_axis
+from eval.plots.measures import BPW, PPL, Measure, Size
 from eval.plots.scatter_points import Level, Point, points_within
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from eval.results.run_result import MARK, ModelResult, RunResult, several_references
-from eval.stats.estimates import paired_difference
-from eval.stats.uncertainty import Mean, Value
+from eval.results.run_result import MARK, RunResult
 
 TO_SCALE = 1.0
 """Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
@@ -22,8 +19,6 @@ MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""
 UNQUANTIZED_BITS = 15.5
 """Bits per weight from which a row counts as unquantized; bf16 and float16 have 16."""
-AXIS_LETTERS = 70
-"""Letters that a plot's height has room for."""
 EXCESS_AXIS = "Perplexity above the reference's (logarithmic; linear near 0)"
 NO_BARS = "no error bars: errors of percentiles are not known"
 
@@ -66,7 +61,7 @@ def scatter_figure(
     bold = f"bold: no other row is smaller and better: {best}" if best else ""
     bars = error_note(run, [point.label for point in found if point.error is not None], measure)
     below = (marked_subtitle(run, [point.label for point in found]), bars, bold)
-    y_label = kld_axis(run, measure) if measure.kld else EXCESS_AXIS if reference else measure.axis
+    y_label = measures.kld_axis(run, measure) if measure.kld else EXCESS_AXIS if reference else measure.axis
     return scatter.scatter_plot(
         found,
         x_label=size.axis.partition(" (" if card else "\n")[0],
@@ -97,44 +92,12 @@ def scatter_points(run: RunResult, size: Size, measure: Measure) -> tuple[list[P
             missing = size.name if y is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         else:
-            error = measure.error(model) if measure.kld else ppl_error(run, model)[0]
-            shown = "reference: 0" if measure.kld and model.is_reference else value_text(y, error, measure)
+            error = measure.error(model) if measure.kld else measures.ppl_error(run, model)[0]
+            shown = "reference: 0" if measure.kld and model.is_reference else measures.value_text(y, error, measure)
             bits = model.storage.bpw_layer
             unquantized = bits is not None and bits >= UNQUANTIZED_BITS
             drawn.append(Point(model.marked_label, x, y, shown, error, model.group, unquantized))
     return drawn, left_out
-
-
-def value_text(value: float, error: float | None, measure: Measure) -> str:
-    """A value with as many decimals as its error has until its first digit: 0.44419 +- 0.0052 is 0.444.
-
-    Without an error: with the measure's significant digits, or as in the table.
-    """
-    if error:
-        return number_text(value, max(decimals_of_error(error) - 1, 0))
-    if measure.digits:
-        size = int(f"{value:.{measure.digits - 1}e}".partition("e")[2])  # of the rounded value: 0.999 is 1.0
-        return number_text(value, max(measure.digits - 1 - size, 0))
-    return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
-
-
-def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
-    """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (its own error, False) if unpaired.
-
-    This error says how far the point would move if the reference stayed in place.  The error of the difference of both
-    perplexities does not: it grows with the text's own error times (ratio - 1), and is 1.4 for a perplexity of 34 where
-    the error returned here is 0.14.  The reference has no error.  A model that was not scored beside the reference (a
-    server) is paired with it by blocks of the text.
-    """
-    if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
-        return None, True
-    ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
-    for other in run.models if ratio is None else ():
-        if other.is_reference and other.estimates is not None:
-            ratio = paired_difference(model.estimates.blocks, other.estimates.blocks, "nll")
-    if ratio is None:
-        return model.ppl.stderr, False
-    return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
 
 
 def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str:
@@ -148,7 +111,7 @@ def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str
         return NO_BARS if measure.percentile else ""
     if measure.kld:
         return f"{bars} the mean"
-    alone = [m.label for m in run.models if m.marked_label in labels and not ppl_error(run, m)[1]]
+    alone = [m.label for m in run.models if m.marked_label in labels and not measures.ppl_error(run, m)[1]]
     if len(alone) == len(labels):
         return f"{bars} the perplexity (mostly common to all)"
     return f"{bars} the ratio to the reference's" + (f" ({', '.join(alone)}: of the perplexity)" if alone else "")
@@ -170,11 +133,3 @@ def finite_reference(run: RunResult) -> float | None:
     """The reference's perplexity; None also where it is infinite, as where it excludes a token of the text."""
     found = run.reference_ppl
     return found if found is not None and math.isfinite(found) else None
-
-
-def kld_axis(run: RunResult, measure: Measure = KLD) -> str:
-    """The KLD axis; it names the reference where that fits."""
-    named = f"{measure.axis} against {run.reference['label']}" if run.reference else measure.axis
-    if several_references(run.models):
-        named = f"{measure.axis} against its machine's reference"
-    return named if len(named) <= AXIS_LETTERS else measure.axis

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import curves, figures, front, grouping, spread, style
+from eval.plots import curves, figures, front, grouping, measures, spread, style
 from eval.plots.curves import Line
 from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM
 from eval.plots.spread import Divergence
@@ -103,7 +103,7 @@ def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: boo
     others = f"in colour: the reference, the noise floor, and rows that no other row beats; grey: the {grey} others"
     return curves.over_position(
         lines,
-        y_label=figures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
+        y_label=measures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
         title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
         subtitle=figures.marked_subtitle(run, [line.label for line in lines]) + (f"\n{others}" if grey else ""),
         dark=dark,

@@ -86,10 +86,11 @@ def spread_plot(
             axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{i}")
             axes.plot(model.mean, i, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, gid=f"mean-{i}")
             p = model.percentiles
-            _numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
-        _numbers(axes, -1, COLUMNS, theme)
+            write_numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
+        write_numbers(axes, -1, COLUMNS, theme)
         style.freeze_layout(figure)
-        _name_floor(axes, floor, theme)
+        if floor is not None:
+            name_floor(axes, floor.label, floor.mean, theme)
     return figure
 
 
@@ -112,10 +113,11 @@ def ridge_plot(
             if edges[0] <= model.mean <= edges[-1]:
                 mean: dict[str, Any] = {"color": colour, "ms": 7, "mec": theme.paper, "mew": 0.8, "gid": f"mean-{i}"}
                 axes.plot(model.mean, i, marker, zorder=4, clip_on=False, **mean)
-            _numbers(axes, i, [_short(model.mean)], theme)
-        _numbers(axes, -1, ["mean"], theme)
+            write_numbers(axes, i, [_short(model.mean)], theme)
+        write_numbers(axes, -1, ["mean"], theme)
         style.freeze_layout(figure)
-        _name_floor(axes, floor, theme)
+        if floor is not None:
+            name_floor(axes, floor.label, floor.mean, theme)
     return figure
 
 
@@ -193,11 +195,19 @@ def _ranked(models: Sequence[Divergence]) -> list[Divergence]:
 def _rows(
     axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
 ) -> list[tuple[str, str]]:
-    """Sets up the rows, with their labels at the left, and the noise floor's line; colour and marker of each row."""
-    groups = [split_label(model.label, model.group)[0] for model in ranked]
+    """Sets up the rows and the noise floor's line; colour and marker of each row."""
+    styles = label_rows(axes, [(model.label, model.group) for model in ranked], theme, top)
+    if floor is not None:
+        draw_floor(axes, floor.mean, theme)
+    return styles
+
+
+def label_rows(axes: Axes, rows: Sequence[tuple[str, str]], theme: Theme, top: float) -> list[tuple[str, str]]:
+    """Rows 0, 1, ... downwards, each with its (label, group) at the left; colour and marker of each row's group."""
+    groups = [split_label(label, group)[0] for label, group in rows]
     styles = grouping.group_styles(groups, theme.ink, distinct=False)
-    axes.set_ylim(len(ranked) - 0.4, top)
-    axes.set_yticks(range(len(ranked)), [grouping.short_label(model.label) for model in ranked])
+    axes.set_ylim(len(rows) - 0.4, top)
+    axes.set_yticks(range(len(rows)), [grouping.short_label(label) for label, _ in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -206,27 +216,31 @@ def _rows(
     axes.tick_params(axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide))
     for i, (tick, group) in enumerate(zip(ticks, groups, strict=True)):
         tick.set(color=style.ink_of(styles[group][0], theme), gid=f"label-{i}")
-    if floor is not None and floor.mean >= axes.get_xlim()[0]:
-        axes.axvline(floor.mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
     return [styles[group] for group in groups]
 
 
-def _name_floor(axes: Axes, floor: Divergence | None, theme: Theme) -> None:
+def draw_floor(axes: Axes, mean: float, theme: Theme) -> None:
+    """The noise floor's dotted line, unless it is left of the axes."""
+    if mean >= axes.get_xlim()[0]:
+        axes.axvline(mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
+
+
+def name_floor(axes: Axes, label: str, mean: float, theme: Theme) -> None:
     """The name of the noise floor at the top of its line: right or left, or without the label, as there is room."""
-    if floor is None or not axes.get_xlim()[0] <= floor.mean <= axes.get_xlim()[1]:
+    if not axes.get_xlim()[0] <= mean <= axes.get_xlim()[1]:
         return
-    name = axes.annotate("", (floor.mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
+    name = axes.annotate("", (mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
-    for label, (flush, shift) in itertools.product(
-        (f"noise floor ({grouping.short_label(floor.label)})", "noise floor"), (("left", 6), ("right", -6))
+    for words, (flush, shift) in itertools.product(
+        (f"noise floor ({grouping.short_label(label)})", "noise floor"), (("left", 6), ("right", -6))
     ):
-        name.set(text=f"{label} {_short(floor.mean)}", ha=flush, position=(shift, -8))
+        name.set(text=f"{words} {_short(mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()
         if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1:
             return
 
 
-def _numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
+def write_numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
     """Columns of numbers right of a row; row -1 for their heads."""
     for column, text in enumerate(texts):
         place = axes.annotate(text, (1, max(row, -0.9)), (COLUMN * (column + 1), 0), ("axes fraction", "data"),

@@ -1,14 +1,13 @@
-"""Results <-> results.json, and -> CSV."""
+"""Results <-> results.json."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import datetime
-import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ FORMAT = 5
 5: windows are called "windows" (in 4: "rows"), and the blocks of the text for the errors "blocks" (in 4: "stretches"),
    and the contents of the reference store "contents" (in 4: "kind")
 """
+FORMAT_OF_TEXTS = 6
+"""A run of several texts (``eval/results/texts_json.py``); a run of one text is written as format 5."""
 PAYLOAD = re.compile(rb'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds ``{"run": results.json, "inspection": ...}``."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
@@ -136,7 +137,19 @@ def flat_divergences(against: AgainstReference | None) -> dict[str, Any]:
 
 def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
     """results.json: everything needed to check or repeat the run; a run that was read back keeps its own ``ORIGIN``."""
-    made = {
+    parts = run.parts if isinstance(run, StoredRun) else ()
+    return {
+        "format": FORMAT,
+        **(run.origin if isinstance(run, StoredRun) else origin_now(command)),
+        **({"parts": [dataclasses.asdict(part) for part in parts]} if parts else {}),
+        "title": run.title,
+        **text_json(run),
+    }
+
+
+def origin_now(command: Sequence[str]) -> dict[str, Any]:
+    """The ``ORIGIN`` of a run that has just been made by a command line."""
+    return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
         "commit": machine.commit(),
@@ -146,12 +159,11 @@ def run_json(run: RunResult, command: Sequence[str]) -> dict[str, Any]:
             **machine.threads(),
         },
     }
-    parts = run.parts if isinstance(run, StoredRun) else ()
+
+
+def text_json(run: RunResult) -> dict[str, Any]:
+    """What results.json has of the text of a run, and of the models on it."""
     return {
-        "format": FORMAT,
-        **(run.origin if isinstance(run, StoredRun) else made),
-        **({"parts": [dataclasses.asdict(part) for part in parts]} if parts else {}),
-        "title": run.title,
         "data": run.data,
         "subtitle": run.subtitle,
         "reference": run.reference,
@@ -163,31 +175,46 @@ def from_json(raw: Any) -> StoredRun:
     """The run of a results.json; InputError in one line if it is of another format, or damaged."""
     if not isinstance(raw, dict) or "format" not in raw:
         raise InputError("not a results.json of compare_q")
+    if raw["format"] == FORMAT_OF_TEXTS:
+        raise InputError("holds several texts, which are not merged with other runs; name this file alone")
     if raw["format"] in older_formats.READABLE:
         raw = older_formats.upgraded(raw)
     elif raw["format"] != FORMAT:
         raise InputError(
             f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads formats "
-            f"{', '.join(map(str, older_formats.READABLE))} and {FORMAT}; run compare_q again with -o (token scores in "
-            "the cache are used)"
+            f"{', '.join(map(str, older_formats.READABLE))}, {FORMAT} and {FORMAT_OF_TEXTS}; run compare_q again with "
+            "-o (token scores in the cache are used)"
         )
+    with damage_in_one_line():
+        return run_of_text(raw, {key: raw[key] for key in ORIGIN}, raw.get("title"), raw.get("parts", []))
+
+
+def run_of_text(raw: dict[str, Any], origin: dict[str, Any], title: Any = None, parts: Any = ()) -> StoredRun:
+    """The checked run whose ``text_json`` is given; ValueError, KeyError or ValidationError if it is damaged."""
     if not (isinstance(raw.get("models"), list) and all(isinstance(model, dict) for model in raw["models"])):
-        raise InputError("damaged results: models: must be a list of objects")
+        raise ValueError("models: must be a list of objects")
+    run = {key: raw[key] for key in ("data", "subtitle", "reference")}
+    run |= {"title": title, "parts": parts, "origin": origin}
+    run |= {"models": [model_fields(model) for model in raw["models"]]}
+    # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
+    found = _RUN.validate_json(json.dumps(run, allow_nan=False), strict=True)
+    checks.check_run(found)
+    return found
+
+
+@contextmanager
+def damage_in_one_line(where: str = "") -> Iterator[None]:
+    """InputError in one line, with ``where`` before the reason, for what a block that reads results finds damaged."""
     try:
-        run = {key: raw[key] for key in ("data", "subtitle", "reference")}
-        run |= {"title": raw.get("title"), "parts": raw.get("parts", [])}  # older results have neither
-        run |= {"models": [model_fields(model) for model in raw["models"]], "origin": {key: raw[key] for key in ORIGIN}}
-        # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
-        found = _RUN.validate_json(json.dumps(run, allow_nan=False), strict=True)
-        checks.check_run(found)
-        return found
+        yield
+        return
     except ValidationError as error:
         reason = describe(error, ())
     except KeyError as error:
         reason = f"{error.args[0]}: missing"
     except ValueError as error:
         reason = one_line(error)
-    raise InputError(f"damaged results: {reason}") from None
+    raise InputError(f"damaged results: {where}{reason}") from None
 
 
 def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -207,17 +234,22 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
 
 def load(file: Path) -> tuple[StoredRun, Any]:
     """(the run, the inspection as JSON types or None) of a results.json or a report.html."""
+    raw, is_report = read(file)
+    try:
+        return report_from_json(raw) if is_report else (from_json(raw), None)
+    except InputError as error:
+        raise InputError(f"{printable(file)}: {error}") from None
+
+
+def read(file: Path) -> tuple[Any, bool]:
+    """(the JSON in a results.json or a report.html, whether it is a report's); InputError for another file."""
     name = printable(file)
     content = json_files.read_bytes(file)
     is_object = content.lstrip().startswith(b"{")  # in which a label may hold what PAYLOAD looks for
     embedded = None if is_object else PAYLOAD.search(content)
     if embedded is None and not is_object:
         raise InputError(f"{name}: {NO_RESULTS}")
-    raw = json_files.parsed(content if embedded is None else embedded[1], name)
-    try:
-        return (from_json(raw), None) if embedded is None else report_from_json(raw)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+    return json_files.parsed(content if embedded is None else embedded[1], name), embedded is not None
 
 
 def report_from_json(raw: Any) -> tuple[StoredRun, Any]:
@@ -227,8 +259,13 @@ def report_from_json(raw: Any) -> tuple[StoredRun, Any]:
     run, inspection = from_json(raw["run"]), raw["inspection"]
     if raw["run"]["format"] in older_formats.READABLE:
         inspection = older_formats.upgraded_inspection(inspection)
+    return run, checked_inspection(inspection, len(run.models))
+
+
+def checked_inspection(inspection: Any, models: int) -> Any:
+    """A report's excerpts (JSON types), which are of so many models; InputError in one line if they are damaged."""
     try:
-        return run, checks.checked_inspection(inspection, len(run.models))
+        return checks.checked_inspection(inspection, models)
     except ValidationError as error:
         reason = describe(error, ())
     except ValueError as error:
@@ -240,28 +277,3 @@ def write_json(run: RunResult, file: Path, command: Sequence[str]) -> None:
     """Write results.json atomically."""
     with replacing(file) as part:
         part.write_text(json.dumps(run_json(run, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def csv_cell(value: Any) -> Any:
-    """A value for a cell; text without control characters."""
-    return printable(value) if isinstance(value, str) else value
-
-
-def write_csv(run: RunResult, file: Path, fields: Sequence[str] | None = None) -> None:
-    """Write ``csv_text`` atomically."""
-    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(csv_text(run, fields))
-
-
-def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
-    """These fields of every model as CSV, a line of names and a line a model; None: all flat fields, and the notes."""
-    rows = [
-        {key: csv_cell(value) for key, value in flat_json(model, run).items()}
-        | {"notes": printable("; ".join(model.notes))}
-        for model in run.models
-    ]
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0] if fields is None else fields), extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()

@@ -157,18 +157,34 @@ def wanted_gpus(job: Job, devices: Devices) -> int:
     return 0 if bits is None or not room else min(math.ceil(bits / 8 / room), devices.slots)
 
 
-def fit(jobs: Sequence[Job], data: EvalData, hosts: Hosts) -> tuple[list[Job], list[str]]:
-    """(the jobs for these windows, problems): a chat prefix may have made the windows longer than the plan knew."""
+def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> tuple[list[Job], list[str]]:
+    """(the jobs for the windows of these texts, by their names, problems).
+
+    A chat prefix may have made the windows longer than the plan knew.  The only text may have an empty name.
+    """
     fitted, problems = [], []
+    longest = max(data.length for data in texts.values())
     for job in jobs:
         try:
-            longer = replace(job, request=replace(job.request, max_tokens=data.length))
-            longer = check(longer, hosts) if data.length > job.request.max_tokens else longer
-            check_vocabulary(longer, data)
+            longer = replace(job, request=replace(job.request, max_tokens=longest))
+            longer = check(longer, hosts) if longest > job.request.max_tokens else longer
             fitted.append(longer)
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
+        else:
+            problems += vocabulary_problems(longer, texts)
     return fitted, problems
+
+
+def vocabulary_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
+    """A line for each text, by their names, whose tokenizer is not the model's."""
+    problems = []
+    for name, data in texts.items():
+        try:
+            check_vocabulary(job, data)
+        except InputError as error:
+            problems.append(f"{job.request.label}: {name and f'{name}: '}{error}")
+    return problems
 
 
 def check_vocabulary(job: Job, data: EvalData) -> None:
@@ -190,20 +206,28 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
         raise InputError(f"tokenizer_dir: is not this model's tokenizer: {other}")
 
 
-def fetch(job: Job, data: EvalData, session: Session) -> FetchedJob:
+def fetch(job: Job, session: Session) -> Job:
     """The job with its model on this machine: downloaded where need be, and then checked as a local model is.
 
     InputError or ModelError if the model cannot be had, or if its files are damaged.
     """
     if not job.is_remote:
-        return identified(job, data, session)
+        return job
     with (
         session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
         backends.other_engines_named(),
     ):
         local = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
-    local = check(local, session.hosts)
-    check_vocabulary(local, data)
+    return check(local, session.hosts)
+
+
+def on_text(local: Job, data: EvalData, session: Session, *, is_new: bool) -> FetchedJob:
+    """The job of a model on this machine for one text; ``is_new``: it was fetched, so that nothing checked it before.
+
+    InputError if its vocabulary is not the text's, or if its files are damaged.
+    """
+    if is_new:
+        check_vocabulary(local, data)
     return identified(local, data, session)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from backends.base import LoadRequest, Window
 from backends.common import machine
-from backends.common.errors import CompareQError, ModelError, NoMemoryError, StoppedError
+from backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
 from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, Scored, ScoreJob
 from eval.run import token_scores
 from eval.run.devices import Hold
@@ -48,14 +48,19 @@ class Turn:
 
 
 class Crew:
-    """The workers of one model: one, or a replica for each share of its windows.  Leaving its context ends them."""
+    """The workers of one model: one, or a replica for each share of its windows.  Leaving its context ends them.
+
+    ``windows``: those of all texts that they may score.  ``failure``: why the model could not be loaded, None if it
+    could, or was not tried; ``is_deadly``: a worker has died of that.
+    """
 
     def __init__(self, session: Session, fetched: FetchedJob, turn: Turn, windows: Sequence[Window]) -> None:
         self.session, self.job, self.turn = session, fetched.job, turn
         self.sample = sample_of(windows)
         log_file = None if session.verbose else session.cache.log_file(self.job.request.label, fetched.scores_key)
         self.request: LoadRequest = replace(self.job.request, log_file=log_file)
-        self.mark = death_mark(session, fetched.scores_key)
+        self.failure: CompareQError | None = None
+        self.is_deadly = False
         self.workers: list[Worker] = []
         self.hold: Hold | None = None
         self.is_loaded = False
@@ -65,17 +70,30 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the workers, then give the GPUs back; a worker that has died leaves a mark for the next run."""
-        if isinstance(error, ModelError) and any(worker.has_died for worker in self.workers):
-            self.mark.touch()
+        """End the workers, then give the GPUs back."""
         with self.held:
             self.at_work.__exit__(kind, error, at)
+
+    def give_up(self, error: BaseException, key: str) -> None:
+        """End the workers at once after an error on the scores of this key, and give the GPUs back.
+
+        A worker that has died leaves a mark for the next run: on every text, if it died while it loaded.
+        """
+        if error is not self.failure:
+            died = any(worker.has_died for worker in self.workers)
+        else:
+            died = self.is_deadly = self.is_deadly or any(worker.has_died for worker in self.workers)
+        if died and isinstance(error, ModelError):
+            death_mark(self.session, key).touch()
+        with self.held:
+            self._drop()
+        self.hold = None
 
     def release(self) -> None:
         """End the workers, and give the GPUs back."""
         with self.held:
             self.at_work.close()
-        self.workers, self.hold = [], None
+        self.workers, self.hold, self.is_loaded = [], None, False
 
     @property
     def slots(self) -> int:
@@ -103,8 +121,10 @@ class Crew:
     def make_ready(self) -> None:
         """From nothing to a loaded model whose turn it is; what can be done before the turn, is done before.
 
-        ModelError or StoppedError.
+        ModelError or StoppedError; a model that could not be loaded is not tried again.
         """
+        if self.failure is not None:
+            raise self.failure
         if self.is_loaded and all(worker.is_alive for worker in self.workers):
             return
         devices, n_gpus = self.session.hosts.devices, self.slots * self.replicas
@@ -120,13 +140,22 @@ class Crew:
                 self._load(self.hold)
         except StoppedError:
             raise StoppedError("interrupted before it was scored; run again to go on") from None
+        except LostWorkerError:
+            raise
+        except CompareQError as error:
+            self.failure = error
+            raise
         self.turn.begun()
 
     def score(self, jobs: Sequence[ScoreJob], n_windows: int) -> Iterator[Any]:
-        """The messages of all workers while they score, a job each, so many windows; ModelError if one of them dies."""
+        """The messages of all workers while they score, a job each, so many windows; ModelError if one of them dies.
+
+        With jobs that keep the model it is loaded afterwards, and the GPUs are not offered to the next model yet.
+        """
+        keeps, mark = jobs[0].keeps, death_mark(self.session, jobs[0].scores.name)
         working, self.is_loaded, n_scored, began = len(jobs), False, 0, time.monotonic()
         for message in self._told(jobs):
-            if isinstance(message, Scored) and self.hold is not None:
+            if isinstance(message, Scored) and self.hold is not None and not keeps:
                 n_scored += message.windows
                 now = time.monotonic()
                 self.hold.ends = now + (now - began) * (n_windows / n_scored - 1)
@@ -134,9 +163,11 @@ class Crew:
                 working -= 1
                 if working or self.hold is None:
                     continue
-                self.mark.unlink(missing_ok=True)
-                self.session.hosts.devices.scored(self.hold)
+                mark.unlink(missing_ok=True)
+                if not keeps:
+                    self.session.hosts.devices.scored(self.hold)
             yield message
+        self.is_loaded = keeps
 
     def _take_early(self) -> None:
         """Take the worker that was started while the text was being tokenized, if it is this model's."""
@@ -223,7 +254,7 @@ class Crew:
         for worker in self.workers:
             worker.kill()
         self.at_work.close()
-        self.workers = []
+        self.workers, self.is_loaded = [], False
 
 
 def sample_of(windows: Sequence[Window]) -> tuple[tuple[int, ...], ...]:

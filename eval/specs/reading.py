@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,9 +34,10 @@ def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
     return spec
 
 
-def parse_data_spec(raw: Any, file: Path) -> DataSpec:
-    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start."""
-    return _parse(DataSpec, raw, file)
+def parse_data_spec(raw: Any, file: Path, where: str = "") -> DataSpec:
+    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start;
+    ``where`` comes before the key in errors."""
+    return _parse(DataSpec, raw, file, where)
 
 
 def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
@@ -44,9 +45,38 @@ def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
     return _parse(ModelSpec, raw, file, where)
 
 
+def load_data_specs(files: Sequence[Path]) -> list[DataSpec]:
+    """The data specs of all files in order; a file holds a list of texts, or one text.  No two have one label."""
+    specs: list[DataSpec] = []
+    for file in files:
+        raw = json_files.read_json(file)
+        if not isinstance(raw, list):
+            specs.append(parse_data_spec(raw, file))
+            continue
+        if not raw:
+            raise InputError(f"{printable(file)}: holds no text")
+        for number, entry in enumerate(raw, 1):
+            specs.append(parse_data_spec(entry, file, f"text {number}{label_of(entry)}: "))
+    check_labels(specs)
+    return specs
+
+
+def check_labels(specs: Sequence[DataSpec]) -> None:
+    """InputError if two texts of a run have one label."""
+    labels = [spec.label for spec in specs if spec.label is not None]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise InputError(f"label: two texts are called {twice!r}; give each text of a run a label of its own")
+
+
 def load_data_spec(file: Path) -> DataSpec:
-    """The data spec in ``file``."""
+    """The data spec in ``file``, which holds one text."""
     return parse_data_spec(json_files.read_json(file), file)
+
+
+def label_of(entry: Any) -> str:
+    """The label of an object in a list of specs, for errors."""
+    label = entry.get("label") if isinstance(entry, dict) else None
+    return f" ({shortened(str(label), 60)})" if label else ""
 
 
 def packed(spec: DataSpec) -> dict[str, Any]:
@@ -59,7 +89,7 @@ def unpacked(packed: Mapping[str, Any]) -> DataSpec:
     return parse_data_spec(packed["keys"], Path(packed["folder"]) / "data spec")
 
 
-def expand(patterns: Sequence[str]) -> list[Path]:
+def expand(patterns: Iterable[str]) -> list[Path]:
     """Spec files of a command line: names as they are, wildcards expanded in sorted order, each file once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
@@ -80,24 +110,27 @@ def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
         if not entries:
             raise InputError(f"{printable(file)}: holds no model")
         for number, entry in enumerate(entries, 1):
-            label = entry.get("label") if isinstance(entry, dict) else None
-            named = f" ({shortened(str(label), 60)})" if label else ""
-            specs.append(parse_model_spec(entry, file, f"model {number}{named}: "))
+            specs.append(parse_model_spec(entry, file, f"model {number}{label_of(entry)}: "))
     return with_own_labels(specs)
 
 
 def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
     """The same specs; where several have one label, the second is called ``Label (2)``, the third ``Label (3)``."""
-    taken = {spec.name for spec in specs}
-    seen: set[str] = set()
+    names = numbered([spec.name for spec in specs])
+    return [spec if name == spec.name else with_keys(spec, label=name) for spec, name in zip(specs, names, strict=True)]
+
+
+def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """The same names, all different: the second of one name gets `` (2)``, the third `` (3)``, unless that is taken."""
+    seen: set[str] = set(taken)
     found = []
-    for spec in specs:
-        name, number = spec.name, 1
-        while name in seen or (number > 1 and name in taken):
+    for name in names:
+        own, number = name, 1
+        while own in seen or (number > 1 and own in names):
             number += 1
-            name = f"{spec.name} ({number})"
-        seen.add(name)
-        found.append(spec if name == spec.name else with_keys(spec, label=name))
+            own = f"{name} ({number})"
+        seen.add(own)
+        found.append(own)
     return found
 
 

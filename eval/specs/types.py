@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -37,6 +37,7 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     _folder: Path = PrivateAttr(default_factory=Path)
+    _later: ClassVar[dict[str, Any]] = LATER
 
     @model_validator(mode="after")
     def _names_of_one_line(self) -> Self:
@@ -47,8 +48,8 @@ class Spec(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
-        keys = self.model_dump(mode="json").items()
-        canonical = json.dumps({key: value for key, value in keys if (key, value) not in LATER.items()}, sort_keys=True)
+        keys, later = self.model_dump(mode="json").items(), self._later.items()
+        canonical = json.dumps({key: value for key, value in keys if (key, value) not in later}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def locate(self, name: str) -> str:
@@ -70,6 +71,9 @@ def texts_in(value: Any) -> list[str]:
 class DataSpec(Spec):
     """Which text, which tokenizer, which windows."""
 
+    _later: ClassVar[dict[str, Any]] = {**LATER, "label": None}
+
+    label: str | None = Field(None, description="name of the text among several. Default: the name of the data")
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
     tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
@@ -114,6 +118,8 @@ class DataSpec(Spec):
             raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
         if self.warmup_tokens > self.eval_len - 2:
             raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
+        if self.label is not None and not self.label.strip():
+            raise ValueError("label: must be one line of printable text")
         given = self.model_fields_set
         if self.is_chat:
             methods.check_chat(given, self.chat_template_kwargs, self.path, self.dataset_path)
@@ -235,12 +241,16 @@ def json_schemas() -> dict[str, dict[str, Any]]:
     data, model = DataSpec.model_json_schema(), ModelSpec.model_json_schema()
     for schema in (data, model):
         schema["properties"]["$schema"] = {"type": "string"}
-    models = {
-        "title": "compare_q model spec: one model or a list of them",
-        "anyOf": [{"$ref": "#/$defs/ModelSpec"}, {"type": "array", "items": {"$ref": "#/$defs/ModelSpec"}}],
-        "$defs": {"ModelSpec": model},
+    return {
+        "data.schema.json": one_or_list("compare_q data spec: one text or a list of them", "DataSpec", data),
+        "models.schema.json": one_or_list("compare_q model spec: one model or a list of them", "ModelSpec", model),
     }
-    return {"data.schema.json": data, "models.schema.json": models}
+
+
+def one_or_list(title: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a file that holds one object, or a list of such objects."""
+    of_it = {"$ref": f"#/$defs/{name}"}
+    return {"title": title, "anyOf": [of_it, {"type": "array", "items": of_it}], "$defs": {name: schema}}
 
 
 def write_schemas(folder: Path) -> None:

@@ -12,6 +12,11 @@ from eval.stats.estimates import n_blocks, short_text_cautions
 from eval.stats.uncertainty import longest_documents
 from eval.table.columns import BEST, FLOOR, machine_letters
 
+COMMON_ERROR = (
+    "the error of PPL is mostly the text's, and common to all rows: differences between rows are far more certain "
+    "(--pairs)"
+)
+
 
 def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
     """Every footnote of a table, one line each.  ``letters``: whether the table has letters for machines."""
@@ -87,10 +92,7 @@ def error_notes(run: RunResult) -> list[str]:
     longest = longest_documents(max(found.blocks.length for found in measured))
     short = short_text_cautions(measured, run.data.get("text_tokens"))
     holds = "" if short else f" (too small if the documents of the text are longer than about {longest:,} tokens)"
-    about = (
-        f"± is one standard error, from {count} blocks of the text{holds}; the error of PPL is mostly the text's, and "
-        "common to all rows: differences between rows are far more certain (--pairs)"
-    )
+    about = f"± is one standard error, from {count} blocks of the text{holds}; {COMMON_ERROR}"
     return [about, *short, *older_errors(run)]
 
 

@@ -24,16 +24,28 @@ def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, timing:
     lines = [
         f"**{escaped(run.subtitle)}**",
         "",
-        markdown_row([each.column.title for each in found]),
-        markdown_row([":--" if each.column.name in WORDS else "--:" for each in found]),
-        *(markdown_row([markdown_cell(each, i) for each in found]) for i in range(len(run.models))),
+        *table_lines(found),
     ]
     notes = [*footnotes(run), *column_notes(run, [each.column.name for each in found])]
     lines += ["", *(f"- {escaped(note)}" for note in notes), ""]
     if timing:
-        lines += [markdown_row([*HEADERS]), markdown_row([":--", *["--:"] * (len(HEADERS) - 1)])]
-        lines += [*(markdown_row(list(map(escaped, cells))) for cells in timing_rows(run)), ""]
+        lines += [*timing_lines(HEADERS, timing_rows(run)), ""]
     return "\n".join(lines)
+
+
+def table_lines(found: Sequence[Filled]) -> list[str]:
+    """The lines of a table of these columns, of which there is at least one."""
+    return [
+        markdown_row([escaped(each.column.title) for each in found]),
+        markdown_row([":--" if each.column.name in WORDS else "--:" for each in found]),
+        *(markdown_row([markdown_cell(each, i) for each in found]) for i in range(len(found[0].cells))),
+    ]
+
+
+def timing_lines(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table of where seconds went, whose columns of words are ``label`` and ``text``."""
+    below = [":--" if header in ("label", "text") else "--:" for header in headers]
+    return [markdown_row(list(headers)), markdown_row(below), *(markdown_row(list(map(escaped, row))) for row in rows)]
 
 
 def markdown_row(cells: list[str]) -> str:

@@ -90,6 +90,8 @@ COLUMNS = (
 )  # fmt: skip
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
+OF_MODEL = ("label", "engine", "kernel", "where", "kv_cache", "bpw", "head_bpw", "vram", "size", "load")
+"""Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
 LABEL, KERNEL, WORDS = "label", "kernel", ("label", "kernel", "engine", "beside")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""
 

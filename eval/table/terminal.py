@@ -28,7 +28,7 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None) -
     found = columns_that_fit(run, console.width) if names is None else table_columns(run, names)
     width = console.width
     console.width = width if names is None else max(width, least_width(found))
-    console.print(rich_table(run, found, console.width))
+    console.print(rich_table(run.subtitle, found, console.width))
     console.width = width
     for note in [*footnotes(run), *column_notes(run, [each.column.name for each in found])]:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
@@ -36,25 +36,30 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None) -
 
 def show_timing(run: RunResult, console: Console) -> None:
     """Print where the seconds of every row went."""
+    console.print(timing_table(HEADERS_OF_TIMING, timing_rows(run)))
+
+
+def timing_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of where seconds went, whose columns of words are ``label`` and ``text``."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in HEADERS_OF_TIMING:
-        drawn.add_column(header, justify="left" if header == "label" else "right", overflow="fold")
-    for label, *cells in timing_rows(run):
-        drawn.add_row(Text(printable(label)), *cells)
-    console.print(drawn)
+    for header in headers:
+        drawn.add_column(header, justify="left" if header in ("label", "text") else "right", overflow="fold")
+    for cells in rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in cells))
+    return drawn
 
 
-def rich_table(run: RunResult, found: Sequence[Filled], width: int) -> Table:
-    """The table of these columns for a terminal of so many letters."""
+def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
+    """The table of these columns for a terminal of so many letters; there is at least one column."""
     gap = 1 if width_left(found, width) - natural_width(found) >= len(found) else 0  # beside the one of the box
     drawn = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, gap, 0, 0),
-        title=Text(printable(run.subtitle)),
+        title=Text(printable(title)),
         title_justify="left",
     )
-    rows: list[list[Text]] = [[] for _ in run.models]
+    rows: list[list[Text]] = [[] for _ in found[0].cells]
     for each in found:
         words = each.column.name in WORDS
         _, header, texts = word_cells(each) if words else aligned_cells(each)

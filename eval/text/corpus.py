@@ -13,7 +13,7 @@ import hashlib
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from backends.common.errors import InputError
 from backends.common.json_files import LARGEST, SURROGATE, exists, is_file, open_regular, parsed, reason
 from backends.common.messages import bytes_in_words, one_line, printable
 from eval.common.progress import Progress
+from eval.specs import reading
 from eval.specs.types import DataSpec
 from eval.text import hub_datasets
 from eval.text.hub_datasets import (
@@ -48,6 +49,16 @@ def display_name(spec: DataSpec) -> str:
     source = SOURCES.get(spec.dataset.lower())
     fallback = Path(spec.path).stem if spec.path else (spec.is_chat and spec.dataset_path) or spec.dataset
     return spec.dataset_display_name or (source.display if source else fallback)
+
+
+def names_of(specs: Sequence[DataSpec]) -> list[str]:
+    """A name for each text of a run, all different: its label, or else the name of the data.
+
+    Where two would have one name, the second one without a label is called ``name (2)``.
+    """
+    labels = [spec.label for spec in specs if spec.label is not None]
+    others = iter(reading.numbered([display_name(spec) for spec in specs if spec.label is None], labels))
+    return [next(others) if spec.label is None else spec.label for spec in specs]
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from backends.common.messages import CONTROL
 from eval.html import report
-from eval.results import merge, results_json
+from eval.results import merge, results_csv, results_json, texts_json
 from eval.results.run_result import Part, StoredRun
-from eval.table import columns, llama_statistics, markdown, pairs, terminal
+from eval.results.texts import TextResult, TextsResult
+from eval.table import columns, llama_statistics, markdown, pairs, several_texts, terminal, text_columns
 from eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, REFERENCE, run_of
@@ -36,6 +37,14 @@ ORIGIN = {key: WHOLE[key] for key in results_json.ORIGIN}
 PARTS = [Part("a.json", ("bf16",), ORIGIN, REFERENCE, 7.5), Part("b.json", ("W4A16",), ORIGIN)]
 MERGED = WHOLE | {"parts": json.loads(json.dumps([asdict(part) for part in PARTS]))}
 PAGE = {"run": WHOLE, "inspection": json.loads(json.dumps(asdict(inspection_of(RUN))))}
+
+TEXTS = json.loads(
+    json.dumps(
+        texts_json.texts_json(
+            TextsResult((TextResult("a", RUN), TextResult("b", RUN), TextResult("c", None, "no such file"))), ["x"]
+        )
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +65,30 @@ def show(run: StoredRun, inspection: Any, folder: Path) -> None:
     lines += pairs.pair_lines(pairs.neighbours(table), table.data.get("text_tokens"))
     lines += markdown.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    results_json.write_csv(table, folder / "out.csv")
+    results_csv.write_csv(table, folder / "out.csv")
     results_json.write_json(run, folder / "out.json", ["x"])
     assert results_json.load(folder / "out.json")[0] == run
     report.whole_page(report.page_payload(run, inspection, ["x"]), run.title or "").encode()
+
+
+@fuzzed
+@given(random=randoms)
+def test_results_of_several_texts(folder: Path, random: Random) -> None:
+    file = folder / "texts.json"
+    file.write_bytes(damaged(TEXTS, random))
+    found = answer_of(lambda: texts_json.load([file]))
+    if found is None or not isinstance(found[0], texts_json.StoredTexts):
+        return
+    result = found[0]
+    stream = io.StringIO()
+    for key in ("kld", "label", "top1"):
+        table = text_columns.ordered(result, key)
+    several_texts.show(table, Console(file=stream, width=100))
+    lines = [*stream.getvalue().split("\n"), *several_texts.markdown_text(table, timing=True).split("\n")]
+    assert not [line for line in lines if CONTROL.search(line)]
+    results_csv.csv_text(result)
+    texts_json.write_json(result, folder / "again.json", ["x"])
+    assert texts_json.load([folder / "again.json"])[0] == result
 
 
 @fuzzed

@@ -1,5 +1,4 @@
-// The payload, the state that sections share, and helpers. Text of specs, labels and tokens enters as text nodes only.
-const PAYLOAD = JSON.parse(document.getElementById("payload").textContent);
+// The state that sections share, and helpers. Text of specs, labels and tokens enters as text nodes only.
 const RUN = PAYLOAD.run;
 const INSPECTION = PAYLOAD.inspection;
 const NA = "n/a";
@@ -82,7 +81,11 @@ function firstChoice() {
   return best.slice(0, 4).map((each) => each.id);
 }
 
-const state = { hidden: new Set(), chosen: firstChoice(), current: null };
+const state = {
+  hidden: new Set(KEPT.hidden),
+  chosen: (KEPT.chosen || firstChoice()).filter((id) => MODELS[id] && !MODELS[id].failed),
+  current: null,
+};
 state.current = state.chosen[0] ?? null;
 const listeners = [];
 
@@ -90,6 +93,7 @@ const listeners = [];
 function changed() {
   const key = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.key : null;
   hideTip();
+  Object.assign(KEPT, { hidden: state.hidden, chosen: state.chosen });
   for (const draw of listeners) draw();
   const again = key && document.querySelector(`[data-key="${CSS.escape(key)}"]`);
   if (again && again !== document.activeElement) again.focus({ preventScroll: true });

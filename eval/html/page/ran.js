@@ -116,20 +116,25 @@ function theme() {
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
   const say = () => (button.textContent = isDark() ? "Light" : "Dark");
   button.addEventListener("click", () => ((root.dataset.theme = isDark() ? "light" : "dark"), say()));
-  dark.addEventListener("change", say);
+  dark.addEventListener("change", say, { signal: SIGNAL });
   say();
 }
 
 theme();
-header();
-tableSection();
-scatterSection();
-spreadSection();
-positionSection();
-differencesSection();
-confidenceSection();
-tokensSection();
-ranSection();
+if (TEXTS.length) textsSection();
+if (!RUN.error) {
+  header();
+  tableSection();
+  scatterSection();
+  spreadSection();
+  positionSection();
+  differencesSection();
+  confidenceSection();
+  tokensSection();
+  ranSection();
+}
+if (TEXTS.length) textSection();
 selectionBar();
-document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
-document.addEventListener("scroll", moveTip, { capture: true, passive: true });
+if (TEXTS.length) textTabs();
+document.addEventListener("keydown", (event) => event.key === "Escape" && hideTip(), { signal: SIGNAL });
+document.addEventListener("scroll", moveTip, { capture: true, passive: true, signal: SIGNAL });

@@ -69,7 +69,7 @@ function literal(node) {
 }
 
 // A drawing with its title above and its legend, [swatch, text] each, below: literal, so that it stands alone.
-function picture(source, title, legend) {
+function picture(source, title, legend, subtitle) {
   const [width, height] = source.getAttribute("viewBox").split(" ").slice(2).map(Number),
     page = getComputedStyle(document.body),
     top = 52;
@@ -77,7 +77,7 @@ function picture(source, title, legend) {
     svg("text", { x, y, fill, "font-size": size, "font-weight": weight, "font-family": page.fontFamily }, text);
   const parts = [
     write(title, 14, 22, "16px", 700),
-    write(RUN.subtitle || "", 14, 41, "12px", 400),
+    write(subtitle, 14, 41, "12px", 400),
     dress(literal(source), { y: top }, []),
   ];
   let x = 14,
@@ -139,11 +139,11 @@ function asPng(root) {
   paint(pen, root);
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
-// Buttons that save the drawing in a place; legend: a function that gives its [swatch, text] pairs.
-function saveButtons(place, title, legend) {
+// Buttons that save the drawing in a place; legend, subtitle: functions that give its [swatch, text] pairs, and its second line.
+function saveButtons(place, title, legend, subtitle = () => RUN.subtitle || "") {
   const name = title.toLowerCase().replace(/[^a-z]+/g, "_"),
     found = () => place.querySelector("svg"),
-    whole = () => picture(found(), title, legend());
+    whole = () => picture(found(), title, legend(), subtitle());
   const text = () => new XMLSerializer().serializeToString(whole());
   const act = (save) => async () => Boolean(found()) && save();
   return h(

@@ -6,11 +6,17 @@ function drop(id) {
   const left = [...document.querySelectorAll("#chips .drop")];
   (left[Math.min(at, left.length - 1)] || document.querySelector(`[data-key="row-${id}"]`)).focus();
 }
+// A report of several texts keeps the name of the text in its address.
+const goTo = (section) => (event) => {
+  if (!TEXTS.length) return;
+  event.preventDefault();
+  section.scrollIntoView();
+};
 function selectionBar() {
   const links = [...document.querySelectorAll("main > section")].filter((each) => !each.hidden);
   byId("links").append(
     ...links.map((each) =>
-      h("li", {}, h("a", { href: `#${each.id}` }, each.dataset.short || each.querySelector("h2").textContent)),
+      h("li", {}, h("a", { href: `#${each.id}`, onclick: goTo(each) }, each.dataset.short || each.querySelector("h2").textContent)),
     ),
   );
   onChange(() => {

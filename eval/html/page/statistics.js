@@ -62,7 +62,7 @@ function bestModels(models, name) {
   return best.some(alike) ? candidates.filter((m) => best.includes(m) || alike(m)) : best;
 }
 
-// The error of a model's perplexity, paired with the reference where that is known: eval/plots/figures.py, ppl_error().
+// The error of a model's perplexity, paired with the reference where that is known: eval/plots/measures.py, ppl_error().
 function toReference(m) {
   const found = m.against && m.against.ln_ppl_ratio;
   return found || (REFERENCE && pairedDifference(m, REFERENCE, "nll"));

@@ -188,7 +188,7 @@ function tableSection() {
       PAYLOAD.footnotes.map((note) => h("li", {}, note)),
     ),
   );
-  for (const width of [narrow, phone]) width.addEventListener("change", changed);
+  for (const width of [narrow, phone]) width.addEventListener("change", changed, { signal: SIGNAL });
   onChange(() => {
     const models = sorted(MODELS.filter(visible)),
       marks = {};

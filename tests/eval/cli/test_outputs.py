@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from eval.common.outputs import Outputs
 from eval.plots import figures, measures
 from eval.results import results_json
 from eval.results.run_result import RunResult
-from eval.run.runner import FinishedRun
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
 from tests.support.toy import assert_refused
@@ -104,8 +102,7 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
         replace(BASE, label="W4_g32", scores_key="c/alone"),
         replace(BASE, label="no key"),
     )
-    finished = FinishedRun(RunResult({}, "letters", models), SimpleNamespace(windows=(window,)))
-    delivering.copy_scores(cache, finished, tmp_path, Outputs())
+    delivering.copy_scores(cache, RunResult({}, "letters", models), [window], tmp_path, Outputs())
     found = {file.name: parquet.read_table(file)["logprob"].to_pylist() for file in tmp_path.glob("*.parquet")}
     assert found == {"W4_g32.parquet": [-1.0, -1.0], "W4_g32-3.parquet": [-3.0, -3.0]}
     assert capsys.readouterr().out.splitlines() == [

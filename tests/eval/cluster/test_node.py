@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from backends.common.errors import InputError
 from backends.worker import segments
 from backends.worker.messages import (
     JOB,
+    Closed,
     DescribeJob,
     Done,
     LoadJob,
@@ -23,7 +24,8 @@ from backends.worker.messages import (
 )
 from eval.cluster.node import Node
 from eval.cluster.parcels import keep
-from eval.run.workers import Deadline
+from eval.cluster.ray_workers import RayWorker, Seat
+from eval.run.workers import Deadline, Wanted
 from tests.support.scores import random_windows
 
 WINDOWS = random_windows(4)
@@ -74,6 +76,36 @@ def test_scores_of_a_worker_on_a_node_come_back(node: Node, tmp_path: Path) -> N
     assert list(segments.records(here)) == ["one"]
     node.close()
     assert not folder.exists()
+
+
+@dataclass
+class Direct:
+    """An actor without Ray: what is asked of it, its node does at once."""
+
+    node: Node
+
+    def call(self, name: str, *given: Any) -> Any:
+        return getattr(self.node, name)(*given)
+
+
+@pytest.mark.engine
+def test_scores_of_a_second_text_do_not_come_back_with_those_of_the_first(node: Node, tmp_path: Path) -> None:
+    """A worker keeps its model for another text, whose scores lie in another folder here."""
+    worker: Any = RayWorker(None, Wanted("fake"))  # type: ignore[arg-type]  # a cluster is asked for places only
+    folder = Path(node.folder())
+    assert node.folder() == str(folder)
+    seat: Any = Seat(Direct(node), "id", "name", folder)  # type: ignore[arg-type]
+    node.start({"label": "fake", "python": None, "log_file": str(folder / "log")})
+    performed(node, LoadJob("fake", request()))
+    write_windows(tmp_path / "windows", WINDOWS)
+    for text, keeps in (("one", True), ("two", False)):
+        (tmp_path / text).mkdir()
+        job = ScoreJob(Task(), tmp_path / "windows", tmp_path / text, segments.ALONE, f"{text}-0", keeps=keeps)
+        messages = list(worker.followed(seat, job, Deadline()))
+        assert isinstance(messages[-1], Closed)
+        assert list(segments.records(tmp_path / text)) == [f"{text}-0"]
+        found = segments.load(tmp_path / text, segments.ALONE, WINDOWS)
+        assert (len(found.scores), set(found.sessions)) == (4, {f"{text}-0"})
 
 
 @pytest.mark.engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,30 +45,37 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def show(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShowPage]:
-    """Write a report of models and open it; whatever the page complains of fails the test."""
+def show_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Opened]]:
+    """Open a report; whatever the page complains of fails the test.  One that is open already is loaded anew."""
     browser, opened = BROWSER_OF_THIS_FOLDER, set[Opened]()
     browser.start()
 
-    def show(
-        *models: ModelResult, inspect: Any = True, width: int = 1400, run: RunResult | None = None, **context: Any
-    ) -> Opened:
-        """``inspect``: whether there are excerpts, or which.  A report that is open already is loaded anew."""
-        run = run or run_of(*models)
-        excerpts = inspection_of(run) if inspect is True else inspect or None
-        payload = report.page_payload(run, excerpts, ["compare_q.py", "-d", "<d>"])
-        html = report.whole_page(payload, report.TITLE)
+    def show_file(html: str, width: int = 1400, **context: Any) -> Opened:
         key = (html, width, *sorted(context.items()))
         if key not in browser.pages:
             file = tmp_path_factory.mktemp("report") / "report.html"
-            file.write_text(html, encoding="utf-8")
+            file.write_text(html, encoding="utf-8", errors="backslashreplace")
             size = {"width": width, "height": 900}
             browser.pages[key] = Opened(browser.chromium.new_page(viewport=size, **context), file)
         browser.pages[key].load()
         opened.add(browser.pages[key])
         return browser.pages[key]
 
-    yield show
+    yield show_file
     for found in opened:
         assert found.complaints == []
         assert found.requests == [found.file.as_uri()]
+
+
+@pytest.fixture
+def show(show_file: Callable[..., Opened]) -> ShowPage:
+    """Write a report of models and open it."""
+
+    def show(*models: ModelResult, inspect: Any = True, run: RunResult | None = None, **context: Any) -> Opened:
+        """``inspect``: whether there are excerpts, or which."""
+        run = run or run_of(*models)
+        excerpts = inspection_of(run) if inspect is True else inspect or None
+        payload = report.page_payload(run, excerpts, ["compare_q.py", "-d", "<d>"])
+        return show_file(report.whole_page(payload, report.TITLE), **context)
+
+    return show

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from eval.results import results_json
+from eval.results import results_csv
 from eval.table import markdown
 from tests.support.report_page import FAILED, MODELS, Opened, ShowPage, needs_browser, run_of
 
@@ -49,7 +49,7 @@ def test_the_table_as_csv(show: ShowPage, tmp_path: Path) -> None:
     """Names and values are those of ``--csv``, as numbers to their last digit."""
     odd = replace(MODELS[2], label='W4A16 "a", b', notes=("one", "two"))
     run = run_of(*MODELS[:2], odd, FAILED)
-    results_json.write_csv(run, tmp_path / "run.csv")
+    results_csv.write_csv(run, tmp_path / "run.csv")
     found = list(csv.reader(io.StringIO(copied(show(*run.models), "csv"))))
     with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as stream:
         expected = list(csv.reader(stream))

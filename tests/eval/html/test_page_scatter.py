@@ -169,7 +169,7 @@ def test_error_bars_are_the_pngs(show: ShowPage, view: str) -> None:
     opened.pick("scatter", view)
     expected = {}
     for i, model in enumerate(run.models):
-        error, ppl = figures.ppl_error(run, model)[0], model.ppl.value if model.ppl else None
+        error, ppl = measures.ppl_error(run, model)[0], model.ppl.value if model.ppl else None
         assert ppl
         if view == "KLD":
             value, error = (model.kld.value, model.kld.stderr) if model.kld else (0.0, None)

@@ -49,10 +49,9 @@ def many(model: ModelResult, length: int, groups: int) -> ModelResult:
 
 def in_node(models: tuple[ModelResult, ...]) -> dict[str, Any]:
     """What the report's scripts find of a run."""
-    page = "const document = { getElementById: () => ({ textContent: INPUT }) };\n"
     scripts = "".join((report.FOLDER / f"{name}.js").read_text() for name in ("core", "statistics"))
     payload = json.dumps(report.page_payload(run_of(*models), None, []))
-    code = f"const INPUT = {json.dumps(payload)};\n{page}{scripts}{SCRIPT}"
+    code = f"const PAYLOAD = {payload}, KEPT = {{}};\n{scripts}{SCRIPT}"
     assert NODE
     done = subprocess.run([NODE, "-"], input=code, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

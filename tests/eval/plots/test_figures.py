@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from backends.base import Storage
-from eval.plots import figures, labels, style
+from eval.plots import figures, labels, measures, style
 from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.scatter_points import Point
 from eval.results.run_result import ModelResult, RunResult
@@ -167,9 +167,9 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
     """PPL 8 times the error of ln(ratio), 0.002."""
     quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
     run = run_of(REF, quant)
-    assert figures.ppl_error(run, REF) == (None, True)
-    assert figures.ppl_error(run, quant) == (0.016, True)
-    assert figures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
+    assert measures.ppl_error(run, REF) == (None, True)
+    assert measures.ppl_error(run, quant) == (0.016, True)
+    assert measures.ppl_error(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))) == (None, True)
 
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
@@ -177,14 +177,14 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     (tests/eval/results/test_differences.py); times PPL 8."""
     server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
     reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
-    error, paired = figures.ppl_error(run_of(reference, server), server)
+    error, paired = measures.ppl_error(run_of(reference, server), server)
     assert paired
     assert error == pytest.approx(8 * 0.115487, rel=1e-5)
     elsewhere = with_sums(server, tokens=(10, 10, 10, 9))
     with_holes = with_sums(server, whole=())
     for other in (elsewhere, with_holes):
-        assert figures.ppl_error(run_of(reference, other), other) == (0.9, False)
-    assert figures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
+        assert measures.ppl_error(run_of(reference, other), other) == (0.9, False)
+    assert measures.ppl_error(run_of(server, reference=None), server) == (0.9, False)
 
 
 def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() -> None:
@@ -200,8 +200,8 @@ def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() 
     alone = estimates.summarize({"logprob": scores}, index, index % 100 + 1)
     ref = replace(REF, estimates=estimates.summarize({"logprob": reference}, index, index % 100 + 1))
     beside, server = replace(QUANT, estimates=both), replace(QUANT, estimates=alone)
-    expected = figures.ppl_error(run_of(ref, beside), beside)[0]
-    assert figures.ppl_error(run_of(ref, server), server)[0] == pytest.approx(expected)
+    expected = measures.ppl_error(run_of(ref, beside), beside)[0]
+    assert measures.ppl_error(run_of(ref, server), server)[0] == pytest.approx(expected)
     assert both.against is not None
     assert expected == pytest.approx(both.ppl.value * both.against.ln_ppl_ratio.stderr)
 
@@ -264,9 +264,9 @@ def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
 
 def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
     axis = "KL divergence (nats, mean over tokens)"
-    assert figures.kld_axis(real_table.real_run()) == f"{axis} against bf16 vLLM"
-    assert figures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
-    assert figures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
+    assert measures.kld_axis(real_table.real_run()) == f"{axis} against bf16 vLLM"
+    assert measures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
+    assert measures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
     figure = figures.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), measure=KLD)
     assert figure.axes[0].get_ylabel().endswith("x" * 22)
     figure.draw_without_rendering()

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import figures, pictures, style
+from eval.plots import measures, pictures, style
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.distributions import histogram_of
 from eval.stats.uncertainty import Mean
@@ -135,7 +135,7 @@ def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
     loss, kld = found["loss_by_position"], found["kld_by_position"]
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
-    assert kld.axes[0].get_ylabel() == figures.kld_axis(small())
+    assert kld.axes[0].get_ylabel() == measures.kld_axis(small())
     assert artists_of_kind(loss, "line")[0].get_linewidth() == 3.0
     curve = small().models[3].estimates.curve  # type: ignore[union-attr]
     assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eval import __version__
-from eval.results import results_json
+from eval.results import results_csv, results_json
 from eval.results.run_result import ModelResult, RunResult
 from eval.stats.estimates import summarize
 from eval.stats.uncertainty import Mean
@@ -159,7 +159,7 @@ def test_other_and_damaged_results_are_refused() -> None:
     assert results_json.from_json(raw).subtitle == "letters"
     assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
     assert refusal(results_json.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
-    assert "results of format 3, but this compare_q reads formats 4 and 5" in refusal(
+    assert "results of format 3, but this compare_q reads formats 4, 5 and 6" in refusal(
         results_json.from_json, {**raw, "format": 3}
     )
     assert refusal(results_json.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
-    results_json.write_csv(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c"))), tmp_path / "r.csv")
+    results_csv.write_csv(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c"))), tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as stream:
         failed, reference, quant = csv.DictReader(stream)
     assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")

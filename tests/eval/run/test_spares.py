@@ -12,8 +12,9 @@ import pytest
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.worker.messages import LoadJob
-from eval.run import early, model_run, spares
+from eval.run import early, spares
 from eval.run.devices import Devices
+from eval.run.rows import model_run
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import threaded
 

@@ -20,6 +20,7 @@ DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len"
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
 
 DATA_VALUES: dict[str, list[Any]] = {
+    "label": ["code", None],
     "tokenize_fn": ["transformers"], "tokenizer_dir": ["/some/folder", "org/model"], "tokenizer_revision": ["v1", None],
     "trust_remote_code": [True], "dataset": ["c4", "org/data"], "revision": ["v1"], "dataset_path": ["org/data"],
     "dataset_name": ["en", None], "dataset_split": ["test", "train[:1000]"], "split": ["validation"],
@@ -210,7 +211,7 @@ def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gol
 def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
-        (parse_data_spec(DATA, Path()), dict.fromkeys(("method", "detokenize", *methods.ONLY_WITH_CHAT))),
+        (parse_data_spec(DATA, Path()), dict.fromkeys(("method", "detokenize", "label", *methods.ONLY_WITH_CHAT))),
         (
             parse_model_spec(MODEL, Path()),
             dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources")),
@@ -219,6 +220,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
         then = {key: value for key, value in spec.model_dump().items() if key not in later}
         assert len(then) == len(spec.model_dump()) - len(later)
         assert spec.digest() == hashlib.sha256(json.dumps(then, sort_keys=True).encode()).hexdigest()
+    assert parse_data_spec({**DATA, "label": "a"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
     assert parse_data_spec({**DATA, "method": "once"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
     assert parse_model_spec({**MODEL, "noise_floor": True}, Path()).digest() != parse_model_spec(MODEL, Path()).digest()
 

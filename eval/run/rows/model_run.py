@@ -1,4 +1,4 @@
-"""One model in its worker: score the windows that are missing, keep the scores, leave the reference store behind."""
+"""One model on one text: score the windows that are missing, keep the scores, leave the reference store behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,50 @@ from eval.common.progress import Phase
 from eval.run import jobs
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, Reference, tag_for
+from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
 from eval.run.spares import Crew, death_mark, error_of
 from eval.text.windows import EvalData
 
 
-def score(
-    session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew, kept: Callable[[], None]
-) -> None:
+@dataclass(frozen=True)
+class Work:
+    """What a fetched model has to do on a text, beside which ``reference``.
+
+    ``keeps``: its workers stay loaded for another text; ``kept`` is called when all windows are scored and the
+    reference's store is there, if the model makes that, before an engine is closed.
+    """
+
+    fetched: FetchedJob
+    text: TextRun
+    reference: Reference
+    keeps: bool
+    kept: Callable[[], None]
+
+
+def score(session: Session, work: Work, crew: Crew) -> None:
     """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
-    folder, tag = session.cache.path("scores", fetched.scores_key, ""), tag_for(reference, fetched.job)
+    job = work.fetched.job
+    folder, tag = session.cache.path("scores", work.fetched.scores_key, ""), tag_for(work.reference, job)
     while True:
         before = segments.committed(folder, tag)
         try:
-            return score_once(session, fetched, data, reference, crew, kept)
+            return score_once(session, work, crew)
         except LostWorkerError as lost:
             crew.release()
             there = len(segments.committed(folder, tag) - before)
             again = f"{max(lost.scored - there, 0)} of the {lost.scored} windows that it had scored are scored again"
-            session.progress.say(f"{fetched.job.request.label}: {lost}; {again}")
+            session.progress.say(f"{job.request.label}: {lost}; {again}")
 
 
-def score_once(
-    session: Session, fetched: FetchedJob, data: EvalData, reference: Reference, crew: Crew, kept: Callable[[], None]
-) -> None:
+def score_once(session: Session, work: Work, crew: Crew) -> None:
     """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
-    ``kept`` is called when all is scored and that store is there, before the engine is closed.  ModelError with the
-    reason if the model fails; what it has scored before that is kept.
+    ModelError with the reason if the model fails; what it has scored before that is kept.
     """
-    job = fetched.job
+    job, data, reference = work.fetched.job, work.text.data, work.reference
     session.cache.check_writable()
-    folder = session.cache.path("scores", fetched.scores_key, "")
+    folder = session.cache.path("scores", work.fetched.scores_key, "")
     tag = tag_for(reference, job)
     with task_of(session, job, reference, len(data.windows)) as (task, recorded):
         crew.make_ready()
@@ -67,15 +80,16 @@ def score_once(
             for replica, share in enumerate(shares(wanted, crew.replicas)):
                 windows = files.enter_context(session.cache.scratch())
                 write_windows(windows, share)
-                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts))
+                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts, work.keeps))
 
             def scored() -> None:
                 if task.record is not None and isinstance(reference, HeldReference):
                     keep_store(session, task.record, reference, len(data.windows))
-                kept()
+                work.kept()
 
-            follow(session, job.request.label, crew, score_jobs, len(wanted), scored)
-        crew.release()
+            follow(session, work.text.of(job.request.label), crew, score_jobs, len(wanted), scored)
+        if not work.keeps:
+            crew.release()
 
 
 def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
@@ -86,7 +100,7 @@ def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
 
 
 def follow(
-    session: Session, label: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int, scored: Callable[[], None]
+    session: Session, name: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int, scored: Callable[[], None]
 ) -> None:
     """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end.
 
@@ -95,7 +109,7 @@ def follow(
     done = 0
     try:
         messages = crew.score(score_jobs, n_windows)
-        with session.progress.phase(f"scoring {label}", unit="windows", total=n_windows) as phase:
+        with session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
             try:
                 took(messages, phase)
                 scored()

@@ -1,0 +1,245 @@
+"""The results of several texts -> one plot, a row a model with a marker a text, and all pictures of every text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
+
+from eval.common.outputs import Outputs
+from eval.plots import figures, grouping, labels, measures, pictures, spread, style
+from eval.plots.grouping import Styles
+from eval.plots.measures import Measure, Size
+from eval.plots.style import Theme
+from eval.plots.texts.rows import Row, chosen, floor_of, missing_note, rows_of
+from eval.results.run_result import MARK
+from eval.results.texts import TextsResult
+from eval.run import token_scores
+from eval.table.columns import FLOOR
+
+ROW, MARGINS, LINE = 0.36, 3.3, 0.19
+"""Inches: height of a row, of what is above and below all rows, and of a further line of words."""
+LETTERS, NOTE_LETTERS = 80, 125
+"""Letters of a line of the heading, and of the small lines below the axes."""
+CARD_ROWS, CARD_LETTERS = 8, 62
+"""Rows that a card has room for, and letters of a line on it."""
+LEAST_LOG = {True: 10.0, False: 3.0}
+"""The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest."""
+MOST_DECADES = 3.2
+"""With more, only the powers of ten have a tick."""
+MARKER, NAME_SIZE, NAME_GAP = 8.5, 11.0, 14.0
+"""Points: markers, the names of the texts above the first row, and what is free between two names."""
+NAMES_AT, TOP, TOP_WITH_FLOOR = -1.05, -1.5, -2.2
+"""Where the names of the texts stand, and where the axes end, above the first row, which is at 0."""
+APART, SPAN = 0.13, 0.44
+"""Markers of a row stand so far above each other, and all of them together no farther: whiskers stay apart."""
+LEGEND = 48.0
+"""Points from the axes to the legend: ticks, and the axis' name."""
+BARS, MEANS = "bar: from the least to the largest of the texts", "line across it: macro mean"
+
+
+def draw(
+    result: TextsResult, file: Path, *, size: Size | None = None, title: str | None = None, dark: bool = False,
+    card: bool = False, kld: bool | None = None,
+) -> None:  # fmt: skip
+    """The plot of all texts, or one line that says why there is none.  ``kld`` None: KLD where a model has one;
+    ``size``: what stands beside a label, None: bits per weight, or the size of the files where these are not known."""
+    try:
+        figure = texts_figure(result, size=size, title=title, dark=dark, card=card, kld=kld)
+    except ValueError as error:
+        print(f"no plot: {error}")
+        return
+    style.save_figure(figure, file)
+    print(f"plot: {file}")
+
+
+def write_all(result: TextsResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
+    """The plot of all texts, and for every text that did not fail a folder with the pictures of a run of it alone."""
+    shared = ["texts.png", "texts.svg"]
+    for name in shared:
+        with outputs.writing(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            draw(result, folder / name, title=title or None, dark=dark)
+    names = token_scores.file_names([*shared, *(text.name for text in result.texts)])[len(shared) :]
+    for text, name in zip(result.texts, names, strict=True):
+        if text.run is None:
+            print(f"no pictures of {text.name}: {text.error}")
+        else:
+            pictures.write_all(text.run, folder / name, outputs, dark=dark, title=title)
+
+
+def texts_figure(
+    result: TextsResult, *, size: Size | None = None, title: str | None = None, dark: bool = False, card: bool = False,
+    kld: bool | None = None,
+) -> Figure:  # fmt: skip
+    """A row a model, the smallest macro mean first, and on it a marker a text; ValueError if there is no value."""
+    measure = chosen(result, kld)
+    every = sorted(rows_of(result, measure, size), key=lambda row: row.place)
+    if not every:
+        raise ValueError(f"no model has a {measure.name} of any text")
+    rows = every[:CARD_ROWS] if card else every
+    letters = CARD_LETTERS if card else LETTERS
+    title = title or f"{measure.title} on {len(result.texts)} texts"
+    note = textwrap.fill(missing_note(result, measure, reasons=not card), 92 if card else NOTE_LETTERS)
+    lines = max(len(textwrap.wrap(title, letters // 2)) - 1, 0) + len(note.splitlines())
+    width, height = style.CARD if card else (style.WIDTH, MARGINS + ROW * len(rows) + LINE * lines)
+    subtitle = explanation(result, rows, measure)
+    if card:
+        subtitle = f"the first {len(rows)} of {len(every)} models" if len(rows) < len(every) else BARS
+    with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
+        looks = grouping.group_styles([text.name for text in result.texts], theme.ink, distinct=False)
+        axes.set(xlabel=axis_name(result, measure).partition(" (" if card else "\n")[0])
+        set_axis(axes, rows, kld=measure.kld, sparse=card)
+        floor = floor_of(result) if measure.kld else None
+        spread.label_rows(axes, [(row.label, row.group) for row in rows], theme, TOP_WITH_FLOOR if floor else TOP)
+        draw_sizes(axes, rows, theme)
+        for i, row in enumerate(rows):
+            draw_row(axes, i, row, [looks[text.name] for text in result.texts], theme)
+        write_means(axes, rows, measure, theme)
+        if note:
+            figure.supxlabel(note, x=0.015, ha="left", fontsize=8.5 if card else 10, color=theme.muted)
+        name_texts(axes, rows, [text.name for text in result.texts], looks, theme)
+        if floor:
+            spread.draw_floor(axes, floor[1], theme)
+            spread.name_floor(axes, *floor, theme)
+    return figure
+
+
+def write_means(axes: Axes, rows: Sequence[Row], measure: Measure, theme: Theme) -> None:
+    """The macro means right of the rows, with as many digits as their errors bear; nothing if none is known."""
+    means = [(row.mean.value, row.mean.stderr) for row in rows]
+    if any(value is not None for value, _ in means):
+        spread.write_numbers(axes, -1, ["mean"], theme)
+        for i, (value, error) in enumerate(means):
+            text = "n/a" if value is None else measures.value_text(value, error, measure)
+            spread.write_numbers(axes, i, [text], theme)
+
+
+def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> str:
+    """What the plot shows, for its heading."""
+    words = [BARS, MEANS] if any(row.mean.value is not None for row in rows) else [BARS]
+    if any(spot.limits for row in rows for spot in row.spots):
+        paired = any(run.reference for run in result.runs)
+        of = "" if measure.kld else " of the ratio to the reference's" if paired else " (mostly common to all models)"
+        words.append(f"whiskers: 95 % interval{of}")
+    if any(spot.value <= 0 for row in rows for spot in row.spots):
+        words.append("hollow: not above 0")
+    if any(row.label.endswith(FLOOR) for row in rows):
+        words.append(f"{FLOOR}: noise floor")
+    marked = figures.MARKED if any(MARK in row.label for row in rows) else ""
+    return "; ".join(words) + marked
+
+
+def axis_name(result: TextsResult, measure: Measure) -> str:
+    """The axis; it names the reference of a KLD where all texts have the same."""
+    names = {measures.kld_axis(run) for run in result.runs if run.reference} if measure.kld else set()
+    return names.pop() if len(names) == 1 else measure.axis
+
+
+def set_axis(axes: Axes, rows: Sequence[Row], *, kld: bool, sparse: bool) -> None:
+    """Limits that hold all values and their intervals; logarithmic where the values differ that much."""
+    spots = [spot for row in rows for spot in row.spots]
+    values = [spot.value for spot in spots if spot.value > 0]
+    ends = [end for spot in spots for end in (spot.value, *(spot.limits or ()))]
+    if values and max(values) > LEAST_LOG[kld] * min(values):
+        low = max(min([end for end in ends if end > 0]), min(values) / 2)  # an interval may reach down to 0
+        axes.set(xscale="log", xlim=(low / 1.3, max(ends) * 1.3))
+        style.log_ticks(axes.xaxis, sparse=sparse or max(ends) / low > 10**MOST_DECADES)
+        return
+    low = min(0.0, *ends) if kld else min(ends)
+    room = 0.04 * ((max(ends) - low) or 1.0)
+    axes.set_xlim(low - room, max(ends) + room)
+    axes.locator_params(axis="x", nbins=4 if sparse else 8)
+
+
+def draw_sizes(axes: Axes, rows: Sequence[Row], theme: Theme) -> None:
+    """The sizes between the labels and the axes."""
+    wide = 0.0
+    for i, row in enumerate(rows):
+        text = axes.annotate(
+            row.size, (0, i), (-8, 0), ("axes fraction", "data"), "offset points", ha="right", va="center"
+        )
+        text.set(color=theme.muted, fontsize=9.5, gid=f"size-{i}")
+        wide = max(wide, text.get_window_extent().width * 72 / style.DPI if row.size else 0.0)
+    axes.tick_params(axis="y", pad=8 + (wide + 10 if wide else 0))
+
+
+def draw_row(axes: Axes, i: int, row: Row, looks: Sequence[tuple[str, str]], theme: Theme) -> None:
+    """The bar from least to largest, its macro mean, and the markers with their whiskers."""
+    left, right = axes.get_xlim()
+    at = {spot.text: max(spot.value, left) for spot in row.spots}
+    bar = axes.plot([min(at.values()), max(at.values())], [i, i], color=theme.muted, alpha=0.35, lw=5, zorder=2)[0]
+    bar.set(solid_capstyle="round", gid=f"range-{i}")
+    if row.mean.value is not None and row.mean.value >= left:
+        axes.plot([row.mean.value] * 2, [i - 0.33, i + 0.33], color=theme.ink, lw=1.6, zorder=3, gid=f"mean-{i}")
+    step = min(APART, SPAN / max(len(looks) - 1, 1))
+    for spot in row.spots:
+        colour, marker = looks[spot.text]
+        y = i + step * (spot.text - (len(looks) - 1) / 2)
+        name = f"{i * len(looks) + spot.text}"
+        if spot.limits:
+            ends = [min(max(end, left), right) for end in spot.limits]
+            axes.plot(ends, [y, y], color=colour, lw=1.2, marker="|", ms=5, mew=1.2, zorder=3.2, gid=f"whisker-{name}")
+        face, edge, width = (theme.paper, colour, 1.6) if spot.value <= 0 else (colour, theme.paper, 0.8)
+        point = axes.plot(at[spot.text], y, marker, ms=MARKER, mfc=face, mec=edge, mew=width, zorder=4)[0]
+        point.set(color=colour, markerfacecolor=face, markeredgecolor=edge, clip_on=False, gid=f"point-{name}")
+
+
+def name_texts(axes: Axes, rows: Sequence[Row], names: Sequence[str], looks: Styles, theme: Theme) -> None:
+    """The name of each text above its marker in the first row; a legend below, if a marker or the room is missing.
+
+    Lays the figure out for good.
+    """
+    shown = sorted({spot.text for row in rows for spot in row.spots})
+    words = [grouping.short_label(names[i]) for i in shown]
+    styles = [looks[names[i]] for i in shown]
+    first = {spot.text: spot.value for spot in rows[0].spots}
+    figure = axes.figure.get_figure(root=True)
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    texts = [axes.text(0.5, 0, word, size=NAME_SIZE, va="center", in_layout=False) for word in words]
+    wide = max(text.get_window_extent().width for text in texts) + (MARKER + NAME_GAP) * style.DPI / 72
+    if first.keys() < set(shown) or wide * len(shown) > axes.bbox.width:
+        for text in texts:
+            text.remove()
+        draw_legend(axes, words, styles, wide + 2 * NAME_GAP * style.DPI / 72)
+        style.freeze_layout(figure)
+        return
+    style.freeze_layout(figure)
+    left = axes.get_xlim()[0]
+    spots = axes.transData.transform([(max(first[i], left), 0) for i in shown])
+    places = labels.spread_out(spots[:, 0], wide, axes.bbox.x0 + wide / 2, axes.bbox.x1 - wide / 2)
+    for i, (text, place, spot, (colour, marker)) in enumerate(zip(texts, places, spots, styles, strict=True)):
+        start = place - (text.get_window_extent().width + MARKER * style.DPI / 72) / 2
+        at, over, word = axes.transData.inverted().transform(
+            [(start, spot[1]), (place, spot[1]), (start + 1.1 * MARKER * style.DPI / 72, spot[1])]
+        )[:, 0]
+        value = max(first[shown[i]], left)
+        axes.plot([value, over], [-0.3, NAMES_AT + 0.32], color=colour, lw=0.8, alpha=0.8, zorder=3, gid=f"leader-{i}")
+        axes.plot(at, NAMES_AT, marker, color=colour, ms=MARKER - 1, mec=theme.paper, mew=0.6, zorder=5, clip_on=False)
+        text.set(position=(word, NAMES_AT), color=style.ink_of(colour, theme), zorder=5, gid=f"name-{i}")
+        text.set(path_effects=style.halo(theme))
+
+
+def draw_legend(axes: Axes, words: Sequence[str], styles: Sequence[tuple[str, str]], wide: float) -> None:
+    """Markers and names of the texts below the axes, in as many columns as there is room for, smaller if need be.
+
+    ``wide``: pixels that a name takes at ``NAME_SIZE``, with its marker and the gap to the next.
+    """
+    figure = axes.figure.get_figure(root=True)
+    handles = [Line2D([], [], ls="", marker=marker, color=colour, ms=MARKER) for colour, marker in styles]
+    below = axes.transAxes + ScaledTranslation(0, -LEGEND / 72, figure.dpi_scale_trans)
+    room = figure.bbox.width - axes.bbox.x0 - NAME_GAP * style.DPI / 72
+    legend = axes.legend(
+        handles, ["-"] * len(words), loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=below,
+        ncols=max(min(int(room // wide), len(words)), 1), borderaxespad=0.0, handletextpad=0.2,
+        fontsize=NAME_SIZE * min(1, room / wide),
+    )  # fmt: skip
+    for text, word in zip(legend.get_texts(), words, strict=True):
+        text.set_text(word)  # not passed above, as a legend hides labels that start with "_"

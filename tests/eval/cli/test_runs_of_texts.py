@@ -1,0 +1,128 @@
+"""Several texts on the command line: which specs are taken and refused, what is checked, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command_line import Run
+from tests.support.comparisons import fake
+from tests.support.text_runs import write_texts
+from tests.support.toy import assert_refused
+
+MODELS = [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0)]
+
+
+@pytest.fixture
+def files(tmp_path: Path, toy_model: Path) -> dict[str, Path]:
+    found = write_texts(tmp_path, toy_model)
+    (tmp_path / "models.json").write_text(json.dumps(MODELS))
+    return {**found, "models": tmp_path / "models.json"}
+
+
+def listed(files: dict[str, Path], *changes: dict[str, Any]) -> Path:
+    """One file with a list of the texts, changed so."""
+    specs = [json.loads(files[name].read_text()) for name in ("prose", "code")]
+    file = files["prose"].parent / "list.json"
+    file.write_text(json.dumps([{**spec, **change} for spec, change in zip(specs, changes, strict=False)]))
+    return file
+
+
+def test_a_list_in_one_file_and_wildcards(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    one = listed(files, {"label": "Prose"}, {})
+    ran = compare_q("-d", one, "-m", files["models"], "-r", 2)
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith("2 texts: Prose, code")
+    assert "Prose: method exllamav3: 2 windows" in ran.out
+    same = compare_q("-d", tmp_path / "[lp]*s*.json", "-d", files["code"], "-m", files["models"], "-r", 2)
+    assert same.out.startswith("5 texts: Prose, code, logs, prose, code (2)"), same.err
+
+
+def test_one_text_in_a_list_is_one_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    words = ("-m", files["models"], "-o", tmp_path / "r.json")
+    compare_q("-d", files["prose"], *words)
+    alone, as_list = (compare_q("-d", file, *words) for file in (files["prose"], listed(files, {})))
+    assert as_list == alone
+    assert json.loads((tmp_path / "r.json").read_text())["format"] == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        (({"label": "x"}, {"label": "x"}), "label: two texts are called 'x'"),
+        (({"label": "x"}, {"labl": "y"}), "list.json: text 2: labl: unknown key"),
+        (({}, {"label": "y", "eval_len": "9"}), "list.json: text 2 (y): eval_len: "),
+        (({"label": " "}, {}), "list.json: text 1 ( ): label: must be"),
+        (({"label": "a\nb"}, {}), "label: must be one line"),
+        ((), "list.json: holds no text"),
+    ],
+)
+def test_specs_that_are_refused(compare_q: Run, files: dict[str, Path], changes: Any, part: str) -> None:
+    assert_refused(compare_q("-d", listed(files, *changes), "-m", files["models"]), part)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--sort", "kld:chat"], "--sort: no text is called 'chat'; there are: prose, code"),
+        (["--sort", "what"], "'what' is no column"),
+        (["-lf", "store"], "--logits_file: a reference store is of one text"),
+        (["--pair", "a", "z"], "--pair: no model is called 'z'"),
+    ],
+)
+def test_flags_that_are_refused(compare_q: Run, files: dict[str, Path], flags: list[str], part: str) -> None:
+    assert_refused(compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags), part)
+
+
+def test_flags_of_several_texts_with_one(compare_q: Run, files: dict[str, Path]) -> None:
+    for flags, part in ((["--by-text"], "--by-text: there is one"), (["--sort", "kld:prose"], "--sort: kld:prose: ")):
+        assert_refused(compare_q("-d", files["prose"], "-m", files["models"], *flags), part)
+
+
+def test_no_output_may_replace_a_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("code.json", "code.txt"):
+        ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], "--csv", tmp_path / name)
+        assert_refused(ran, f"{name}: is the ")
+
+
+def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    words = ("-d", files["prose"], files["code"], "-m", files["models"], "--check")
+    ran = compare_q(*words)
+    assert ran.status == 0, ran.err
+    assert "data prose: prose, method exllamav3, windows of 100 every 100 tokens: 9 windows" in ran.out
+    assert "data code: code, method exllamav3, windows of 60 every 60 tokens: 1" in ran.out
+    (tmp_path / "code.txt").write_text("")
+    ran = compare_q(*words)
+    assert ran.status == 2
+    assert "error: data code: " in ran.err
+    assert "data prose: prose" in ran.out
+
+
+def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    flags = ["-o", out / "r.json", "--csv", out / "r.csv", "--markdown", out / "r.md", "--html", out / "r.html",
+             "-pf", out / "p.svg", "--tokens-out", out / "tokens", "--pairs", "--statistics", "--timing",
+             "--by-text", "--sort", "kld:code", "-t", "Texts"]  # fmt: skip
+    ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
+    assert ran.status == 0, ran.err
+    for name in ("prose", "code"):
+        assert ran.out.count(f"== {name} ==") == 2  # its table, and its pairs
+        assert sorted(file.name for file in (out / "tokens" / name).iterdir()) == [
+            "a.parquet", "b.parquet", "ref.parquet"
+        ]  # fmt: skip
+    with (out / "r.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["text"], row["label"]) for row in rows] == [
+        (name, label) for name in ("prose", "code") for label in ("ref", "b", "a")
+    ]
+    assert "Texts" in (out / "p.svg").read_text()
+    for source in (out / "r.json", out / "r.html"):
+        again = compare_q("--from", source, "-o", out / "again.json", "--html", out / "again.html")
+        assert again.status == 0, again.err
+        assert json.loads((out / "again.json").read_text()) == json.loads((out / "r.json").read_text())
+    assert_refused(compare_q("--from", out / "r.json", "--from", out / "r.html"), "several texts")

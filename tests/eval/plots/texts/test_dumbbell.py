@@ -1,0 +1,148 @@
+"""The plot of several texts: markers, whiskers, bars and numbers at their places, nothing over anything else; files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.common.outputs import Outputs
+from eval.plots import labels, pictures, style
+from eval.plots.texts import dumbbell
+from eval.results.texts import TextsResult
+from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
+from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
+
+pytestmark = pytest.mark.slow
+
+ORDER = ("noise", "GGUF Q4_K", "EXL3 4.0")
+
+
+def test_markers_whiskers_and_bars_are_the_results() -> None:
+    """A row a model, the smallest mean first; the smallest of the KLDs is 1 / 80 of the largest: a log axis."""
+    figure = dumbbell.texts_figure(three())
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert [text.get_text() for text in artists_of_kind(figure, "label")] == ["noise ≈", *ORDER[1:]]
+    assert [text.get_text() for text in artists_of_kind(figure, "size")] == ["16.00 bpw", "4.50 bpw", "4.00 bpw"]
+    klds = [kld for label in ORDER for kld in KLDS[label]]
+    assert [mark.get_xdata()[0] for mark in artists_of_kind(figure, "point")] == klds
+    whiskers = [list(line.get_xdata()) for line in artists_of_kind(figure, "whisker")]
+    assert whiskers == [pytest.approx([k - REACH * k / 10, k + REACH * k / 10]) for k in klds if k]
+    bars = [list(line.get_xdata()) for line in artists_of_kind(figure, "range")]
+    assert bars == [[min(KLDS[label]), max(KLDS[label])] for label in ORDER]  # type: ignore[type-var]
+    assert [line.get_xdata()[0] for line in artists_of_kind(figure, "mean")] == pytest.approx([0.002, 0.03, 0.05])
+    numbers = [text.get_text() for text in axes.texts if str(text.get_gid()).startswith("number")]
+    assert numbers == ["mean", "0.0020", "0.030", "0.050"]  # errors: 0.00012, 0.0019, 0.0032
+    assert artists_of_kind(figure, "level")[0].get_xdata()[0] == pytest.approx(0.002)
+
+
+def test_each_text_has_a_shape_of_its_own_and_its_name_above_the_first_row() -> None:
+    figure = dumbbell.texts_figure(three())
+    marks = artists_of_kind(figure, "point")
+    shapes = [mark.get_marker() for mark in marks]
+    assert shapes == shapes[:3] * 3
+    assert len(set(shapes)) == 3
+    names = artists_of_kind(figure, "name")
+    assert [text.get_text() for text in names] == list(NAMES)
+    leaders = artists_of_kind(figure, "leader")
+    assert [line.get_xdata()[0] for line in leaders] == list(KLDS["noise"])
+    assert smallest_gap(extents(names)) > 1
+    assert smallest_gap(extents(names), labels.boxes_of(figure, "level-name")) > 1
+
+
+def test_without_a_reference_perplexity_is_drawn() -> None:
+    """From 20 to 21.6: a linear axis, the reference among the rows, and no noise floor."""
+    figure = dumbbell.texts_figure(three(), kld=False)
+    axes = figure.axes[0]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("linear", "Perplexity")
+    assert len(artists_of_kind(figure, "label")) == 4
+    assert artists_of_kind(figure, "level") == []
+    assert len(artists_of_kind(figure, "whisker")) == 9
+
+
+def test_what_failed_is_absent_and_named_below() -> None:
+    result = with_failed_text(three(c4={"EXL3 4.0": "out of memory"}), "chat", "no such file")
+    figure = dumbbell.texts_figure(result)
+    assert [mark.get_xdata()[0] for mark in artists_of_kind(figure, "point")] == [0.001, 0.002, 0.04, 0.04, 0.05]
+    assert figure.get_supxlabel() == "n/a: chat (no such file); EXL3 4.0 on c4 (out of memory)"
+    assert artists_of_kind(figure, "number") == []  # no model has a mean of all texts
+    assert [text.get_text() for text in artists_of_kind(figure, "name")] == ["wiki2", "c4"]
+    nothing = replace(result, texts=tuple(replace(text, run=None, error="x") for text in result.texts))
+    with pytest.raises(ValueError, match="no model has a KLD of any text"):
+        dumbbell.texts_figure(nothing, kld=True)
+
+
+def crowd(count: int, names: tuple[str, ...], letters: int) -> TextsResult:
+    """So many models of long labels, of texts of these names."""
+    texts = []
+    for name, text in zip(names, three().texts * 2, strict=False):
+        assert text.run
+        reference, _, model, _ = text.run.models
+        models = [replace(model, label=f"{model.label} {'W' * letters} {i}") for i in range(count)]
+        texts.append(replace(text, name=name, run=replace(text.run, models=(reference, *models))))
+    return TextsResult(tuple(texts))
+
+
+@pytest.mark.parametrize("card", [False, True])
+@pytest.mark.parametrize(("names", "letters"), [(("a", "b", "c", "d", "e"), 0), (("a" * 80, "b c " * 30, "_c"), 60)])
+@pytest.mark.filterwarnings("error")
+def test_many_and_long_names_overlap_nothing(names: tuple[str, ...], letters: int, card: bool) -> None:
+    figure = dumbbell.texts_figure(crowd(12, names, letters), card=card, dark=True)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    rows = labels.boxes_of(figure)
+    assert len(rows) == (dumbbell.CARD_ROWS if card else 12)
+    assert tuple(figure.get_size_inches()) == style.CARD or not card
+    legend = axes.get_legend()
+    named = extents(artists_of_kind(figure, "name")) or [legend.get_window_extent()]
+    numbers = [text for text in extents(axes.texts) if text.x0 >= axes.bbox.x1]
+    everything = [*rows, *named, *numbers, *labels.boxes_of(figure, "size"), axes.xaxis.label.get_window_extent()]
+    assert all(is_within(box, figure.bbox) for box in everything)
+    assert is_within(axes._left_title.get_window_extent(), figure.bbox)
+    assert smallest_gap(everything) > -1
+    assert smallest_gap(extents(axes.get_xticklabels())) > 1
+    assert axes.bbox.width > 0.3 * figure.bbox.width
+    if legend:
+        assert [text.get_text() for text in legend.get_texts()][-1] == "_c"
+        assert pixels_apart(legend.get_window_extent(), axes.xaxis.label.get_window_extent()) > 0
+
+
+def test_values_not_above_zero_are_hollow_at_the_left_edge() -> None:
+    result = three()
+    assert result.texts[0].run
+    model = result.texts[0].run.models[1]
+    assert model.estimates
+    assert model.estimates.against
+    below = replace(model.estimates.against, kld=replace(model.estimates.against.kld, value=-1e-7))
+    models = list(result.texts[0].run.models)
+    models[1] = replace(model, estimates=replace(model.estimates, against=below))
+    text = replace(result.texts[0], run=replace(result.texts[0].run, models=tuple(models)))
+    figure = dumbbell.texts_figure(replace(result, texts=(text, *result.texts[1:])))
+    mark = artists_of_kind(figure, "point")[0]
+    assert (mark.get_xdata()[0], mark.get_markerfacecolor()) == (figure.axes[0].get_xlim()[0], style.LIGHT.paper)
+    assert "hollow: not above 0" in figure.axes[0].texts[0].get_text()
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plot, the same bytes each time, and a folder a text, whose name is safe and not the plot's."""
+    monkeypatch.setattr(style, "DPI", 40)
+    seen = []
+    monkeypatch.setattr(
+        pictures, "write_all", lambda run, folder, outputs, **_: seen.append((run.subtitle, folder.name))
+    )
+    odd = ("a/b", "texts.png", "a b")
+    named = TextsResult(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
+    result = with_failed_text(named, "a b", "no such file")
+    for name in "first", "second":
+        dumbbell.write_all(result, tmp_path / name, Outputs())
+    assert seen[:2] == [("wiki2, 2 × 50 tokens", "a_b"), ("c4, 2 × 50 tokens", "texts.png-2")]
+    for suffix in "png", "svg":
+        first, second = (tmp_path / name / f"texts.{suffix}" for name in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == [
+        f"plot: {tmp_path / 'first' / 'texts.png'}", f"plot: {tmp_path / 'first' / 'texts.svg'}",
+        "no pictures of a b: no such file",
+    ]  # fmt: skip

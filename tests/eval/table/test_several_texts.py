@@ -1,0 +1,156 @@
+"""The table of several texts: beside each other, narrow, below each other; its order, footnotes and Markdown."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from eval.results.run_result import ModelResult
+from eval.results.texts import TextResult, TextsResult
+from eval.results.timing import Timing
+from eval.table import several_texts, text_columns
+from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
+
+OTHER = replace(QUANT, label="NVFP4")
+
+
+def measured(model: ModelResult, ppl: float, kld: float) -> ModelResult:
+    assert model.ppl
+    assert model.kld
+    changed = with_against(with_ppl(model, replace(model.ppl, value=ppl)), kld=replace(model.kld, value=kld))
+    return changed
+
+
+TEXTS = TextsResult(
+    (
+        TextResult("prose", run_of(REF, measured(QUANT, 8.0, 0.01), measured(OTHER, 9.0, 0.03))),
+        TextResult("code", run_of(REF, measured(QUANT, 4.5, 0.06), measured(OTHER, 4.0, 0.02))),
+    )
+)
+BROKEN = replace(
+    TEXTS,
+    texts=(
+        TEXTS.texts[0],
+        TextResult("code", replace(TEXTS.runs[1], models=(*TEXTS.runs[1].models[:2], replace(FAILED, label="NVFP4")))),
+        TextResult("chat", None, "data.jsonl: no such file"),
+    ),
+)
+
+
+def shown(result: TextsResult, width: int, **keys: object) -> list[str]:
+    """The lines of the table, of which only the first word stands where the label is cut."""
+    stream = io.StringIO()
+    several_texts.show(result, Console(file=stream, width=width), **keys)
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_wide_table() -> None:
+    lines = shown(TEXTS, 160)
+    assert lines[0] == "2 texts: prose, code"
+    above, below = lines[2:4]
+    assert above.split() == ["layer", "VRAM", "prose", "prose", "code", "code", "mean", "mean"]
+    assert below.split() == ["label", "kernel", "bpw", "GiB", "PPL", "KLD", "PPL", "KLD", "PPL", "KLD"]
+    bf16, quant, nvfp4 = (line.split() for line in lines[5:8])
+    assert bf16[-5:] == ["ref", "7.5000±0.85", "ref", "7.5000±0.60", "ref"]
+    assert quant[-6:] == ["★8.0000±0.85", "★0.01000±0.00045", "★4.5000±0.85", "★0.06000±0.00045", "6.0000±0.65",
+                          "0.03500±0.00032"]  # fmt: skip
+    assert nvfp4[-2:] == ["6.0000±0.70", "0.02500±0.00032"]  # sqrt(9 * 4), and the mean of 0.03 and 0.02
+
+
+def test_narrow_tables_drop_errors_and_then_split() -> None:
+    """From wide to narrow: all errors, those of KLD, none, and then several tables that have them all again."""
+    states = []
+    for width in range(160, 30, -1):
+        lines = shown(TEXTS, width)
+        table = lines[: lines.index("prose: letters") if "prose: letters" in lines else lines.index("letters")]
+        tables = len([line for line in table if "label" in line])
+        state = "8.0000±0.85" in "".join(table), "0.01000±0.00045" in "".join(table), tables > 1
+        states += [] if states and states[-1] == state else [state]
+    assert states == [(True, True, False), (False, True, False), (False, False, False), (True, True, True)]
+
+
+def test_failures_are_na_with_a_reason() -> None:
+    lines = shown(BROKEN, 200)
+    rows = {line.split()[0]: line.split() for line in lines[5:8]}
+    assert rows["NVFP4"][-6:] == ["n/a"] * 6
+    assert rows["W4A16"][-4:] == ["n/a"] * 4  # chat, and no mean over some of the texts
+    assert "chat: failed: data.jsonl: no such file" in lines
+    assert "code: NVFP4: failed: told to fail" in lines
+
+
+def test_footnotes_of_every_text_stand_once() -> None:
+    notes = several_texts.notes(TEXTS)
+    assert len(notes) == len(set(notes))
+    assert not any(note.startswith(("prose: KLD (nats", "code: KLD (nats")) for note in notes)
+    assert [note for note in notes if note.startswith("± is")] == [several_texts.PER_TEXT_ERROR]
+    assert several_texts.MEANS in notes
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        (None, ["bf16", "W4A16", "NVFP4"]),
+        ("kld", ["bf16", "NVFP4", "W4A16"]),
+        ("kld:prose", ["bf16", "W4A16", "NVFP4"]),
+        ("kld:code", ["bf16", "NVFP4", "W4A16"]),
+        ("ppl:code", ["NVFP4", "W4A16", "bf16"]),
+        ("label", ["bf16", "NVFP4", "W4A16"]),
+        ("top1", ["bf16", "W4A16", "NVFP4"]),
+    ],
+)
+def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
+    found = text_columns.ordered(TEXTS, key)
+    assert all([model.label for model in run.models] == order for run in found.runs)
+
+
+def test_a_model_that_failed_on_a_text_comes_last() -> None:
+    assert text_columns.ordered(BROKEN, "kld:code").labels[-1] == "NVFP4"
+    assert text_columns.ordered(BROKEN, "ppl:prose").labels == ("bf16", "W4A16", "NVFP4")
+
+
+def test_chosen_columns() -> None:
+    lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw"))
+    assert "".join(lines).count("same top %") == 2
+    assert "mean" in "".join(lines)
+    found = text_columns.blocks(TEXTS, ("label", "size", "same_top"))
+    assert [each.column.name for each in found.all] == ["label", "size", "same_top", "same_top"]
+    assert [each.column.title for each in found.all][-1] == "code same top %"
+
+
+def test_names_are_cut_where_they_stay_different() -> None:
+    assert text_columns.short_names(["wikitext-2 of the hub", "code"]) == ["wikitext-2 of…", "code"]
+    both = ["a very long name of a text 1", "a very long name of a text 2"]
+    assert text_columns.short_names(both) == both
+
+
+def test_markdown() -> None:
+    text = several_texts.markdown_text(BROKEN)
+    assert text.startswith("**3 texts: prose, code, chat**\n\n| label | kernel |")
+    assert "| prose PPL | prose KLD | code PPL | code KLD | chat PPL | chat KLD | mean PPL | mean KLD |" in text
+    by_text = several_texts.markdown_text(BROKEN, by_text=True)
+    assert [line for line in by_text.splitlines() if line.startswith("#")] == ["### prose", "### code", "### chat"]
+    assert "failed: data.jsonl: no such file" in by_text
+
+
+def test_by_text_is_the_table_of_each() -> None:
+    stream = io.StringIO()
+    several_texts.show_by_text(BROKEN, Console(file=stream, width=120))
+    out = stream.getvalue()
+    assert out.index("== prose ==") < out.index("== code ==") < out.index("== chat ==\nfailed: data.jsonl")
+    assert out.count("label") == 2
+
+
+def test_timing_has_the_load_once() -> None:
+    first = Timing(0.0, None, 0.0, 5.0, 5.0, 6.0, 8.0, 8.5)
+    second = Timing(8.5, None, 8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
+    timed = [replace(QUANT, timing=each) for each in (first, second)]
+    result = TextsResult(tuple(TextResult(name, run_of(each)) for name, each in zip("ab", timed, strict=True)))
+    headers, rows = several_texts.timing_of_texts(result)
+    assert headers[:2] == ["label", "text"]
+    assert rows == [
+        ["W4A16", "a", "0.0", "0.0", "5.0", "1.0", "2.0", "0.5"],
+        ["W4A16", "b", "0.0", "0.5", "", "0.5", "0.5", "2.0"],
+    ]

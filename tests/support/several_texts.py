@@ -1,0 +1,72 @@
+"""Results of several texts made by hand: a KLD and a perplexity for each model and text, and nothing random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from backends.base import Storage
+from eval.results.run_result import ModelResult, RunResult
+from eval.results.texts import TextResult, TextsResult
+from eval.stats.estimates import BlockSums
+from eval.stats.uncertainty import Mean, Perplexity
+from tests.support import made
+
+BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
+"""Five blocks: errors come from four waves, and 95 % intervals reach 2.776 errors far."""
+REACH = 2.776
+NAMES = ("wiki2", "c4", "chat")
+KLDS: Mapping[str, Sequence[float | None]] = {
+    "bf16": (None, None, None),
+    "noise": (0.001, 0.002, 0.003),
+    "EXL3 4.0": (0.05, 0.02, 0.08),
+    "GGUF Q4_K": (0.04, 0.04, 0.01),
+}
+"""Of each label, for each text; the reference has none."""
+SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
+
+
+def model_of(label: str, kld: float | None, *, error: str = "", reference: bool = True) -> ModelResult:
+    """A model with that mean KLD, its error a tenth of it, and a perplexity of 20 * (1 + KLD), its error 2."""
+    if error:
+        return ModelResult(label, "fake", error=error)
+    spec = {"noise_floor": True} if label == "noise" else {}
+    ppl = Perplexity(20 * (1 + (kld or 0.0)), -80.0, 50, 0, 2.0)
+    alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
+    shared: dict[str, Any] = {
+        "storage": Storage(SIZES.get(label)),
+        "spec": spec,
+        "provenance": {"layers": [made.LAYERS]},
+    }
+    if kld is None or not reference:
+        return ModelResult(label, "fake", estimates=alone, is_reference=reference and kld is None, **shared)
+    mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
+    against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
+    sums = replace(BLOCKS, kld=(1.0,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
+    return ModelResult(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
+
+
+def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:
+    """The result of text number ``place`` of ``KLDS``; ``failed``: why a model has none of it, by its label."""
+    models = tuple(
+        model_of(label, klds[place], error=(failed or {}).get(label, ""), reference=reference)
+        for label, klds in KLDS.items()
+    )
+    found = {"label": "bf16"} if reference else None
+    return TextResult(name, RunResult({"windows": 2}, f"{name}, 2 × 50 tokens", models, found))
+
+
+def three(**failed: Mapping[str, str]) -> TextsResult:
+    """Three texts; by a text's name why models have no result of it."""
+    return TextsResult(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
+
+
+def with_failed_text(result: TextsResult, name: str, error: str) -> TextsResult:
+    """The results, but that a text failed."""
+    return replace(result, texts=tuple(TextResult(name, None, error) if t.name == name else t for t in result.texts))
+
+
+def with_text(result: TextsResult, text: TextResult) -> TextsResult:
+    """The results with another result for a text of that name."""
+    return replace(result, texts=tuple(text if t.name == text.name else t for t in result.texts))
