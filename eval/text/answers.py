@@ -122,9 +122,9 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
         instances = task.instances
         pairs = encoded(instances, tokenizer)
         right, chars = graded(task, instances)
-    for number, (instance, (context, answer)) in enumerate(zip(instances, pairs, strict=True)):
-        if not context or not answer or not chars[number]:
-            what = "no tokens before it" if not context else "no tokens" if not answer else "no characters"
+    for instance, (context, answer) in zip(instances, pairs, strict=True):
+        if not context or not answer:
+            what = "no tokens" if context else "no tokens before it"
             raise InputError(f"task: question {instance.doc_id + 1:,}, answer {instance.idx + 1}: has {what}")
     ids = np.concatenate([np.asarray(context + answer, np.int32) for context, answer in pairs])
     _, question = np.unique([instance.doc_id for instance in instances], return_inverse=True)
@@ -279,6 +279,8 @@ def graded(task: Any, instances: Sequence[Any]) -> tuple[list[bool], list[int]]:
             raise InputError(f"task: question {doc_id + 1:,}: {len(several)} requests for {len(choices)} answers")
         if instances[len(right)].doc_id != doc_id:
             raise InputError(f"task: question {number + 1:,}: its requests do not follow one another")
+        if not all(choices):
+            raise InputError(f"task: question {doc_id + 1:,}, answer {choices.index('') + 1}: has no characters")
         for chosen in range(len(choices)):
             results = [(0.0 if each == chosen else -1.0, False) for each in range(len(choices))]
             found = task.process_results(document, results)
