@@ -1,8 +1,8 @@
 """Two sets of questions, made from nothing but public-domain text and common facts: ``python -m demo.questions``.
 
-``endings.jsonl``: sentences of *Opticks* whose last words are missing, the true ones among three ends of other
-sentences.  ``facts.jsonl``: capitals, symbols of chemical elements and sums; ``examples.jsonl``: more of them, to stand
-before a question.  Both with four answers each, and the same on every machine.
+demo/questions/endings.jsonl: sentences of *Opticks* whose last words are missing, the true ones among three ends of
+other sentences.  demo/questions/facts.jsonl: capitals, symbols of chemical elements and sums, and
+demo/questions/examples.jsonl: more of them, to stand before a question.  Every question has four answers.
 """
 
 from __future__ import annotations

@@ -203,7 +203,9 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
         notes.append(f"{model.kld.non_finite} positions had no finite KL divergence; KLD leaves them out")
     answers = model.estimates.answers if model.estimates else None
     if answers is not None and answers.undecided:
-        notes.append(f"acc n/a: {answers.undecided:,} questions have no answer that is the most probable (not finite)")
+        notes.append(
+            f"acc n/a: questions none of whose answers is the most probable (not finite): {answers.undecided:,}"
+        )
     unexplained = not (model.error or model.is_reference or model.kld or model.notes)
     if run.reference is not None and unexplained:
         notes.append("KLD n/a: this engine measured none")

@@ -1,7 +1,7 @@
 """Questions with several answers, of a task of lm-eval -> tokens -> windows, and what is said of them.
 
 lm-eval itself reads the task, writes the prompts and splits each request into tokens of the context and tokens of the
-answer (``TemplateLM.loglikelihood``); only ``tok_encode`` is ours, and follows lm-eval 0.4.13's ``HFLM.tok_encode``.
+answer (``loglikelihood`` of its TemplateLM); only ``tok_encode`` is ours, and follows that of lm-eval 0.4.13's HFLM.
 A request is one answer to one question.  Few-shot examples are drawn with the seeds of lm-eval's ``simple_evaluate``.
 """
 

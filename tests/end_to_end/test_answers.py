@@ -76,8 +76,9 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
     ]
     task = write_task(tmp_path / "task", rows)
     words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}])
-    ran = compare_q(*words)
+    ran = compare_q(*words, "--html", tmp_path / "r.html", "--csv", tmp_path / "r.csv")
     assert ran.status == 0, ran.err
+    assert "acc_norm_stderr" in (tmp_path / "r.csv").read_text()
     written = json.loads((tmp_path / "r.json").read_text())
     (model,) = written["models"]
     # acc: right, wrong, and the first of two equal ones; acc_norm: the third answer, right, the first.
@@ -89,6 +90,13 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
     assert written["data"]["answers"]["questions"] == 3
     assert written["subtitle"] == "odd, 3 questions, 0-shot, 7 answers"
     assert "3 questions, 0-shot, 20 scored tokens" in ran.out
+    for digits in ("10", "1x1"):
+        model["estimates"]["answers"]["acc"]["right"] = digits
+        (tmp_path / "damaged.json").write_text(json.dumps(written))
+        assert_refused(compare_q("--from", tmp_path / "damaged.json"), "fake: answers.acc.right: not a digit for each")
+    del model["estimates"]["answers"]  # as in results of before
+    (tmp_path / "older.json").write_text(json.dumps(written))
+    assert compare_q("--from", tmp_path / "older.json").status == 0
 
 
 def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
@@ -98,7 +106,7 @@ def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Pa
     assert ran.status == 0, ran.err
     (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
     assert (model["acc"], model["acc_norm"], model["questions"]) == (None, None, 2)
-    assert "fake: acc n/a: 1 questions have no answer that is the most probable (not finite)" in ran.out
+    assert "fake: acc n/a: questions none of whose answers is the most probable (not finite): 1" in ran.out
 
 
 def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:

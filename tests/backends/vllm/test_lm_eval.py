@@ -28,7 +28,8 @@ def lm_eval_on(backend: VllmScoreBackend, folder: Path) -> Any:
     model.model = backend.llm
     model.tokenizer = AutoTokenizer.from_pretrained(folder)
     model.batch_size, model._max_length, model.data_parallel_size = "auto", TOY_CONTEXT, 1
-    model.add_bos_token = model.custom_prefix_token_id = model.lora_request = None
+    model.add_bos_token = model.custom_prefix_token_id = None
+    model.lora_request = model.enable_thinking = None
     return model
 
 
