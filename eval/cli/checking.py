@@ -16,7 +16,7 @@ from eval.run import jobs
 from eval.run.hosts import Hosts
 from eval.run.jobs import Job
 from eval.specs.types import DataSpec, ModelSpec
-from eval.text import corpus, windows
+from eval.text import corpus, task_files, windows
 from eval.text.windows import EvalData
 
 
@@ -84,7 +84,7 @@ def examined(job: Job, planned: Sequence[Job]) -> tuple[list[str], bool]:
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """Lines on what of text and tokenizer is still to be downloaded; InputError if one of them is nowhere."""
-    corpus.identity(spec)  # names a missing file
+    (task_files if spec.is_answers else corpus).identity(spec)  # names a missing file
     name, found = spec.locate(spec.tokenizer_dir), []
     try:
         repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
@@ -93,8 +93,10 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
             raise
         size = repositories.would_fetch(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
-    if not corpus.is_here(spec) and (found or not windows.are_stored(spec, cache)):
-        found.append(f"data: {corpus.would_fetch(spec)}")
+    here = (task_files if spec.is_answers else corpus).is_here(spec)
+    if not here and (found or not windows.are_stored(spec, cache)):
+        what = f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else corpus.would_fetch(spec)
+        found.append(f"data: {what}")
     return found
 
 
@@ -103,6 +105,8 @@ def data_line(spec: DataSpec, data: EvalData | None) -> str:
     name = corpus.display_name(spec)
     if spec.is_chat:
         return chat_line(spec, data)
+    if spec.is_answers:
+        return answers_line(spec, data)
     cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
     if data is None:
         return f"{cut}; how many is known once text and tokenizer are downloaded"
@@ -117,6 +121,14 @@ def chat_line(spec: DataSpec, data: EvalData | None) -> str:
     if data is None or (talks := data.conversations) is None:
         return f"{what}; how many is known once conversations and tokenizer are downloaded"
     return f"{what}: {talks.in_words(spec, len(data.windows), data.n_scored)}"
+
+
+def answers_line(spec: DataSpec, data: EvalData | None) -> str:
+    """Questions and their answers in one line."""
+    what = f"data: {corpus.display_name(spec)}, questions, windows of up to {spec.longest} tokens"
+    if data is None or data.answers is None:
+        return f"{what}; how many is known once task and tokenizer are downloaded"
+    return f"{what}: {data.answers.in_words(len(data.windows), data.n_scored)}"
 
 
 def model_lines(job: Job) -> list[str]:

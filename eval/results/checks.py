@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 
 from backends.layers import groups, kv_cache
 from eval.results.run_result import ModelResult, StoredRun
+from eval.stats.answers import AnswerEstimates
 from eval.stats.distributions import PERCENTS
 from eval.stats.estimates import DIVERGENCES, Estimates
 from eval.stats.uncertainty import MOST_BLOCKS
@@ -122,6 +123,8 @@ def check_estimates(found: Estimates, label: str) -> None:
         raise ValueError(f"{label}: curve: not a mean for each bin")
     if found.ppl.value is not None and found.ppl.value <= 0:
         raise ValueError(f"{label}: ppl: is not above 0")
+    if found.answers is not None:
+        check_answers(found.answers, label)
     if found.against is not None and found.against.kld_percentiles:
         histogram = found.against.kld_histogram
         if found.against.kld_percentiles.keys() != PERCENTILES or found.against.kld.value is None:
@@ -134,6 +137,17 @@ def check_estimates(found: Estimates, label: str) -> None:
         for name, percentiles in found.against.divergence_percentiles.items():
             if name not in DIVERGENCES or (percentiles and percentiles.keys() != PERCENTILES):
                 raise ValueError(f"{label}: divergence_percentiles: some are missing, or of an unknown divergence")
+
+
+def check_answers(found: AnswerEstimates, label: str) -> None:
+    """ValueError for accuracies that do not go with their questions."""
+    for name, each in (("acc", found.acc), ("acc_norm", found.acc_norm)):
+        known = each.accuracy.value is not None
+        if set(each.right) - {"0", "1"} or len(each.right) != (found.questions if known else 0):
+            raise ValueError(f"{label}: answers.{name}.right: not a digit for each question")
+        shares = [each.accuracy.value, *([each.flips.flips.value, each.flips.changed.value] if each.flips else [])]
+        if any(share is not None and not 0 <= share <= 1 for share in shares):
+            raise ValueError(f"{label}: answers.{name}: a share is not between 0 and 1")
 
 
 def numbers_in(found: Any, place: str) -> Iterator[tuple[str, float]]:

@@ -22,6 +22,7 @@ from eval import __version__
 from eval.common.files import replacing
 from eval.results import beside, checks, older_formats
 from eval.results.run_result import ORIGIN, ModelResult, RunResult, StoredRun
+from eval.stats.answers import AnswerEstimates
 from eval.stats.estimates import DIVERGENCES, AgainstReference
 from eval.stats.uncertainty import Value
 
@@ -123,7 +124,22 @@ def flat_estimates(model: ModelResult) -> dict[str, Any]:
         "byte_perplexity": (rates.byte_perplexity if rates else unknown).value,
         "word_perplexity": (rates.word_perplexity if rates else unknown).value,
         **flat_divergences(against),
+        **flat_answers(found.answers if found else None),
     }
+
+
+def flat_answers(found: AnswerEstimates | None) -> dict[str, Any]:
+    """Accuracy and flips, by lm-eval's two rules; None unless answers were scored."""
+    flat: dict[str, Any] = {"questions": found.questions if found else None}
+    for suffix, each in (("", found.acc if found else None), ("_norm", found.acc_norm if found else None)):
+        accuracy, flips = each.accuracy if each else None, each.flips if each else None
+        for name, share in (("acc", accuracy), ("flips", flips and flips.flips), ("changed", flips and flips.changed)):
+            flat[f"{name}{suffix}"] = share.value if share else None
+            flat[f"{name}{suffix}_stderr"] = share.stderr if share else None
+        flat[f"flips_lost{suffix}"] = flips.lost if flips else None
+        flat[f"flips_won{suffix}"] = flips.won if flips else None
+        flat[f"mcnemar_p{suffix}"] = flips.mcnemar_p if flips else None
+    return flat
 
 
 def flat_divergences(against: AgainstReference | None) -> dict[str, Any]:

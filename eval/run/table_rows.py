@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
+
 from backends.base import Storage
 from backends.common.errors import ModelError
 from eval.results.run_result import ModelResult
@@ -12,7 +14,7 @@ from eval.run.jobs import Job
 from eval.run.references import LostReference, NoReference, Reference
 from eval.run.token_scores import StoredScores
 from eval.specs.types import ModelSpec
-from eval.stats import estimates
+from eval.stats import answers, estimates
 from eval.text.windows import EvalData
 
 
@@ -58,11 +60,15 @@ def scored_row(
 def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
     """A model's estimates, from its scores and from the places in the text that the scored tokens have."""
     index = data.text_index(stored.window, stored.position)
-    size = data.text_size
-    return estimates.summarize(
+    size, asked = data.text_size, data.answers
+    found = estimates.summarize(
         stored.columns, index, stored.position, None if size is None else (size.n_bytes, size.n_words),
         data.begins(stored.window),
     )  # fmt: skip
+    if asked is None:
+        return found
+    questions = answers.Asked(*map(np.asarray, (asked.question, asked.right, asked.chars)))
+    return replace(found, answers=answers.summarize(stored.columns, stored.window, questions))
 
 
 def file_bytes(job: Job) -> int | None:

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Literal
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
-Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat"]
-"""What windows are: cut by a method, or conversations."""
+Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
+"""What windows are: cut by a method, or conversations, or the possible answers to questions."""
 Long = Literal["truncate", "split", "skip"]
 """What becomes of a conversation of more than ``eval_len`` tokens."""
 Turns = Literal["all", "last"]
@@ -56,6 +56,14 @@ def check_chat(given: Collection[str], variables: Collection[str], path: str | N
         raise ValueError(f"chat_template_kwargs: {taken[0]} is not yours to set; leave it out")
 
 
+def check_answers(given: Collection[str], task: str | None) -> None:
+    """ValueError that names what does not go with dataset "lm_eval"; ``given``: the keys of the spec that are set."""
+    if other := [key for key in given if key not in WITH_ANSWERS]:
+        raise ValueError(f'{sorted(other)[0]}: cannot go with dataset "lm_eval"; leave it out')
+    if not (task or "").strip():
+        raise ValueError('task: missing; dataset "lm_eval" needs the name of a task of lm-eval, or a .yaml file')
+
+
 TAKEN = {
     "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
     "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
@@ -66,3 +74,8 @@ NOT_WITH_CHAT = (
     "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
 )  # fmt: skip
 ONLY_WITH_CHAT = ("score_roles", "score_turns", "long", "chat_template_kwargs")
+ONLY_WITH_ANSWERS = ("task", "include_path", "num_fewshot")
+WITH_ANSWERS = (
+    "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
+    "dataset_display_name", *ONLY_WITH_ANSWERS,
+)  # fmt: skip

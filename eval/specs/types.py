@@ -26,7 +26,7 @@ Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
     "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
-    "chat_template_kwargs": {},
+    "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None,
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 
@@ -77,9 +77,10 @@ class DataSpec(Spec):
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
     tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
-    trust_remote_code: bool = Field(False, description="let the tokenizer run code from its repository")
+    trust_remote_code: bool = Field(False, description="let the tokenizer, or a task, run code of its own")
     dataset: str = Field(
-        min_length=1, description='a known name ("wiki2"), a hub or local data set, "text" with path, or "chat"'
+        min_length=1,
+        description='a known name ("wiki2"), a hub or local data set, "text" with path, "chat", or "lm_eval" with task',
     )
     path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text" or "chat"')
     revision: str | None = Field(None, description="hub revision of the data set")
@@ -97,7 +98,7 @@ class DataSpec(Spec):
     detokenize: methods.Detokenizer | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: Length = Field(description="tokens in a window")
-    max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
+    max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
     score_roles: list[str] = Field(
@@ -108,6 +109,9 @@ class DataSpec(Spec):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description='with dataset "chat": variables for the chat template'
     )
+    task: str | None = Field(None, description='with dataset "lm_eval": a task of lm-eval, or a .yaml file')
+    include_path: str | None = Field(None, description='with dataset "lm_eval": folder of more tasks')
+    num_fewshot: Count | None = Field(None, description='with dataset "lm_eval": replaces the number of the task')
     dataset_display_name: str | None = Field(None, description="name of the data in titles")
     display_rows: int | str | None = Field(None, description="number of windows in titles")
     display_eval_len: int | str | None = Field(None, description="window length in titles")
@@ -126,6 +130,11 @@ class DataSpec(Spec):
             return self
         if only := [key for key in methods.ONLY_WITH_CHAT if key in given]:
             raise ValueError(f'{only[0]}: only with dataset "chat"')
+        if self.is_answers:
+            methods.check_answers(given, self.task)
+            return self
+        if only := [key for key in methods.ONLY_WITH_ANSWERS if key in given]:
+            raise ValueError(f'{only[0]}: only with dataset "lm_eval"')
         methods.check(
             self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
         )
@@ -143,14 +152,19 @@ class DataSpec(Spec):
         return self.dataset == "chat"
 
     @property
+    def is_answers(self) -> bool:
+        """Whether the possible answers to questions are scored."""
+        return self.dataset == "lm_eval"
+
+    @property
     def windows(self) -> methods.Windows:
-        """What the windows are: cut by ``method``, or conversations."""
-        return "chat" if self.is_chat else self.method
+        """What the windows are: cut by ``method``, or conversations, or answers."""
+        return "chat" if self.is_chat else "answers" if self.is_answers else self.method
 
     @property
     def longest(self) -> int:
         """Tokens of the longest window: lm-eval does not count the last token, which is only predicted."""
-        return self.eval_len + (self.method == "lm_eval")
+        return self.eval_len + (self.method == "lm_eval" or self.is_answers)
 
     @property
     def stride(self) -> int:

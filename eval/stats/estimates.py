@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.stats.answers import AnswerEstimates
 from eval.stats.distributions import (
     CONFIDENCES,
     Curve,
@@ -128,7 +129,7 @@ class Estimates:
     """All estimates from a model's scores; None for an estimate whose scores the engine does not give.
 
     ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
-    model's most probable one, of those with a finite log-probability.
+    model's most probable one, of those with a finite log-probability.  ``answers``: None unless answers were scored.
     """
 
     ppl: Perplexity
@@ -138,6 +139,7 @@ class Estimates:
     rates: TextRates | None
     blocks: BlockSums
     curve: Curve
+    answers: AnswerEstimates | None = None
 
     @property
     def kld(self) -> Mean | None:

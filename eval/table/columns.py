@@ -24,6 +24,8 @@ ALWAYS = ("where", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
 WORTH_SAYING = 0.1
 """Share of a row's seconds from which its first step, in which engines compile, is told."""
 TOP_ERROR = "same_top_stderr"
+ANSWERS, AGAINST = ("acc", "acc_norm"), ("flips", "mcnemar_p")
+"""Columns of a table of answers, and of those against a reference."""
 EXTRAS = ("kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed", "head_bpw")
 IF_DIFFERENT = ("kv_cache", "head_bpw")
 """Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
@@ -90,6 +92,8 @@ def always_shown(run: RunResult) -> tuple[str, ...]:
     Without the size of any file the size of the weights stands in its place.
     """
     wanted = set(ALWAYS) - (set() if run.reference else {"kld", "same_top"})
+    if any(model.estimates and model.estimates.answers for model in run.models):
+        wanted |= {*ANSWERS, *(AGAINST if run.reference else ())}
     if not machine_letters(run):
         wanted.discard("where")
     if not any(model.ppl and model.ppl.non_finite for model in run.models):

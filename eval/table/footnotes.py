@@ -50,9 +50,30 @@ def machine_name(model: ModelResult) -> str:
 def window_notes(run: RunResult) -> list[str]:
     """How many windows and tokens were scored, and by which method they were cut."""
     method = run.data.get("method")
+    if method == "answers":
+        return answer_notes(run)
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     scored = {(model.windows, model.ppl.tokens + model.ppl.non_finite) for model in run.models if model.ppl}
     return [f"{cut}{count:,} windows, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
+
+
+def answer_notes(run: RunResult) -> list[str]:
+    """How many questions were asked, and what the columns of their answers are."""
+    known = [model.estimates for model in run.models if model.estimates]
+    asked = {found.answers.questions for found in known if found.answers}
+    tokens = {found.ppl.tokens + found.ppl.non_finite for found in known}
+    shots = (run.data.get("answers") or {}).get("num_fewshot")
+    notes = [
+        f"{questions:,} questions, {shots}-shot, {count:,} scored tokens: all answers, wrong ones too; acc and acc "
+        "norm: as lm-eval, ± one standard error over questions"
+        for questions in sorted(asked) for count in sorted(tokens)
+    ]  # fmt: skip
+    if run.reference is not None and notes:
+        notes.append(
+            f"flips: questions that either the model or {run.reference['label']} has right (arXiv 2407.09141); "
+            "McNemar p: how probable flips so one-sided are if neither is better (exact, two-sided; by acc)"
+        )
+    return notes
 
 
 def best_notes(run: RunResult) -> list[str]:
@@ -182,6 +203,11 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
         notes.append(f"{model.ppl.non_finite} positions had no finite log-probability; PPL leaves them out")
     if model.kld is not None and model.kld.non_finite:
         notes.append(f"{model.kld.non_finite} positions had no finite KL divergence; KLD leaves them out")
+    answers = model.estimates.answers if model.estimates else None
+    if answers is not None and answers.undecided:
+        notes.append(
+            f"acc n/a: questions none of whose answers is the most probable (not finite): {answers.undecided:,}"
+        )
     unexplained = not (model.error or model.is_reference or model.kld or model.notes)
     if run.reference is not None and unexplained:
         notes.append("KLD n/a: this engine measured none")

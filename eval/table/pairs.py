@@ -11,6 +11,7 @@ from backends.common.messages import printable
 from eval.results.differences import Difference, difference_or_reason
 from eval.results.digits import decimals_of_error, number_with_error
 from eval.results.run_result import ModelResult, RunResult
+from eval.stats.answers import discordant, mcnemar_p
 from eval.stats.estimates import short_text_cautions
 from eval.stats.uncertainty import LARGEST_EXPONENT
 
@@ -19,6 +20,8 @@ HEADING = (
     "Each interval is for one pair: of 20 pairs that do not differ, one will seem to",
 )
 UNRANKED = "not ranked: both are within twice the noise floor's"
+LEVEL = 0.05
+"""McNemar's p below which one of two models is called better."""
 Pair = tuple[ModelResult, ModelResult]
 
 
@@ -48,6 +51,7 @@ def pair_lines(pairs: Sequence[Pair], text_tokens: int | None = None, near: froz
     for pair in pairs:
         lines += ["", f"{pair[0].label} against {pair[1].label}", *measure_lines(pair, "PPL", "nll", ranked=True)]
         lines += measure_lines(pair, "KLD", "kld", ranked=not {model.label for model in pair} <= near)
+        lines += [*answer_lines(pair, "acc"), *answer_lines(pair, "acc_norm")]
     return list(map(printable, lines))
 
 
@@ -63,6 +67,25 @@ def measure_lines(pair: Pair, title: str, name: str, *, ranked: bool) -> list[st
     )
     said = verdict(pair, found) if ranked or not found.is_seen else UNRANKED
     return [f"  {title}: {said}", f"       {numbers}"]
+
+
+def answer_lines(pair: Pair, name: str) -> list[str]:
+    """The verdict by accuracy (``name``: acc, acc_norm), and McNemar's exact test; none unless answers were scored."""
+    answers = [model.estimates.answers for model in pair if model.estimates and model.estimates.answers]
+    if len(answers) < 2:
+        return []
+    first, second = (getattr(found, name) for found in answers)
+    if len(first.right) != len(second.right) or not first.right:
+        return [f"  {name}: n/a: {'not the same questions' if first.right and second.right else 'a model has none'}"]
+    only, other = discordant(first.right, second.right)
+    p = mcnemar_p(only, other)
+    better = pair[0] if only > other else pair[1]
+    said = f"{better.label} is better" if p < LEVEL else "no difference to be seen"
+    values = [100 * found.accuracy.value for found in (first, second)]
+    return [
+        f"  {name}: {said}: {values[0]:.2f} % and {values[1]:.2f} %",
+        f"       right only in the first: {only:,}, only in the second: {other:,}; McNemar's exact p = {p:.3g}",
+    ]
 
 
 def verdict(pair: Pair, found: Difference) -> str:

@@ -47,7 +47,8 @@ MOST_FILES = 10_000
 def display_name(spec: DataSpec) -> str:
     """Name of the data in titles."""
     source = SOURCES.get(spec.dataset.lower())
-    fallback = Path(spec.path).stem if spec.path else (spec.is_chat and spec.dataset_path) or spec.dataset
+    named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
+    fallback = Path(spec.path).stem if spec.path else named or spec.dataset
     return spec.dataset_display_name or (source.display if source else fallback)
 
 

@@ -20,7 +20,7 @@
   not, so every token but the text's first counts once, with at least ``eval_len - eval_stride`` tokens before it
   after the first window.  The last window is full and ends at the last token.
 
-Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
+Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
 
 What this file does not know: tokenizers, chat prefixes, ``max_rows``.
 """
@@ -132,6 +132,17 @@ def chat(ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len:
             unscored += not kept
         begin = end
     return ChatCuts(cuts, too_long, unscored)
+
+
+def answers(ids: Ids, ends: NDArray[np.int64], scored: NDArray[np.int32], eval_len: int) -> list[Cut]:
+    """Windows of requests that end before the text indices ``ends`` int64 [D], and whose last ``scored`` [D] tokens are
+    scored: the last ``eval_len`` + 1 tokens of each, of which lm-eval feeds all but the last (its ``max_length``)."""
+    cuts, begin = [], 0
+    for end, count in zip(ends.tolist(), scored.tolist(), strict=True):
+        start = max(begin, end - eval_len - 1)
+        cuts.append(scored_from(start, ids[start:end], end - start - count))
+        begin = end
+    return cuts
 
 
 def ranges(scored: NDArray[np.bool_]) -> Spans:

@@ -33,7 +33,7 @@ from eval.common.progress import Progress
 from eval.specs import reading
 from eval.specs.methods import Method
 from eval.specs.types import DataSpec
-from eval.text import corpus, detokenizers, hub_datasets, vocabulary
+from eval.text import corpus, detokenizers, hub_datasets, task_files, vocabulary
 from eval.text.cutting import Ids
 
 TOKENS_VERSION = 5
@@ -49,6 +49,8 @@ CHAT_VERSION = 2
 """Version of the tokens of conversations; a change of what is rendered or scored raises it."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
+COLUMNS = ("question", "scored", "right", "chars")
+"""The arrays of ``Requests``."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
 
 
@@ -68,6 +70,23 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Requests:
+    """What is known of tokens that are requests of lm-eval, one a document, those of a question one after another.
+
+    All [D]: ``question`` int32, from 0; ``scored`` int32, how many tokens at the end are the answer; ``right`` bool,
+    whether the answer is right; ``chars`` int32, the characters by which ``acc_norm`` divides.  ``task`` is its name,
+    ``num_fewshot`` how many examples stand before a question.
+    """
+
+    question: NDArray[np.int32]
+    scored: NDArray[np.int32]
+    right: NDArray[np.bool_]
+    chars: NDArray[np.int32]
+    task: str
+    num_fewshot: int
+
+
+@dataclass(frozen=True)
 class Tokens:
     """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
 
@@ -75,8 +94,8 @@ class Tokens:
     (``eval/text/vocabulary.py``).  ``lead``: the token
     that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
     document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (0 for a BOS); None if
-    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.  ``chat``:
-    None unless the documents are conversations.
+    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.  ``chat``
+    and ``requests``: None unless the documents are conversations, or requests.
     """
 
     ids: NDArray[np.int32]
@@ -89,6 +108,7 @@ class Tokens:
     n_bytes: int = 0
     n_words: int = 0
     chat: Chat | None = None
+    requests: Requests | None = None
 
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
@@ -102,7 +122,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "version": TOKENS_VERSION,
         "method": spec.method,
         "detokenize": spec.detokenize,
-        "text": corpus.identity(spec),
+        "text": task_files.identity(spec) if spec.is_answers else corpus.identity(spec),
         "tokenizer": digest.hexdigest(),
         "chat_template": spec.chat_template,
         **({"chat": chat_identity(spec)} if spec.is_chat else {}),
@@ -252,6 +272,8 @@ def load(cache: Cache, key: str) -> Tokens | None:
                 arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
                 None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
                 Chat(arrays["scored"], *json.loads(str(arrays["chat"]))) if "chat" in arrays else None,
+                Requests(*(arrays[each] for each in COLUMNS), *json.loads(str(arrays["task"])))
+                if "task" in arrays else None,
             )  # fmt: skip
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, RuntimeError):
         return None
@@ -260,13 +282,16 @@ def load(cache: Cache, key: str) -> Tokens | None:
 def save(file: Path, tokens: Tokens) -> None:
     """Tokens into a file for ``load``."""
     numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
-    chat: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if tokens.chat is not None:
         notes = json.dumps([tokens.chat.told_by, tokens.chat.across, tokens.chat.template])
-        chat = {"scored": tokens.chat.scored, "chat": notes}
+        more = {"scored": tokens.chat.scored, "chat": notes}
+    if tokens.requests is not None:
+        more = {each: getattr(tokens.requests, each) for each in COLUMNS}
+        more["task"] = json.dumps([tokens.requests.task, tokens.requests.num_fewshot])
     with file.open("wb") as stream:
         np.savez(
             stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
             numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
-            **chat,
+            **more,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,8 @@ from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs import methods, reading
 from eval.specs.types import DataSpec
-from eval.text import chat_template, chat_windows, corpus, cutting, tokens, traces
+from eval.text import answers, chat_template, chat_windows, corpus, cutting, tokens, traces
+from eval.text.answers import Answers
 from eval.text.chat_windows import Conversations
 from eval.text.tokens import Tokens
 
@@ -69,14 +70,17 @@ class EvalData:
     text_size: TextSize | None
     text_note: str = ""
     conversations: Conversations | None = None
+    answers: Answers | None = None
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Index in the whole tokenized text of the tokens at ``position`` [N] of windows number ``window`` [N]."""
         return np.asarray(np.asarray(self.starts)[window] + position)
 
     def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
-        """Index in the text of the first token of the conversations of windows number ``window`` [N]; None: a text."""
-        return None if self.conversations is None else np.asarray(self.conversations.begins, np.int64)[window]
+        """Index in the text of the first token of the conversations, or questions, of windows number ``window`` [N];
+        None: a text."""
+        whole = self.conversations or self.answers
+        return None if whole is None else np.asarray(whole.begins, np.int64)[window]
 
     @cached_property
     def seen(self) -> frozenset[int]:
@@ -113,8 +117,8 @@ def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """The windows of a tokenized text; InputError if it is too short for one."""
     n_tokens, before = len(text.ids), len(text.prefix)
-    every, talks = (cuts(text, spec), None) if text.chat is None else chat_windows.cuts(text, text.chat, spec, max_rows)
-    found = every[: max_rows or None]
+    every, talks, asked = whole_cuts(text, spec, max_rows)
+    found = every[: max_rows or None] if asked is None else every[: len(asked.question)]
     if not found:
         if talks is not None:
             raise InputError(talks.nothing_scored(spec))
@@ -128,8 +132,21 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
     return EvalData(
         windows, n_tokens, top_id, digest_of(windows, starts, spec.windows), series_of(text, every, spec.windows),
-        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows, *scored_size(text, found), talks,
+        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows, *scored_size(text, found),
+        talks, asked,
     )  # fmt: skip
+
+
+def whole_cuts(
+    text: Tokens, spec: DataSpec, max_rows: int | None
+) -> tuple[list[cutting.Cut], Conversations | None, Answers | None]:
+    """(all windows, what is known of conversations, what is known of answers) of a tokenized text."""
+    if text.chat is not None:
+        return *chat_windows.cuts(text, text.chat, spec, max_rows), None
+    if text.requests is not None:
+        every, asked = answers.cuts(text, text.requests, spec, max_rows)
+        return every, None, asked
+    return cuts(text, spec), None, None
 
 
 def shifted(spans: Spans, by: int) -> Spans:
@@ -162,6 +179,8 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
 
 def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
     """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
+    if text.requests is not None:
+        return None, "bytes and words are not counted in answers"
     if text.sizes is None and text.chat is not None:
         return None, "bytes and words are not known: the text came as tokens"
     if text.sizes is None:
@@ -189,12 +208,18 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
-            reader = traces if corpus.is_trace(spec) else chat_template if spec.is_chat else tokens
-            processes.apart(reader.make, what, progress, **keys)
+            processes.apart(reader_of(spec), what, progress, **keys)
         found = tokens.load(cache, key)
     if found is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
     return cut(found, spec, spec.max_rows if n_windows is None else n_windows, folder)
+
+
+def reader_of(spec: DataSpec) -> Callable[..., None]:
+    """What makes the tokens of a data spec, in a process apart."""
+    if spec.is_answers:
+        return answers.make
+    return traces.make if corpus.is_trace(spec) else chat_template.make if spec.is_chat else tokens.make
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
@@ -218,6 +243,8 @@ def subtitle(spec: DataSpec, data: EvalData) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
     if data.conversations is not None:
         return data.conversations.subtitle(spec, len(data.windows), data.n_scored)
+    if data.answers is not None:
+        return data.answers.subtitle(spec, len(data.windows))
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
@@ -248,4 +275,5 @@ def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:
         "words": data.text_size and data.text_size.n_words,
         **({"text_note": data.text_note} if data.text_note else {}),
         **({"conversations": data.conversations.as_json()} if data.conversations else {}),
+        **({"answers": data.answers.as_json()} if data.answers else {}),
     }

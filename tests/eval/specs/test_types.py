@@ -37,6 +37,10 @@ CHAT_VALUES: dict[str, list[Any]] = {
     "long": ["truncate", "split", "skip"], "chat_template_kwargs": [{}, {"enable_thinking": False}],
     "text_column": ["talk"], "max_rows": [3], "max_text_rows": [3],
 }  # fmt: skip
+ANSWERS = {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "arc_easy", "eval_len": 2048}
+ANSWERS_VALUES: dict[str, list[Any]] = {
+    "task": ["mine.yaml"], "include_path": ["tasks", None], "num_fewshot": [0, 5, None], "max_rows": [100],
+}  # fmt: skip
 MODEL_VALUES: dict[str, list[Any]] = {
     "load_fn": ["exllamav3"],
     "fwd_fn": ["exllamav3", None],
@@ -111,6 +115,31 @@ def test_refused_keys_of_conversations(keys: dict[str, Any], gold: str) -> None:
     assert refusal(parse_data_spec, {**CHAT, **keys}, Path("d.json")).startswith(gold)
 
 
+@pytest.mark.parametrize(("key", "value"), cases(ANSWERS_VALUES))
+def test_key_of_answers(key: str, value: Any) -> None:
+    spec = parse_data_spec({**ANSWERS, key: value}, Path("d.json"))
+    assert getattr(spec, key) == value
+    assert (spec.windows, spec.longest) == ("answers", 2049)
+
+
+@pytest.mark.parametrize(
+    ("keys", "gold"),
+    [
+        ({"task": None}, 'd.json: task: missing; dataset "lm_eval" needs the name of a task'),
+        ({"task": " "}, "d.json: task: missing"),
+        ({"eval_stride": 512}, 'd.json: eval_stride: cannot go with dataset "lm_eval"; leave it out'),
+        ({"method": "lm_eval"}, "d.json: method: cannot go with"),
+        ({"chat_template": True}, "d.json: chat_template: cannot go with"),
+        ({"path": "a.jsonl"}, "d.json: path: cannot go with"),
+        ({"max_text_rows": 5}, "d.json: max_text_rows: cannot go with"),
+        ({"num_fewshot": -1}, "d.json: num_fewshot: "),
+        ({"dataset": "wiki2", "eval_stride": 512}, 'd.json: task: only with dataset "lm_eval"'),
+    ],
+)
+def test_refused_keys_of_answers(keys: dict[str, Any], gold: str) -> None:
+    assert refusal(parse_data_spec, {**ANSWERS, **keys}, Path("d.json")).startswith(gold)
+
+
 @pytest.mark.parametrize(("key", "value"), cases(MODEL_VALUES))
 def test_model_key(key: str, value: Any) -> None:
     spec = parse_model_spec({**MODEL, key: value}, Path("m.json"))
@@ -126,7 +155,9 @@ def test_schema_key_for_editors_is_not_part_of_the_spec() -> None:
 
 
 def test_tables_above_hold_every_key() -> None:
-    assert {*DATA_VALUES, *CHAT_VALUES, "path"} == set(DataSpec.model_fields)  # path: it needs dataset "text"
+    assert {*DATA_VALUES, *CHAT_VALUES, *ANSWERS_VALUES, "path"} == set(
+        DataSpec.model_fields
+    )  # path: it needs dataset "text"
     assert set(MODEL_VALUES) == set(ModelSpec.model_fields)
 
 
@@ -211,7 +242,10 @@ def test_stride_is_the_methods_where_the_spec_has_none(keys: dict[str, Any], gol
 def test_digests_are_those_from_before_later_keys() -> None:
     """Of canonical JSON with every key of then."""
     for spec, later in (
-        (parse_data_spec(DATA, Path()), dict.fromkeys(("method", "detokenize", "label", *methods.ONLY_WITH_CHAT))),
+        (
+            parse_data_spec(DATA, Path()),
+            dict.fromkeys(("method", "detokenize", "label", *methods.ONLY_WITH_CHAT, *methods.ONLY_WITH_ANSWERS)),
+        ),
         (
             parse_model_spec(MODEL, Path()),
             dict.fromkeys(("noise_floor", "group", "python", "gpus", "replicas", "resources")),

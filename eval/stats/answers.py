@@ -1,0 +1,153 @@
+"""Scores of the answers to questions -> accuracy with its error, and what became of the reference's answers.
+
+As lm-eval 0.4.13 (``process_results``, ``mean``, ``mean_stderr``): the chosen answer is the one whose tokens have the
+largest sum of log-probabilities (``acc``), or the largest sum over the number of its characters (``acc_norm``); of
+equal ones the first.  Accuracy is the mean over the questions, and its error that of a mean of independent values.
+
+Against a reference: ``flips`` is the share of questions that one of the two has right and the other wrong (Dutta et
+al., arXiv 2407.09141), ``changed`` the share for which they choose different answers, of which one need not be right.
+McNemar's exact test (for language models: Kübler et al., arXiv 2602.10144), two-sided: were neither model better, each
+flip would go either way like a coin, and p is the probability of counts at least as far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eval.stats.uncertainty import Value
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The questions of a run, an entry for each answer, in order of its window: all [W]; see ``eval/text/answers.py``.
+
+    ``question``: its number, from 0, ascending; ``right`` bool; ``chars``: characters.
+    """
+
+    question: NDArray[Any]
+    right: NDArray[np.bool_]
+    chars: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Flips:
+    """A model's answers beside the reference's: shares of the questions with their errors, and counts.
+
+    ``lost``: questions that the reference has right and the model wrong; ``won``: the other way round.
+    """
+
+    changed: Value
+    flips: Value
+    lost: int
+    won: int
+    mcnemar_p: float
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of questions whose chosen answer is right.
+
+    ``right``: a digit for each question, "1" where the model is right; empty if ``accuracy`` is not known.  ``flips``:
+    None without a reference, and where its choices or the model's are not known.
+    """
+
+    accuracy: Value
+    right: str
+    flips: Flips | None = None
+
+
+@dataclass(frozen=True)
+class AnswerEstimates:
+    """Accuracy by sums (``acc``) and by sums over characters (``acc_norm``), over ``questions``.
+
+    ``undecided``: questions for which the model gives no answer a finite log-probability, or some answer none at all
+    (nan); if there are any, neither accuracy is known.
+    """
+
+    questions: int
+    undecided: int
+    acc: Accuracy
+    acc_norm: Accuracy
+
+
+def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: Asked) -> AnswerEstimates:
+    """The estimates of a model from its scored tokens: ``window`` [N] of each, and ``columns`` [N], in nats, of which
+    ``logprob`` must be there and ``ref_logprob`` may be."""
+    sums: dict[str, NDArray[Any]] = {
+        name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
+        for name in ("logprob", "ref_logprob") if name in columns
+    }  # fmt: skip
+    undecided = {name: n_undecided(each, asked.question) for name, each in sums.items()}
+    found = []
+    for scale in (np.ones(len(asked.chars)), asked.chars.astype(np.float64)):
+        chosen = {name: chosen_of(each / scale, asked.question) for name, each in sums.items() if not undecided[name]}
+        found.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), asked.right))
+    return AnswerEstimates(len(np.unique(asked.question)), undecided["logprob"], *found)
+
+
+def n_undecided(sums: NDArray[Any], question: NDArray[Any]) -> int:
+    """Questions whose sums [W] tell no answer: some is nan, or all are infinite."""
+    _, starts = np.unique(question, return_index=True)
+    # A maximum of numbers one of which is nan is nan.
+    return int((~np.isfinite(np.maximum.reduceat(sums, starts))).sum()) if len(sums) else 0
+
+
+def chosen_of(sums: NDArray[Any], question: NDArray[Any]) -> NDArray[np.int64]:
+    """The window of the largest of the sums [W] of each question, the first of equal ones."""
+    _, starts = np.unique(question, return_index=True)
+    parts = np.split(sums, starts[1:])
+    return np.asarray(starts + [int(np.argmax(part)) for part in parts], np.int64)
+
+
+def accuracy_of(
+    chosen: NDArray[np.int64] | None, reference: NDArray[np.int64] | None, right: NDArray[np.bool_]
+) -> Accuracy:
+    """The accuracy of chosen windows, one a question, beside the reference's; ``right`` bool [W]."""
+    if chosen is None:
+        return Accuracy(Value(None), "")
+    own = right[chosen]
+    flips = None if reference is None else flips_of(chosen != reference, own, right[reference])
+    return Accuracy(share(own.tolist()), as_digits(own), flips)
+
+
+def flips_of(changed: NDArray[np.bool_], own: NDArray[np.bool_], reference: NDArray[np.bool_]) -> Flips:
+    """Flips from whether each question's answer changed, and whether model and reference have it right: all [Q]."""
+    lost, won = int((reference & ~own).sum()), int((own & ~reference).sum())
+    return Flips(share(changed.tolist()), share((own != reference).tolist()), lost, won, mcnemar_p(lost, won))
+
+
+def share(hits: Sequence[bool]) -> Value:
+    """The share of hits among independent questions; without an error for a single one."""
+    count = len(hits)
+    value = sum(hits) / count
+    if count < 2:
+        return Value(value)
+    # lm-eval's formula, in its order, so that its digits are the same.
+    deviation = math.sqrt(sum((hit - value) ** 2 for hit in hits) / (count - 1))
+    return Value(value, deviation / math.sqrt(count))
+
+
+def as_digits(right: NDArray[np.bool_]) -> str:
+    """A digit for each question, "1" where it is right."""
+    return "".join("1" if each else "0" for each in right)
+
+
+def discordant(first: str, second: str) -> tuple[int, int]:
+    """How many questions only the first has right, and only the second; of digits as in ``Accuracy``."""
+    pairs = list(zip(first, second, strict=True))
+    return pairs.count(("1", "0")), pairs.count(("0", "1"))
+
+
+def mcnemar_p(lost: int, won: int) -> float:
+    """McNemar's exact two-sided p of so many flips in each direction: 2 P(X <= the smaller), X binomial, at most 1."""
+    total, term, tail = lost + won, 1, 0
+    for k in range(min(lost, won) + 1):
+        tail += term  # the binomial coefficient of total over k
+        term = term * (total - k) // (k + 1)
+    return min(1.0, 2 * tail / (1 << total))

@@ -1,0 +1,119 @@
+"""Two tasks of lm-eval from local files to the table, beside lm-eval's own numbers of the same model; and flips."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.support import ROOT
+from tests.support.command_line import FAKE, Run, in_transformers
+from tests.support.questions import evaluated, model_class, write_task
+from tests.support.toy import ATOL_LOGPROB, TOY_CONTEXT, assert_refused, needs_accelerate
+
+TASKS = ROOT / "demo" / "questions"
+QUESTIONS = 40
+EVAL_LEN = 200
+"""The longest prompts of ``common_facts`` have 212 bytes, and a byte is a token of the toy."""
+
+
+def write(folder: Path, tokenizer: Path, task: Path | str, models: list[dict[str, Any]], **keys: Any) -> list[Any]:
+    data, specs = folder / "data.json", folder / "models.json"
+    base = {"tokenizer_dir": str(tokenizer), "dataset": "lm_eval", "task": str(task), "eval_len": EVAL_LEN}
+    data.write_text(json.dumps(base | keys))
+    specs.write_text(json.dumps(models))
+    return ["-d", data, "-m", specs, "-o", folder / "r.json"]
+
+
+@needs_accelerate
+@pytest.mark.engine
+@pytest.mark.parametrize("task", ["common_facts", "opticks_endings"])
+def test_answers_against_lm_evals_own(
+    compare_q: Run, tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """float32 is the reference; of bfloat16, flips and McNemar's p follow from lm-eval's own samples of float32."""
+    monkeypatch.chdir(ROOT)  # where the tasks find their data
+    file = TASKS / f"{task}.yaml"
+    models = [
+        in_transformers(toy_model, label=name, engine={"dtype": name}) for name in ("float32", "bfloat16")
+    ]  # fmt: skip
+    words = write(tmp_path, toy_model, file, [models[0] | {"reference": True}, models[1]], max_rows=QUESTIONS)
+    ran = compare_q(*words, "--tokens-out", tmp_path / "tokens", "--pairs")
+    assert ran.status == 0, ran.err
+    first, second = json.loads((tmp_path / "r.json").read_text())["models"]
+    arguments = {"pretrained": str(toy_model), "max_length": EVAL_LEN, "batch_size": 1, "device": "cpu"}
+    own = evaluated(model_class("hf")(dtype="float32", **arguments), file, QUESTIONS)
+    columns = parquet.read_table(tmp_path / "tokens" / "float32.parquet").to_pydict()
+    sums = np.bincount(columns["window"], columns["logprob"])
+    np.testing.assert_allclose(sums, own.sums, atol=10 * ATOL_LOGPROB)
+    for name in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr"):
+        assert first[name] == own.results[f"{name},none"]
+    assert (first["questions"], first["flips"]) == (QUESTIONS, None)
+    assert second["flips_lost"] + second["flips_won"] == round(second["flips"] * QUESTIONS)
+    assert second["acc"] == pytest.approx(first["acc"] + (second["flips_won"] - second["flips_lost"]) / QUESTIONS)
+    assert second["flips"] <= second["changed"]
+    assert f"{QUESTIONS} questions" in ran.out
+    assert "McNemar's exact p = " in ran.out
+    again = compare_q("--from", tmp_path / "r.json", "--pairs")
+    assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]
+
+
+def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
+    """Every token has the same probability: the shortest answer is the most probable, and all are alike per character.
+
+    A byte is a token, and " " stands before each answer: sums are (characters + 1) log p, and of the means over
+    characters the longest answer has the largest.
+    """
+    rows = [
+        {"q": "a", "c": ["xx", "x", "xxx"], "a": 1},
+        {"q": "b", "c": ["xx", "x"], "a": 0},
+        {"q": "c", "c": ["xx", "yy"], "a": 0},
+    ]
+    task = write_task(tmp_path / "task", rows)
+    words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}])
+    ran = compare_q(*words, "--html", tmp_path / "r.html", "--csv", tmp_path / "r.csv")
+    assert ran.status == 0, ran.err
+    assert "acc_norm_stderr" in (tmp_path / "r.csv").read_text()
+    written = json.loads((tmp_path / "r.json").read_text())
+    (model,) = written["models"]
+    # acc: right, wrong, and the first of two equal ones; acc_norm: the third answer, right, the first.
+    assert (model["acc"], model["acc_norm"]) == (2 / 3, 2 / 3)
+    assert model["acc_stderr"] == pytest.approx(math.sqrt((2 / 9 + 4 / 9) / 2 / 3))
+    assert model["estimates"]["answers"]["acc"]["right"] == "101"
+    assert model["estimates"]["answers"]["acc_norm"]["right"] == "011"
+    assert (model["flips"], model["mcnemar_p"]) == (None, None)
+    assert written["data"]["answers"]["questions"] == 3
+    assert written["subtitle"] == "odd, 3 questions, 0-shot, 7 answers"
+    assert "3 questions, 0-shot, 20 scored tokens" in ran.out
+    for digits in ("10", "1x1"):
+        model["estimates"]["answers"]["acc"]["right"] = digits
+        (tmp_path / "damaged.json").write_text(json.dumps(written))
+        assert_refused(compare_q("--from", tmp_path / "damaged.json"), "fake: answers.acc.right: not a digit for each")
+    del model["estimates"]["answers"]  # as in results of before
+    (tmp_path / "older.json").write_text(json.dumps(written))
+    assert compare_q("--from", tmp_path / "older.json").status == 0
+
+
+def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
+    rows = [{"q": "a", "c": ["xx", "x"], "a": 1}, {"q": "b", "c": ["xx", "x"], "a": 0}]
+    fake = FAKE | {"engine": {"vocab_size": 320, "nan_windows": [2]}}
+    ran = compare_q(*write(tmp_path, toy_model, write_task(tmp_path / "task", rows), [fake]))
+    assert ran.status == 0, ran.err
+    (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert (model["acc"], model["acc_norm"], model["questions"]) == (None, None, 2)
+    assert "fake: acc n/a: questions none of whose answers is the most probable (not finite): 1" in ran.out
+
+
+def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:
+    task = write_task(tmp_path / "task")
+    words = write(tmp_path, toy_model, task, [FAKE | {"engine": {"vocab_size": 320}}], eval_len=TOY_CONTEXT)
+    said = compare_q(*words[:4], "--check").out
+    counts = "6 of 6 questions, 0-shot, 14 answers, 143 scored tokens"  # bytes, with the spaces before them
+    assert f"data: odd, questions, windows of up to 257 tokens: {counts}\n" in said
+    write_task(tmp_path / "task", text="process_docs: !function code.run\n")
+    assert_refused(compare_q(*words), "odd.yaml: would run code (!function code.run)", '"trust_remote_code": true')

@@ -1,0 +1,141 @@
+"""Accuracy, flips and McNemar's test: golds worked by hand, and plain loops over random scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from eval.stats.answers import Asked, discordant, mcnemar_p, summarize
+from eval.stats.uncertainty import Value
+
+NAN, INF = float("nan"), float("inf")
+THREE = Asked(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0, 1, 1, 0], bool), np.array([1, 4, 2, 2, 1, 2]))
+"""Three questions of two answers; right are the first, the second and the first."""
+
+
+def estimated(sums: list[float], reference: list[float] | None = None, asked: Asked = THREE) -> Any:
+    columns = {"logprob": np.array(sums, np.float32)}
+    columns |= {} if reference is None else {"ref_logprob": np.array(reference, np.float32)}
+    return summarize(columns, np.arange(len(sums)), asked)
+
+
+def test_accuracy_by_hand() -> None:
+    """By sums: -2 > -3, a tie of -1 whose first is wrong, -4 < -3.  By characters: -2 < -0.75, the tie, -4 < -1.5."""
+    found = estimated([-2, -3, -1, -1, -4, -3])
+    assert (found.questions, found.undecided) == (3, 0)
+    assert found.acc.right == "100"
+    # The deviations from 1/3 are 2/3, 1/3 and 1/3: squares 6/9, over 2, is 1/3; its root over root 3 is 1/3.
+    assert found.acc.accuracy.value == 1 / 3
+    assert found.acc.accuracy.stderr == pytest.approx(1 / 3)
+    assert found.acc_norm.right == "000"
+    assert found.acc_norm.accuracy == Value(0.0, 0.0)
+    assert found.acc.flips is None
+
+
+def test_tokens_of_an_answer_add_up() -> None:
+    """Window 0 has two tokens, -1 and -2, and loses to window 1 with -2.5, though each of its tokens is better."""
+    asked = Asked(np.array([0, 0]), np.array([True, False]), np.array([1, 1]))
+    found = summarize({"logprob": np.array([-1, -2, -2.5])}, np.array([0, 0, 1]), asked)
+    assert found.acc.right == "0"
+    assert found.acc.accuracy == Value(0.0)  # one question has no error
+
+
+def test_flips_by_hand() -> None:
+    """The reference has 1, 2 and 3 right; the model 1 only: two lost, none won, p = 2 * (1/2)^2."""
+    found = estimated([-1, -2, -1, -2, -2, -1], [-1, -2, -2, -1, -1, -2]).acc
+    assert (found.right, found.flips.lost, found.flips.won) == ("100", 2, 0)
+    assert found.flips.flips.value == found.flips.changed.value == 2 / 3
+    assert found.flips.mcnemar_p == 0.5
+
+
+def test_a_changed_answer_that_is_wrong_in_both_is_no_flip() -> None:
+    asked = Asked(np.zeros(3, int), np.array([True, False, False]), np.ones(3, int))
+    flips = estimated([-3, -1, -2], [-3, -2, -1], asked).acc.flips
+    assert (flips.changed.value, flips.flips.value, flips.mcnemar_p) == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "gold"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),  # 2 * 1/2
+        (5, 0, 1 / 16),  # 2 * 1/32
+        (7, 1, 2 * (1 + 8) / 256),
+        (3, 9, 2 * (1 + 12 + 66 + 220) / 4096),
+        (6, 6, 1.0),  # 2 * P(X <= 6) is above 1
+    ],
+)
+def test_mcnemar_by_hand(lost: int, won: int, gold: float) -> None:
+    assert mcnemar_p(lost, won) == mcnemar_p(won, lost) == gold
+
+
+def test_mcnemar_against_scipy() -> None:
+    for lost, won in ((3, 11), (40, 61), (900, 1034), (0, 1200)):
+        assert mcnemar_p(lost, won) == pytest.approx(binomtest(lost, lost + won).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sums", "undecided"),
+    [
+        ([NAN, -3, -1, -1, -4, -3], 1),  # lm-eval would choose the nan
+        ([-INF, -INF, -1, -1, NAN, -3], 2),  # no answer is possible to the model
+        ([-INF, -3, -1, -1, -4, -3], 0),  # one answer is impossible, the other is chosen
+    ],
+)
+def test_scores_that_are_not_finite(sums: list[float], undecided: int) -> None:
+    found = estimated(sums, [-1, -2, -1, -2, -2, -1])
+    assert found.undecided == undecided
+    assert (found.acc.accuracy.value is None) == (found.acc.flips is None) == bool(undecided)
+    assert len(found.acc.right) == (0 if undecided else 3)
+
+
+def test_a_reference_without_an_answer_leaves_the_accuracy() -> None:
+    found = estimated([-1, -2, -1, -2, -2, -1], [NAN, -2, -1, -2, -2, -1])
+    assert found.acc.accuracy.value == 1 / 3
+    assert found.acc.flips is None
+
+
+def test_against_plain_loops() -> None:
+    """200 questions of 2 to 5 answers of 1 to 4 tokens, some of them with several right answers."""
+    draw = np.random.default_rng(5)
+    question, right, chars, tokens, reference, window = [], [], [], [], [], []
+    golds: dict[str, list[bool]] = {"acc": [], "acc_norm": [], "changed": [], "flips": []}
+    for number in range(200):
+        own, other, good, size = [], [], [], []
+        for _ in range(draw.integers(2, 6)):
+            scores = -draw.exponential(3, draw.integers(1, 5)).astype(np.float32)
+            near = (scores + draw.normal(0, 1, len(scores)).astype(np.float32)).astype(np.float32)
+            window += [len(question)] * len(scores)
+            question.append(number)
+            tokens += scores.tolist()
+            reference += near.tolist()
+            own.append(math.fsum(scores.tolist()))
+            other.append(math.fsum(near.tolist()))
+            good.append(bool(draw.random() < 0.4))
+            size.append(int(draw.integers(1, 20)))
+        right += good
+        chars += size
+        best, norm, before = (
+            values.index(max(values)) for values in (own, [a / b for a, b in zip(own, size, strict=True)], other)
+        )
+        golds["acc"].append(good[best])
+        golds["acc_norm"].append(good[norm])
+        golds["changed"].append(best != before)
+        golds["flips"].append(good[best] != good[before])
+    asked = Asked(np.array(question), np.array(right), np.array(chars))
+    columns = {"logprob": np.array(tokens, np.float32), "ref_logprob": np.array(reference, np.float32)}
+    found = summarize(columns, np.array(window), asked)
+    flips = found.acc.flips
+    assert flips is not None
+    assert found.acc.right == "".join("01"[each] for each in golds["acc"])
+    assert found.acc_norm.accuracy.value == sum(golds["acc_norm"]) / 200
+    assert flips.changed.value == sum(golds["changed"]) / 200 > flips.flips.value == sum(golds["flips"]) / 200 > 0.1
+    assert flips.lost + flips.won == sum(golds["flips"])
+
+
+def test_discordant() -> None:
+    assert discordant("1100", "1010") == (1, 1)

@@ -1,0 +1,228 @@
+"""Tasks of lm-eval -> windows: the tokens that lm-eval itself feeds and scores, and every task that is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+from eval.specs.reading import parse_data_spec
+from eval.text import windows
+from eval.text.answers import check_name
+from tests.support.questions import ROWS, asked, model_class, write_task
+from tests.support.toy import refusal
+
+SHOTS = {"num_fewshot": 2, "fewshot_config": {"sampler": "first_n", "samples": [
+    {"q": "One?", "c": ["1", "2"], "a": 0}, {"q": "Two?", "c": ["1", "2"], "a": 1}]}}  # fmt: skip
+
+
+def fed_by_lm_eval(kind: str, folder: Path, task: Path, max_length: int) -> list[tuple[list[int], list[int]]]:
+    """(context, answer) as the real class of lm-eval encodes each request: its model is not loaded."""
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoTokenizer
+
+    model: Any = model_class(kind)
+    found: list[tuple[list[int], list[int]]] = []
+
+    class Silent(model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+            self.add_bos_token = self.custom_prefix_token_id = self.enable_thinking = None
+            self.backend = "causal"
+
+        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            found.extend((context, answer) for _, context, answer in requests)
+            return [(0.0, False)] * len(requests)
+
+    (built,) = TaskManager(include_defaults=False).load([str(task)])["tasks"].values()
+    built.set_fewshot_seed(1234)
+    if built.get_config("num_fewshot") is None:
+        built.set_config("num_fewshot", 0)
+    built.build_all_requests()
+    Silent().loglikelihood(built.instances, disable_tqdm=True)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
+@pytest.mark.parametrize("keys", [{}, SHOTS], ids=["no example", "two examples"])
+@pytest.mark.parametrize("eval_len", [250, 45])
+def test_windows_are_what_lm_eval_feeds(tmp_path: Path, kind: str, keys: dict[str, Any], eval_len: int) -> None:
+    """``HFLM`` feeds ``(context + answer)[-(max_length + 1):][:-1]`` and scores the answer."""
+    task = write_task(tmp_path / "task", **keys)
+    data = asked(tmp_path, task, eval_len=eval_len)
+    gold = fed_by_lm_eval(kind, tmp_path, task, eval_len)
+    assert len(data.windows) == len(gold) == sum(len(row["c"]) for row in ROWS)
+    for window, (context, answer) in zip(data.windows, gold, strict=True):
+        assert window.token_ids.tolist() == (context + answer)[-(eval_len + 1) :]
+        assert window.targets.tolist() == answer
+    assert data.answers is not None
+    assert data.answers.cut_off == sum(len(context + answer) > eval_len + 1 for context, answer in gold)
+    assert (data.answers.cut_off > 0) == (eval_len == 45)
+
+
+def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
+    data = asked(tmp_path, write_task(tmp_path / "task"))
+    answers = data.answers
+    assert answers is not None
+    assert answers.question == (0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5)
+    assert [at for at, right in enumerate(answers.right) if right] == [0, 4, 6, 9, 10, 13]
+    assert answers.chars == tuple(len(choice) for row in ROWS for choice in row["c"])
+    # A question's windows follow one another in the text; all of them begin where the first one does.
+    lengths = [len(window.token_ids) for window in data.windows]
+    firsts = [answers.question.index(number) for number in answers.question]
+    assert answers.begins == tuple(sum(lengths[:first]) for first in firsts)
+    assert data.begins(np.array([2, 5])).tolist() == [0, sum(lengths[:5])]
+    spec = parse_data_spec(
+        {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "a/odd.yaml", "eval_len": 250}, tmp_path / "d.json"
+    )
+    assert windows.subtitle(spec, data) == "odd, 6 questions, 0-shot, 14 answers"
+    known = windows.data_json(spec, data)
+    assert known["method"] == "answers"
+    assert known["answers"] == {
+        "task": "odd", "num_fewshot": 0, "questions": 6, "questions_of_the_task": 6, "longer_than_eval_len": 0
+    }  # fmt: skip
+
+
+def test_the_first_questions(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    data, whole = asked(tmp_path, task, max_rows=2), asked(tmp_path, task)
+    assert data.answers is not None
+    assert (len(data.windows), data.answers.questions, data.answers.found) == (5, 2, 6)
+    assert data.series == whole.series
+    assert len(asked(tmp_path, task, max_rows=100).windows) == len(whole.windows)
+
+
+def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -> None:
+    """As lm-eval's process_results: a list of right answers, a number beyond the choices, and winogrande's form."""
+    several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
+    data = asked(tmp_path, write_task(tmp_path / "several", several))
+    assert data.answers is not None
+    assert data.answers.right == (True, False, True, False, True, False)
+    rows = [{"q": "?", "c": ["a", "b"], "a": 1}, {"q": "?", "c": ["a", "b"], "a": 7}]
+    beyond = asked(tmp_path, write_task(tmp_path / "beyond", rows))
+    assert beyond.answers is not None
+    assert beyond.answers.right == (False, True, False, False)
+    rows = [{"c": ["Ann said that Ann", "Ann said that Bob"], "a": "slept.", "n": 1}]
+    swapped = asked(tmp_path, write_task(tmp_path / "swapped", rows, doc_to_text="{{n}}"))
+    assert swapped.answers is not None
+    assert swapped.answers.right == (False, True)
+    assert [window.n_scored for window in swapped.windows] == [len(" slept.")] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "text", "reason"),
+    [
+        ({"output_type": "generate_until"}, "", "is generate_until; only multiple_choice"),
+        ({"output_type": "loglikelihood"}, "", "is loglikelihood; only multiple_choice"),
+        ({"metric_list": [{"metric": "acc_mutual_info"}]}, "", "measures acc_mutual_info; only acc and acc_norm"),
+        ({"metric_list": [{"metric": "exact_match"}]}, "", "measures exact_match; only acc and acc_norm"),
+        ({"repeats": 2}, "", "has filter_list or repeats"),
+        ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
+        ({"doc_to_text": "{{q.__class__.__mro__}}"}, "", "lm-eval cannot build it: SecurityError"),
+        ({"test_split": "other"}, "", "lm-eval cannot build it: KeyError"),
+        ({"task": None}, "", "lm-eval cannot build it"),
+        ({}, "process_docs: !function code.run\n", "would run code (!function code.run); read that, and let it with"),
+        ({}, "odd: !!python/name:os.system\n", "cannot be read as a task"),
+        ({"dataset_path": "pandas"}, "", "would run code (dataset_path: pandas)"),
+        ({"metric_list": [{"metric": "some/program"}]}, "", "would run code (metric: some/program)"),
+        ({"metric_list": [{"metric": "acc", "hf_evaluate": True}]}, "", "would run code (metric: acc)"),
+        ({"include": "odd.yaml"}, "", "includes itself"),
+        ({"include": "none.yaml"}, "", "none.yaml: cannot be read as a task: "),
+    ],
+)
+def test_refused_tasks(tmp_path: Path, keys: dict[str, Any], text: str, reason: str) -> None:
+    task = write_task(tmp_path / "task", text=text, **keys)
+    message = refusal(asked, tmp_path, task)
+    assert message.startswith("task: ")
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"q": "a", "c": ["b", ""], "a": 0}, "task: question 2, answer 2: has no characters"),
+        ({"q": " ", "c": ["a", "b"], "a": 0}, "task: question 2, answer 1: has no tokens before it"),
+    ],
+)
+def test_refused_questions(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    assert refusal(asked, tmp_path, write_task(tmp_path / "task", [ROWS[0], row])).startswith(reason)
+
+
+def test_an_answer_longer_than_a_window(tmp_path: Path) -> None:
+    message = refusal(asked, tmp_path, write_task(tmp_path / "task"), eval_len=30)
+    assert message == "eval_len: an answer to question 6 has 42 tokens; set eval_len above that"
+
+
+def test_fixed_number_of_examples(tmp_path: Path) -> None:
+    """lm-eval ignores --num_fewshot where the task says 0."""
+    message = refusal(asked, tmp_path, write_task(tmp_path / "task", num_fewshot=0), num_fewshot=2)
+    assert message.startswith("num_fewshot: the task ")
+
+
+def test_trusted_code_runs(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", text="process_docs: !function code_of_odd.run\n")
+    (tmp_path / "task" / "code_of_odd.py").write_text("def run(docs):\n    return docs.select([1, 0])\n")
+    data = asked(tmp_path, task, trust_remote_code=True)
+    assert data.answers is not None
+    assert data.answers.question == (0, 0, 1, 1, 1)
+
+
+def test_include_path_and_includes(tmp_path: Path) -> None:
+    """A task by its name in a folder, whose YAML includes another one; its own keys win."""
+    write_task(tmp_path / "tasks" / "base", task="base")
+    (tmp_path / "tasks" / "mine.yaml").write_text("include: base/odd.yaml\ntask: mine\ndoc_to_text: 'Q {{q}}'\n")
+    data = asked(tmp_path, "mine", include_path=str(tmp_path / "tasks"))
+    assert data.answers is not None
+    assert data.answers.task == "mine"
+    plain = asked(tmp_path, "base", include_path=str(tmp_path / "tasks"))
+    # A byte is a token here, and the toy's ids are the places of bytes in the sorted alphabet.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert [alphabet[each] for each in data.windows[0].token_ids[:2]] == ["Q", "Ġ"]
+    assert data.windows[0].token_ids[2:].tolist() == plain.windows[0].token_ids.tolist()
+
+
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
+    """The cache goes by the content of YAML, included YAML and data."""
+    task = write_task(tmp_path / "task")
+    first = asked(tmp_path, task)
+    write_task(tmp_path / "task", [{**ROWS[0], "a": 1}, *ROWS[1:]])
+    second = asked(tmp_path, task)
+    assert second.digest == first.digest
+    assert second.answers is not None
+    assert second.answers.right[:3] == (False, True, False)
+    write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
+    assert asked(tmp_path, task).digest != first.digest
+
+
+def test_names_of_lm_evals_own(tmp_path: Path) -> None:
+    """A name that is none, one that is a group and one that is a tag; lm-eval's own index takes 20 s to read."""
+    from lm_eval.tasks import TaskManager
+
+    write_task(tmp_path / "tasks", tag="oddities")
+    (tmp_path / "tasks" / "all.yaml").write_text("group: all\ntask: [odd]\n")
+    manager = TaskManager(include_defaults=False, include_path=str(tmp_path / "tasks"))
+    check_name("odd", manager)
+    assert refusal(check_name, "odds", manager) == "task: odds: lm-eval has no such task; it has odd"
+    assert refusal(check_name, "pi", manager) == "task: pi: lm-eval has no such task"
+    assert refusal(check_name, "oddities", manager) == "task: oddities: is a group of tasks; name one of them: odd"
+    assert refusal(check_name, "all", manager).startswith("task: all: is a group of tasks; name one of them")
+    group = refusal(asked, tmp_path, tmp_path / "tasks" / "all.yaml")
+    assert "is a group of tasks" in group or "cannot build it" in group
+    assert refusal(asked, tmp_path, "none.yaml").endswith("none.yaml: no such file")
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [
+        ({}, 'dataset: "lm_eval" needs lm-eval, which is not installed: pip install lm_eval==0.4.13'),
+        ({"lm_eval": "0.4.9.2"}, 'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and 0.4.9.2 is installed: pip'),
+    ],
+)
+def test_missing_and_old_lm_eval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], reason: str
+) -> None:
+    monkeypatch.setattr("eval.text.task_files.installed_versions", lambda names: installed)
+    assert refusal(asked, tmp_path, write_task(tmp_path / "task")).startswith(reason)
