@@ -62,7 +62,7 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, fin
     assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
     assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
     assert (tmp_path / "o.json").read_text() == finished.read_text()
-    assert "invalid choice: 'p99'" in compare_q("--from", finished, "--sort", "p99").err
+    assert "'p99' is no column" in compare_q("--from", finished, "--sort", "p99").err
 
 
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
