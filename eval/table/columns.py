@@ -24,9 +24,10 @@ ALWAYS = ("where", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
 WORTH_SAYING = 0.1
 """Share of a row's seconds from which its first step, in which engines compile, is told."""
 TOP_ERROR = "same_top_stderr"
-ANSWERS, AGAINST = ("acc", "acc_norm"), ("flips", "mcnemar_p")
-"""Columns of a table of answers, and of those against a reference."""
-EXTRAS = ("kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed", "head_bpw")
+EXTRAS = (
+    "acc_norm", "mcnemar_p", "kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
+    "head_bpw", "same_top",
+)  # fmt: skip
 IF_DIFFERENT = ("kv_cache", "head_bpw")
 """Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
 of PPL is mostly the text's."""
@@ -93,7 +94,7 @@ def always_shown(run: RunResult) -> tuple[str, ...]:
     """
     wanted = set(ALWAYS) - (set() if run.reference else {"kld", "same_top"})
     if any(model.estimates and model.estimates.answers for model in run.models):
-        wanted |= {*ANSWERS, *(AGAINST if run.reference else ())}
+        wanted = wanted - {"same_top"} | {"acc", *(["flips"] if run.reference else [])}
     if not machine_letters(run):
         wanted.discard("where")
     if not any(model.ppl and model.ppl.non_finite for model in run.models):

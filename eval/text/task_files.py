@@ -72,6 +72,8 @@ def task_file(spec: DataSpec) -> Path | None:
     """The YAML that is the task; None for a task that lm-eval's own package has.  InputError if there is none."""
     name = spec.task or ""
     path = Path(spec.locate(name))
+    if path.is_dir() and spec.include_path is None:
+        raise InputError(f"task: {printable(path)}: is a folder; name it in include_path, and its task here")
     if path.suffix.lower() in SUFFIXES or is_file(path):
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")

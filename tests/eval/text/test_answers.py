@@ -212,6 +212,8 @@ def test_names_of_lm_evals_own(tmp_path: Path) -> None:
     group = refusal(asked, tmp_path, tmp_path / "tasks" / "all.yaml")
     assert "is a group of tasks" in group or "cannot build it" in group
     assert refusal(asked, tmp_path, "none.yaml").endswith("none.yaml: no such file")
+    assert refusal(asked, tmp_path, "tasks").endswith("tasks: is a folder; name it in include_path, and its task here")
+    assert refusal(asked, tmp_path, "odd", include_path="none") == "include_path: none: no such folder"
 
 
 @pytest.mark.parametrize(
