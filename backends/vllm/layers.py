@@ -145,7 +145,10 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
         found = dtype if key is None else key_text(key, "token")
-        return f"{found} {POWERS_OF_TWO}" if getattr(kernel, "use_deep_gemm_e8m0", False) else found
+        # FlashInfer's kernel hands steps of 32 tokens and more to its fallback, DeepGEMM.
+        parts = (kernel, getattr(kernel, "fallback", None))
+        rounds = any(getattr(each, "use_deep_gemm_e8m0", False) for each in parts)
+        return f"{found} {POWERS_OF_TWO}" if rounds else found
     if not asked:
         return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN

@@ -98,6 +98,12 @@ def check_windows(first: Source, other: Source) -> None:
             f"--from: {other.name}: its windows differ from the windows of {first.name} "
             f"({', '.join(off) or 'another text'}); merge runs of one data spec and one text"
         )
+    keys = [(each.get("answers") or {}).get("key_sha256") for each in (one, two)]
+    if keys[0] != keys[1]:
+        raise InputError(
+            f"--from: {other.name}: has other right answers to the same questions than {first.name}; "
+            "run one of them again"
+        )
 
 
 def check_references(sources: Sequence[Source]) -> None:

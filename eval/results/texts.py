@@ -23,6 +23,11 @@ class TextResult:
     run: RunResult | None
     error: str = ""
 
+    @property
+    def is_answers(self) -> bool:
+        """Whether its windows are answers to questions, wrong ones too, so that its PPL says nothing of a text."""
+        return self.run is not None and "answers" in self.run.data
+
 
 @dataclass(frozen=True)
 class TextsResult:
@@ -57,8 +62,9 @@ class TextsResult:
         return macro_mean(found, errors)
 
     def mean_ppl(self, label: str) -> Value:
-        """Geometric mean of a model's perplexities; unknown unless every text has one."""
-        ppls = [None if model is None else model.ppl for model in self.of_label(label)]
+        """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""
+        every = zip(self.texts, self.of_label(label), strict=True)
+        ppls = [None if model is None else model.ppl for text, model in every if not text.is_answers]
         logs = [None if ppl is None or not ppl.value else math.log(ppl.value) for ppl in ppls]
         errors = [ppl.stderr / ppl.value if ppl and ppl.value and ppl.stderr is not None else None for ppl in ppls]
         mean = macro_mean(logs, errors)

@@ -206,7 +206,7 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
     answers = model.estimates.answers if model.estimates else None
     if answers is not None and answers.undecided:
         notes.append(
-            f"acc n/a: questions none of whose answers is the most probable (not finite): {answers.undecided:,}"
+            f"acc n/a: {answers.undecided:,} questions without finite log-probabilities to choose an answer by"
         )
     unexplained = not (model.error or model.is_reference or model.kld or model.notes)
     if run.reference is not None and unexplained:

@@ -19,7 +19,7 @@ from eval.table.text_columns import OF_TEXT, Blocks, blocks
 from eval.table.timing import HEADERS, timing_rows
 
 MEANS = (
-    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean; "
+    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, without answers; "
     "n/a unless every text has a value; its ± takes the texts' errors as independent"
 )
 PER_TEXT_ERROR = f"± is one standard error, from the blocks of each text; {COMMON_ERROR}"

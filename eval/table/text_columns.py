@@ -16,6 +16,8 @@ from eval.table.registry import BY_NAME, LABEL, OF_MODEL
 
 OF_TEXT = ("ppl", "kld")
 """What a table has of every text, unless columns are chosen."""
+OF_ANSWERS = ("acc", "flips", "kld")
+"""What it has of answers to questions, whose PPL is over wrong ones too."""
 LONGEST_NAME = 14
 """Letters of a text's name in a header, if the names can be told apart by so many."""
 
@@ -47,18 +49,26 @@ def stripped(block: Sequence[Filled], of: Sequence[str]) -> list[Filled]:
 
 
 def blocks(result: TextsResult, names: Sequence[str] | None = None) -> Blocks:
-    """The columns of these names; None: label, kernel, sizes, and of every text PPL and KLD."""
-    models = models_of(result)
+    """The columns of these names; None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy."""
+    models, chosen = models_of(result), names is not None
+    compared = any(run.reference for run in result.runs)
     if names is None:
-        compared = any(run.reference for run in result.runs)
         names = [*(name for name in always_shown(models) if name in OF_MODEL), *OF_TEXT[: 1 + compared]]
     of_text = [name for name in names if name not in OF_MODEL]
     headers = short_names([text.name for text in result.texts])
     return Blocks(
         filled(models, [LABEL, *(name for name in names if name in OF_MODEL and name != LABEL)]),
-        [text_block(result, text, header, of_text) for text, header in zip(result.texts, headers, strict=True)],
+        [
+            text_block(result, text, header, of_text if chosen else columns_of(text, compared=compared))
+            for text, header in zip(result.texts, headers, strict=True)
+        ],
         [mean_column(result, name) for name in of_text if name in OF_TEXT],
     )
+
+
+def columns_of(text: TextResult, *, compared: bool) -> tuple[str, ...]:
+    """The columns of a text of which none were chosen; ``compared``: with a reference."""
+    return OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
 
 
 def models_of(result: TextsResult) -> RunResult:

@@ -8,6 +8,8 @@ A request is one answer to one question.  Few-shot examples are drawn with the s
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from backends.common.errors import InputError
-from backends.common.messages import one_line, shortened
+from backends.common.messages import one_line, printable, shortened
 from eval.common.progress import Progress
 from eval.specs import reading
 from eval.specs.types import DataSpec
@@ -75,6 +77,7 @@ class Answers:
             "num_fewshot": self.num_fewshot,
             "questions": self.questions,
             "questions_of_the_task": self.found,
+            "key_sha256": hashlib.sha256(json.dumps([self.question, self.right, self.chars]).encode()).hexdigest(),
             "longer_than_eval_len": self.cut_off,
         }
 
@@ -112,7 +115,9 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
     """The requests of a task as tokens; InputError in one line if lm-eval, or compare_q, cannot score the task so."""
     file = task_files.task_file(spec)
     if file is not None:
-        task_files.merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        config, _ = task_files.merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        if "group" in config or not isinstance(config.get("task"), str):
+            raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     trusted = file is None or task_files.is_own(file) or spec.trust_remote_code
     with said_in_one_line(spec), sandboxed(not trusted):

@@ -27,6 +27,7 @@ LEAST = (0, 4, 13)
 SUFFIXES = (".yaml", ".yml")
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """lm-eval's own metrics of multiple choice; it takes any other name for a program of Hugging Face's ``evaluate``."""
+IGNORED = {"__pycache__", ".ipynb_checkpoints"}
 PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code."""
 
@@ -56,14 +57,17 @@ def check_lm_eval() -> str:
 def identity(spec: DataSpec) -> dict[str, Any]:
     """What the questions depend on, as JSON types: the task's name and lm-eval's version, or the content of files.
 
-    A data set of the hub counts by its name, and Python functions by all Python files beside the YAML that names them.
+    A data set of the hub counts by its name, and Python functions by all Python files below the folder of the YAML that
+    names them.
     """
     found: dict[str, Any] = {"lm_eval": check_lm_eval(), "num_fewshot": spec.num_fewshot}
     file = task_file(spec)
     if file is None:
         return {**found, "task": spec.task}
     config, parts = merged(file, trusted=spec.trust_remote_code)
-    functions = {code for part in parts if not is_own(part) for code in part.parent.glob("*.py") if codes_in(config)}
+    has_code = next(codes_in(config), None) is not None
+    folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
+    functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
     files = [*parts, *sorted(functions), *data_files(config)]
     return {**found, "task": file.name, "files": [file_digest(each) for each in files]}
 
@@ -72,9 +76,10 @@ def task_file(spec: DataSpec) -> Path | None:
     """The YAML that is the task; None for a task that lm-eval's own package has.  InputError if there is none."""
     name = spec.task or ""
     path = Path(spec.locate(name))
-    if path.is_dir() and spec.include_path is None:
+    is_path = "/" in name or path.suffix.lower() in SUFFIXES
+    if is_path and path.is_dir() and spec.include_path is None:
         raise InputError(f"task: {printable(path)}: is a folder; name it in include_path, and its task here")
-    if path.suffix.lower() in SUFFIXES or is_file(path):
+    if is_path:
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
         return path.resolve()
@@ -83,9 +88,10 @@ def task_file(spec: DataSpec) -> Path | None:
     folder = Path(spec.locate(spec.include_path))
     if not folder.is_dir():
         raise InputError(f"include_path: {printable(folder)}: no such folder")
-    # As in lm-eval: in sorted order, and the first of one name counts.
-    for file in first_files(folder.rglob("*.yaml"), str(folder)):
-        if named(file) == name:
+    # As in lm-eval: by their names as text, without its _IGNORE_DIRS, and the first of one name counts.
+    files = first_files(folder.rglob("*.yaml"), str(folder))
+    for file in sorted(files, key=lambda each: Path(each).as_posix()):
+        if not IGNORED & set(Path(file).parts) and named(Path(file)) == name:
             return Path(file).resolve()
     return None
 

@@ -106,7 +106,7 @@ def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Pa
     assert ran.status == 0, ran.err
     (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
     assert (model["acc"], model["acc_norm"], model["questions"]) == (None, None, 2)
-    assert "fake: acc n/a: questions none of whose answers is the most probable (not finite): 1" in ran.out
+    assert "fake: acc n/a: 1 questions without finite log-probabilities to choose an answer by" in ran.out
 
 
 def test_check_and_refusals(compare_q: Run, tmp_path: Path, toy_model: Path) -> None:

@@ -72,6 +72,8 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
         (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), BLOCKS, {},
          "fp8 g128 e8m0", "fp8 g128"),
         (fp8("DeepGemmFp8BlockScaledMMKernel", 1, 128, use_deep_gemm_e8m0=True), ROUNDED, {}, "fp8 g128 e8m0", ""),
+        (fp8("FlashInferFp8DeepGEMMDynamicBlockScaledKernel", 1, 128, fallback=named("x", use_deep_gemm_e8m0=True)),
+         BLOCKS, {}, "fp8 g128 e8m0", "fp8 g128"),
         (fp8("CutlassFp8BlockScaledMMKernel", 1, 128), ROUNDED, {}, "fp8 g128", ""),
         (fp8("CPUFp8PerTensorScaledMMLinearKernel", 1, -1), FP8, {}, BF16, "fp8 token"),
         (named("CPUInt8ScaledMMLinearKernel"), INT8, {}, "int8 token", ""),
