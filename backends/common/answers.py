@@ -13,6 +13,8 @@ Finish = Literal["stop", "length"]
 class Question:
     """One prompt; ``number`` is its place in the run, from 0, and ``seed`` is for this answer alone.
 
+    ``where``: the file and the line that it stands in, for messages.
+
     Engines that continue tokens get ``token_ids``, the conversation as the model's chat template writes it, up to the
     header of the answer.  Servers that apply a template themselves get ``messages`` and ``tools`` (JSON types).
     """
@@ -22,6 +24,7 @@ class Question:
     token_ids: tuple[int, ...] = ()
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    where: str = ""
 
 
 @dataclass(frozen=True)

@@ -119,9 +119,12 @@ class VllmServerBackend(ScoringBackend):
 
     @classmethod
     def same_model(cls, stamp: str, other: str) -> bool:
-        url, card, fingerprint, rounded = json.loads(stamp)
-        sample = Sample(np.array(rounded, np.float32), fingerprint)
-        return json.loads(other)[0] == url and is_stamped(other, Card(**card), sample)
+        try:
+            url, card, fingerprint, rounded = json.loads(stamp)
+            sample = Sample(np.array(rounded, np.float32), fingerprint)
+            return bool(json.loads(other)[0] == url) and is_stamped(other, Card(**card), sample)
+        except (ValueError, TypeError, LookupError):  # a stamp from a file, which may be damaged
+            return False
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -149,7 +152,7 @@ class VllmServerBackend(ScoringBackend):
         yield from self.flown(windows, self.window)
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """Answers as they finish, by the server's chat endpoint; ModelError with the number of the prompt."""
+        """Answers as they finish, by the server's chat endpoint; ModelError with the line of the prompt."""
 
         async def answer(client: httpx2.AsyncClient, question: Question) -> Answer:
             assert self.card is not None
@@ -157,7 +160,7 @@ class VllmServerBackend(ScoringBackend):
                 found, fingerprint = await answers.answer(client, self.served, self.card, question, sampling)
                 self.check_fingerprint(fingerprint)
             except ServerError as error:
-                raise ModelError(f"prompt {question.number + 1}: {self.served.server.url}: {error}") from None
+                raise ModelError(f"{question.where}: {self.served.server.url}: {error}") from None
             return found
 
         yield from self.flown(questions, answer)

@@ -30,13 +30,17 @@ from eval.specs.types import ModelSpec
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``compare-q trace`` was asked for.  ``sampling`` has no stop tokens yet, which the model says."""
+    """What ``compare-q trace`` was asked for.  ``sampling`` has no stop tokens yet, which the model says.
+
+    ``extends``: whether ``output`` was there when the run began, and is to be added to.
+    """
 
     file: Path
     output: Path
     spec: ModelSpec
     sampling: Sampling
     seed: int
+    extends: bool
 
 
 @dataclass(frozen=True)
@@ -156,8 +160,8 @@ def question_of(asked: Asked, model: Model, number: int, prompt: Prompt) -> Ques
     """A prompt as the engine takes it.  Its seed is its own: the answer does not depend on which others are asked."""
     seed = int.from_bytes(hashlib.sha256(f"{asked.seed} {prompt.key}".encode()).digest()[:4]) >> 1
     if model.job.backend.capabilities.answers == "tokens":
-        return Question(number, seed, tuple(model.ids[number]))
-    return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools)
+        return Question(number, seed, tuple(model.ids[number]), where=prompt.talk.where)
+    return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools, where=prompt.talk.where)
 
 
 def told(session: Session, job: Job, asked: AnswerJob, phase: Phase) -> Iterator[Answer]:
@@ -191,10 +195,10 @@ def make(session: Session, asked: Asked) -> tuple[list[dict[str, Any]], Model]:
     """Write the trace; (its records, the model).  InputError or ModelError in one line."""
     found = prompts.read(asked.file)
     model = ready(session, asked, found)
-    made = made_by(asked, model)
-    with files.opened(asked.output, made, model.job.backend.same_model) as partial:
+    made, keys = made_by(asked, model), [prompt.key for prompt in found]
+    with files.opened(asked.output, made, model.job.backend.same_model, extends=asked.extends) as partial:
+        partial.check_asked(keys, asked.file)
         answered(session, asked, model, found, partial)
         as_text = asked.sampling.as_text
         content = files.as_messages(made) if as_text else files.as_qbench(made, model.vocab_size)
-        partial.finish(content, [prompt.key for prompt in found])
-        return list(partial.records.values()), model
+        return partial.finish(content, keys), model

@@ -145,7 +145,8 @@ def asked_for(args: argparse.Namespace) -> Asked:
         args.max_tokens, args.temperature, args.top_p, template=args.chat_template_kwargs,
         as_text=args.output.suffix.lower() == ".jsonl",
     )  # fmt: skip
-    return Asked(args.prompts, args.output, spec_of(args.modelspec, args.mask), sampling, args.seed)
+    extends = args.extend and json_files.exists(args.output)
+    return Asked(args.prompts, args.output, spec_of(args.modelspec, args.mask), sampling, args.seed, extends)
 
 
 def spec_of(given: str, mask: str | None) -> ModelSpec:

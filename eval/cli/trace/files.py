@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,9 @@ from eval.text.traces import LARGEST_TRACE
 MARK = "compare_q_trace"
 NOT_COMPARED = ("compare_q", "versions", "model", "revision", "stamp")
 """Of ``made``: what may differ between two runs that make one trace.  ``stamp`` is compared on its own."""
+TOKENS = {"turn": int, "input_ids": list, "response_ids": list, "finish_reason": str}
+MESSAGES = {"messages": list, "tools": list, "message": dict, "finish_reason": str}
+"""What a record has, in a trace of tokens and in one of messages."""
 Same = Callable[[str, str], bool]
 """Whether two stamps are of one model."""
 
@@ -56,8 +59,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], same: Same) ->
 class Partial:
     """The answers so far: ``records`` by the key of their prompt, in the order in which the trace will have them."""
 
-    def __init__(self, output: Path, stream: IO[bytes], made: Mapping[str, Any]) -> None:
-        self.output, self.stream, self.made = output, stream, dict(made)
+    def __init__(self, output: Path, stream: IO[bytes], made: Mapping[str, Any], *, extends: bool) -> None:
+        self.output, self.stream, self.made, self.extends = output, stream, dict(made), extends
         self.records: dict[str, dict[str, Any]] = {}
         self.n_found = 0
 
@@ -82,13 +85,33 @@ class Partial:
             )
         self.records |= records
 
-    def finish(self, content: Callable[[list[dict[str, Any]]], str], keys: list[str]) -> None:
-        """Write the trace: what it had before, then the answers to the prompts of ``keys``, in their order."""
+    def check_asked(self, keys: Sequence[str], prompts: Path) -> None:
+        """InputError if an interrupted run has left answers to other prompts, which the trace would not have."""
+        if others := set(list(self.records)[self.n_found :]) - set(keys):
+            raise InputError(
+                f"{printable(partial_of(self.output))}: has {len(others)} answers to prompts that are not in "
+                f"{printable(prompts)}; give the same prompts, another -o, or move it away"
+            )
+
+    def check_output(self) -> None:
+        """InputError if another program has written the trace's file since the run began."""
+        if not self.extends and json_files.exists(self.output):
+            name = printable(self.output)
+            raise InputError(f"-o: {name}: has appeared meanwhile; move it away and run again: the answers are kept")
+
+    def finish(self, content: Callable[[list[dict[str, Any]]], str], keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Write the trace: what it had before, then the answers to the prompts of ``keys``, in their order.
+
+        Returns its records.
+        """
+        self.check_output()
         order = [*list(self.records)[: self.n_found], *keys]
-        text = content([{"prompt": key, **self.records[key]} for key in dict.fromkeys(order)])
+        records = [{"prompt": key, **self.records[key]} for key in dict.fromkeys(order)]
+        text = content(records)
         with replacing(self.output) as file:
             file.write_text(text, encoding="utf-8")
         partial_of(self.output).unlink(missing_ok=True)
+        return records
 
 
 def partial_of(output: Path) -> Path:
@@ -97,7 +120,7 @@ def partial_of(output: Path) -> Path:
 
 
 @contextmanager
-def opened(output: Path, made: Mapping[str, Any], same: Same) -> Iterator[Partial]:
+def opened(output: Path, made: Mapping[str, Any], same: Same, *, extends: bool) -> Iterator[Partial]:
     """The answers that a trace has, to be added to; InputError if they were made otherwise, or are no trace's."""
     file = partial_of(output)
     if json_files.exists(file) and not json_files.is_file(file):
@@ -107,9 +130,10 @@ def opened(output: Path, made: Mapping[str, Any], same: Same) -> Iterator[Partia
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{printable(file)}: another compare-q trace is writing it; wait for it") from None
-        partial = Partial(output, stream, made)
+        partial = Partial(output, stream, made, extends=extends)
         was_new = stream.tell() == 0
         try:
+            partial.check_output()
             if json_files.is_file(output):
                 partial.take(output, *of_trace(output), same)
                 partial.n_found = len(partial.records)
@@ -134,10 +158,29 @@ def resume(partial: Partial, file: Path, same: Same) -> bool:
         raise InputError(f"{printable(file)}: was not written by compare-q trace; move it away")
     if not lines:
         return False
-    head, *rest = (json_files.parsed(line, f"{printable(file)}: line {at}") for at, line in enumerate(lines, 1))
-    partial.take(file, head.get("made"), {each.pop("key"): each for each in rest}, same)
+    kinds = {"key": str, **(MESSAGES if partial.output.suffix.lower() == ".jsonl" else TOKENS)}
+    head, *rest = (record_of(line, f"{printable(file)}: line {at}", kinds if at > 1 else {MARK: int, "made": dict})
+                   for at, line in enumerate(lines, 1))  # fmt: skip
+    partial.take(file, head["made"], {each.pop("key"): each for each in rest}, same)
     partial.stream.truncate(len(whole))
     return True
+
+
+def record_of(line: bytes, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """A line of a partial as an object that has what ``kinds`` names; InputError."""
+    damaged = InputError(f"{where}: is damaged; move it away")
+    try:
+        found = json_files.parsed(line, where)
+    except InputError:
+        raise damaged from None
+    if not has(found, kinds):
+        raise damaged
+    return dict(found)
+
+
+def has(found: Any, kinds: Mapping[str, type]) -> bool:
+    """Whether ``found`` is an object with these keys, and a value of its type for each."""
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
 
 
 def of_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
@@ -150,8 +193,9 @@ def of_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
         return None, {}
     if not all(isinstance(row, dict) and isinstance(row.get("prompt"), str) for row in rows):
         raise InputError(f"{name}: rows: one has no prompt, by which answers are told apart; it cannot be extended")
-    kept = ("turn", "input_ids", "response_ids", "finish_reason")
-    return made, {row["prompt"]: {key: row.get(key) for key in kept} for row in rows}
+    if not all(has(row, TOKENS) for row in rows):
+        raise InputError(f"{name}: rows: one is damaged; move it away")
+    return made, {row["prompt"]: {key: row[key] for key in TOKENS} for row in rows}
 
 
 def as_qbench(made: Mapping[str, Any], vocab_size: int | None) -> Callable[[list[dict[str, Any]]], str]:

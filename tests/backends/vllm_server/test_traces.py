@@ -20,7 +20,7 @@ WORDS = ["one", "two", "three", "four"]
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"{word}\n" for word in WORDS))
+    file.write_text("\n" + "".join(f"{word}\n" for word in WORDS))
     return file
 
 
@@ -61,7 +61,7 @@ def test_an_interrupted_trace_goes_on(stub: Stub, compare_q: Run, tmp_path: Path
     stub.refuses = lambda body: "too hard" if body["messages"][0]["content"] == "three" else ""
     ran = compare_q(*words, "-m", model)
     assert ran.status == 2
-    assert f"error: prompt 3: {stub.url}: HTTP 400 from /v1/chat/completions: too hard" in ran.err
+    assert f"error: {asked}: line 4: {stub.url}: HTTP 400 from /v1/chat/completions: too hard" in ran.err
     assert not out.exists()
     partial = tmp_path / "t.json.partial"
     with partial.open("a") as stream:
@@ -79,6 +79,52 @@ def test_an_interrupted_trace_goes_on(stub: Stub, compare_q: Run, tmp_path: Path
     assert [prompt for prompt, _, _ in rows_of(out)] == WORDS
 
 
+def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, tmp_path: Path, asked: Path) -> None:
+    """Neither to other prompts, nor to a file that has come between, nor to a partial that is damaged."""
+    out, partial = tmp_path / "t.json", tmp_path / "t.json.partial"
+    words = ("trace", "-o", out, "-m", stub.url, asked)
+
+    def refuses(body: dict[str, Any]) -> str:
+        out.write_text("of another program")
+        return ""
+
+    stub.refuses = refuses
+    ran = compare_q(*words)
+    assert ran.status == 2
+    told = "has appeared meanwhile; move it away and run again: the answers are kept"
+    assert ran.err.splitlines()[-1] == f"error: -o: {out}: {told}"
+    assert out.read_text() == "of another program"
+    out.unlink()
+    whole, prompts = partial.read_text(), asked.read_text()
+    head, first, *rest = map(json.loads, whole.splitlines())
+    assert len(rest) == 3
+    del stub.chats[:]
+    asked.write_text("two\nfive\n")
+    told = f"{partial}: has 3 answers to prompts that are not in {asked}; give the same prompts, another -o, or move"
+    assert_refused(compare_q(*words), told)
+    asked.write_text(prompts)
+
+    without = {key: value for key, value in first.items() if key != "key"}
+    damaged: list[tuple[list[Any], int]] = [
+        ([head, without], 2), ([head, {**first, "input_ids": None}], 2), ([head, first, 3], 3),
+        ([["compare_q_trace"]], 1),
+    ]  # fmt: skip
+    for lines, at in damaged:
+        write_lines(partial, *lines)
+        assert_refused(compare_q(*words), f"{partial}: line {at}: is damaged; move it away")
+    partial.write_text(whole.replace('"key"', "\0", 1))
+    assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
+    for stamp in ("{", "[]", "{}", "3", "[1, {}, null, [[]]]"):
+        write_lines(partial, {**head, "made": {**head["made"], "stamp": stamp}}, first)
+        assert_refused(compare_q(*words), f"{partial}: has 1 answers that were made otherwise (the model's weights)")
+
+    partial.write_text(whole)
+    stub.refuses = lambda body: ""
+    assert compare_q(*words).status == 0
+    assert [prompt for prompt, _, _ in rows_of(out)] == WORDS
+    assert not stub.chats
+
+
 def test_a_trace_is_extended(stub: Stub, compare_q: Run, tmp_path: Path, asked: Path) -> None:
     out, words = tmp_path / "t.json", ("trace", "-o", tmp_path / "t.json", "-m", stub.url, asked, "--extend")
     assert compare_q(*words).status == 0
@@ -89,6 +135,9 @@ def test_a_trace_is_extended(stub: Stub, compare_q: Run, tmp_path: Path, asked: 
     assert [prompt for prompt, _, _ in rows_of(out)] == [*WORDS, "five", "one"]
     assert sorted(body["messages"][0]["content"] for body in stub.chats) == ["five", "one"]
     assert_refused(compare_q(*words, "--max-tokens", 9), "has 6 answers that were made otherwise", "1024")
+    extended = json.loads(out.read_text())
+    out.write_text(json.dumps({**extended, "rows": [{**extended["rows"][0], "response_ids": None}]}))
+    assert_refused(compare_q(*words), f"{out}: rows: one is damaged; move it away")
     qbench = {"model": "m", "vocab_size": 9, "meta": {}, "rows": [{"input_ids": [1], "response_ids": [2]}]}
     out.write_text(json.dumps(qbench))
     assert_refused(compare_q(*words), f"{out}: was not written by compare-q trace; move it away")
