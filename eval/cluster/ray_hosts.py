@@ -11,7 +11,7 @@ from backends.common import owned
 from eval.cluster import ray_cluster
 from eval.cluster.ray_workers import RayWorker
 from eval.common.cache import Cache
-from eval.run.devices import Devices
+from eval.run.devices import Devices, Hold
 from eval.run.hosts import Hosts
 
 
@@ -26,11 +26,16 @@ class ClusterDevices(Devices):
     def slots(self) -> int:
         return self.n_slots
 
+    def _in_its_way(self, hold: Hold) -> list[Hold]:
+        """Ray itself lets the others wait, whatever they hold here."""
+        return [*self.waiting, *(other for other in self.holds if other is not hold)]
+
 
 def on_cluster(here: Hosts, address: str, cache: Cache, say: Callable[[str], None]) -> Hosts:
     """Hosts whose workers run on the cluster at an address; InputError if there is none.
 
-    No model takes a place before the reference is there: a reference whose node was lost needs one of them.
+    No model takes a place before the reference is there, or keeps one while it waits for the reference on another text:
+    a reference whose node was lost needs one of them.
     """
     cache.check_writable()
     token = cache.root / "runs" / owned.temporary_name()

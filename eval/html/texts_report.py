@@ -30,8 +30,8 @@ CUT = (
 )
 NONE_LEFT = "no excerpts of the texts, so that this file stays small; a report of one text has them"
 NOTES = (
-    "mean of the texts: each text counts alike; of KLD the mean of the texts' means, of PPL their geometric mean, without answers; n/a "
-    "or left out where a text lacks the value",
+    "mean of the texts: each text counts alike; of KLD the mean of the texts' means, of PPL their geometric mean, "
+    "without answers; n/a or left out where a text lacks the value",
     "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models",
 )
 LISTS = ("names", "schemes", "shown", "footnotes", "near", "quantized", "commands", "markdown", "csv")

@@ -270,6 +270,8 @@ def read(file: Path) -> tuple[Any, bool]:
 
 def report_from_json(raw: Any) -> tuple[StoredRun, Any]:
     """The run of a report.html's payload and its inspection; InputError in one line."""
+    if isinstance(raw, dict) and isinstance(raw.get("texts"), dict):
+        return from_json(raw["texts"]), None
     if not isinstance(raw, dict) or not {"run", "inspection"} <= raw.keys():
         raise InputError(NO_RESULTS)
     run, inspection = from_json(raw["run"]), raw["inspection"]

@@ -87,6 +87,8 @@ def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:
         return None
     first = {name: min(float(moments[name]) for moments in found) for name in FIRST}
     last = {name: max(float(moments[name]) for moments in found) for name in LAST}
+    if all(moments["load_began"] == moments["loaded"] for moments in found):  # loaded for a text before this one
+        first |= dict.fromkeys(("started", "load_began"), last["loaded"])
     prepared, closed = (
         None if any(moments.get(name) is None for moments in found) else max(float(moments[name]) for moments in found)
         for name in ("prepared", "closed")

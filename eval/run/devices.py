@@ -129,6 +129,15 @@ class Devices:
         """Who else has GPUs of this one, or had them before."""
         return [other for other in self.holds if other is not hold and set(other.indices) & set(hold.indices)]
 
+    def is_wanted_by_reference(self, hold: Hold) -> bool:
+        """Whether the reference, which has place 0, waits for GPUs or for its turn on GPUs of this one."""
+        with self.changed:
+            return any(other.place == 0 and other.stage == "loading" for other in self._in_its_way(hold))
+
+    def _in_its_way(self, hold: Hold) -> list[Hold]:
+        """Who may be waiting for this one to end."""
+        return [*self.waiting, *self.beside(hold)]
+
     def _offered(self, hold: Hold) -> tuple[int, ...]:
         """The GPUs that a waiting model gets now, none if it has to wait."""
         if min(self.waiting, key=lambda other: other.place) is not hold:

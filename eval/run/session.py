@@ -14,11 +14,11 @@ from eval.run.workers import EarlyWorker
 @dataclass(frozen=True)
 class Session:
     """``clear``: forget what the cache holds of this text and these models; ``verbose``: engines print their own logs.
-
     ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
     scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
-    by path, size and time; ``early``: by label, the worker that was started while the text was being tokenized;
-    ``divergences``: compare with the reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too.
+    by path, size and time; ``cleared``: keys of scores that this run has forgotten; ``early``: by label, the worker
+    that was started while the text was being tokenized; ``divergences``: compare with the reference by reverse KLD,
+    Jensen-Shannon, total variation and top-5 agreement too.
     """
 
     cache: Cache
@@ -29,5 +29,6 @@ class Session:
     hosts: Hosts = field(default_factory=Hosts)
     verify_weights: bool = False
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    cleared: set[str] = field(default_factory=set)
     early: dict[str, EarlyWorker] = field(default_factory=dict)
     divergences: bool = False

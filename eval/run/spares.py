@@ -95,6 +95,11 @@ class Crew:
             self.at_work.close()
         self.workers, self.hold, self.is_loaded = [], None, False
 
+    def give_way(self) -> None:
+        """End the workers of a model that waits for a reference which needs their GPUs; they will load again."""
+        if self.hold is not None and self.session.hosts.devices.is_wanted_by_reference(self.hold):
+            self.release()
+
     @property
     def slots(self) -> int:
         """GPUs that one of its workers takes; on a cluster at least one, for a node without GPUs."""

@@ -19,11 +19,10 @@ from eval.table.text_columns import OF_TEXT, Blocks, blocks
 from eval.table.timing import HEADERS, timing_rows
 
 MEANS = (
-    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, without answers; "
+    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, "
+    "without answers; "
     "n/a unless every text has a value; its ± takes the texts' errors as independent"
 )
-PER_TEXT_ERROR = f"± is one standard error, from the blocks of each text; {COMMON_ERROR}"
-BLOCKS_OF_A_TEXT = "± is one standard error, from "
 
 
 def show(result: TextsResult, console: Console, names: Sequence[str] | None = None) -> None:
@@ -84,13 +83,13 @@ def notes(result: TextsResult) -> list[str]:
     everywhere = [note for note in known[0] if all(note in each for each in known)]
     lines = [f"{text.name}: failed: {text.error}" for text in result.texts if text.run is None]
     lines += [f"{name}: {note}" for name, own in found.items() for note in own if note not in everywhere]
-    errors = [PER_TEXT_ERROR] if any(has_errors(run) for run in result.runs) else []
+    errors = [COMMON_ERROR] if any(has_errors(run) for run in result.runs) else []
     return [*lines, *errors, MEANS, *everywhere]
 
 
 def notes_of_text(run: RunResult) -> list[str]:
     """A text's footnotes, the first of them what it is; what ± is stands below the table once."""
-    own = [note for note in footnotes(run) if not note.startswith(BLOCKS_OF_A_TEXT)]
+    own = [note.removesuffix(f"; {COMMON_ERROR}") for note in footnotes(run)]
     return [run.subtitle, *own]
 
 

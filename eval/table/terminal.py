@@ -63,7 +63,8 @@ def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
     for each in found:
         words = each.column.name in WORDS
         _, header, texts = word_cells(each) if words else aligned_cells(each)
-        drawn.add_column(header, overflow="fold", no_wrap=not words)
+        plain = Text("\n".join(map(printable, header.split("\n"))))  # a text's name is no markup
+        drawn.add_column(plain, overflow="fold", no_wrap=not words)
         for row, text in zip(rows, texts, strict=True):
             row.append(text)
     for row in rows:

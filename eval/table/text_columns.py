@@ -95,7 +95,10 @@ def mean_column(result: TextsResult, name: str) -> Filled:
     """The macro means of PPL or KLD."""
     column = BY_NAME[name]
     means = [mean_of(result, label, name) for label in result.labels]
-    is_reference = [all(model and model.is_reference for model in result.of_label(label)) for label in result.labels]
+    is_reference = [
+        all(model and model.is_reference and not model.error for model in result.of_label(label))
+        for label in result.labels
+    ]
     return Filled(
         replace(column, header=f"mean\n{column.title}"),
         tuple(
@@ -148,7 +151,8 @@ def joined_value(result: TextsResult, label: str, name: str, of: str) -> Any:
     for text in result.texts:
         if not of or text.name == of:
             model = model_of(text, label)
-            found.append(None if model is None else value_of(BY_NAME[name], model, flat_json(model, result.runs[0])))
+            known_of = None if model is None or text.run is None else flat_json(model, text.run)
+            found.append(None if model is None or known_of is None else value_of(BY_NAME[name], model, known_of))
     known = [value for value in found if value is not None]
     if name in OF_MODEL or any(isinstance(value, str) for value in known):
         return known[0] if known else None

@@ -105,7 +105,8 @@ def row_of(session: Session, part: Part, crew: Crew, later: Sequence[Part]) -> M
     try:
         return scored_row(session, part, crew, later)
     except BaseException as error:
-        crew.give_up(error, part.fetched.scores_key)
+        if not part.text.error:  # the text's failure is not the model's
+            crew.give_up(error, part.fetched.scores_key)
         raise
 
 
@@ -116,17 +117,18 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
     reference is settled when all windows are scored and stored, before its engine is closed.
     """
     text, fetched, data = part.text, part.fetched, part.text.data
-    expected = None if part.own else awaited(session, text.expected)
+    expected = None if part.own else awaited(session, text.expected, crew.give_way)
     if text.error:
         raise ModelError(text.error)
     cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
     with session.hosts.running.held(cache.lock("scores", key)):
-        if session.clear:
+        if session.clear and key not in session.cleared:  # another text may be the beginning of this one
+            session.cleared.add(key)
             cache.clear("scores", key)
         if expected and session.hosts.spares and not stores.is_stored(session, fetched, data, expected):
             crew.make_ready()
-        reference = part.own or awaited(session, text.reference)
+        reference = part.own or awaited(session, text.reference, crew.give_way)
         tag = references.tag_for(reference, fetched.job)
 
         def load() -> StoredScores | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -59,9 +59,13 @@ class TextRun:
         return RunResult(data_json, subtitle, rows, known)
 
 
-def awaited(session: Session, reference: Future[Reference]) -> Reference:
-    """A reference that another thread makes; StoppedError if the run is stopped meanwhile."""
+def awaited(session: Session, reference: Future[Reference], idle: Callable[[], None] = lambda: None) -> Reference:
+    """A reference that another thread makes; StoppedError if the run is stopped meanwhile.
+
+    ``idle`` is called again and again while it is not there.
+    """
     while True:
         session.hosts.running.check()
         with suppress(TimeoutError):
             return reference.result(timeout=POLL_S)
+        idle()

@@ -189,6 +189,18 @@ def test_a_worker_that_dies_between_texts_is_replaced(start: Start, monkeypatch:
     assert [label for label, step in told.steps if step == "load"][-1:] == ["a"]
 
 
+@pytest.mark.parametrize("spares", [False, True])
+def test_a_reference_that_dies_gets_its_gpu_back(start: Start, monkeypatch: pytest.MonkeyPatch, spares: bool) -> None:
+    """Another model has it by then, with its worker, and waits for the reference of the next text."""
+    told = threaded(monkeypatch, gpus=[Gpu("0", "NVIDIA H200", "580.1", 143771.0)], spares=spares)
+    told.fails = {("ref", "score"): "dies"}
+    many = start(three())()
+    assert many.status == 1
+    assert [many.model("ref", name)["error"] is None for name in LENGTHS] == [False, True, True]
+    for label in ("a", "b"):
+        assert [many.model(label, name)["kld"] is None for name in LENGTHS] == [True, False, False]
+
+
 def test_one_logits_file_is_of_one_text(start: Start, tmp_path: Path) -> None:
     ran = start(three())(flags=("-lf", tmp_path / "store"))
     assert_refused(ran, "--logits_file: a reference store is of one text")
