@@ -184,12 +184,14 @@ class ModelFacts:
     """What a model's files say before anything loads the model; None where they do not say it.
 
     ``vocab_size``: the number of its logits; ``context``: the number of tokens that it can take; ``tokenizer``: a
-    folder with its own tokenizer, or its vocabulary (id -> token, without special tokens).
+    folder with its own tokenizer, or its vocabulary (id -> token, without special tokens).  ``rope_changes_above``: so
+    many tokens of context from which the engine takes other rotary factors, whatever the length of a window.
     """
 
     vocab_size: int | None = None
     context: int | None = None
     tokenizer: Path | Mapping[int, str] | None = None
+    rope_changes_above: int | None = None
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,13 @@ class GgufModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """Vocabulary and context."""
+        """Vocabulary and context; llama.cpp takes the long ones of two sets of rope factors if its context is long."""
         tokens = self.fields.get(TOKENS)
-        return ModelFacts(len(tokens) if tokens else self.field("vocab_size"), self.context, self.vocabulary() or None)
+        has_long = any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors)
+        return ModelFacts(
+            len(tokens) if tokens else self.field("vocab_size"), self.context, self.vocabulary() or None,
+            self.field("rope.scaling.original_context_length") if has_long else None,
+        )  # fmt: skip
 
     @property
     def context(self) -> int | None:

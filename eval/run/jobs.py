@@ -172,8 +172,20 @@ def fit(jobs: Sequence[Job], texts: Mapping[str, EvalData], hosts: Hosts) -> tup
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
         else:
-            problems += vocabulary_problems(longer, texts)
+            problems += vocabulary_problems(longer, texts) + rope_problems(longer, texts)
     return fitted, problems
+
+
+def rope_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:
+    """A line if the longest text would change what the model computes of the others, under the key that these have."""
+    edge = None if job.is_remote else job.facts().rope_changes_above
+    lengths = [data.length for data in texts.values()]
+    if edge is None or not min(lengths) <= edge < max(lengths):
+        return []
+    return [
+        f"{job.request.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
+        "the longest text decides for all; score texts of longer windows in a run of their own"
+    ]
 
 
 def vocabulary_problems(job: Job, texts: Mapping[str, EvalData]) -> list[str]:

@@ -140,6 +140,14 @@ def test_context_of_rope_scaling(tmp_path: Path, kind: str, context: int) -> Non
     assert read_model(write(tmp_path / "m.gguf", MATRICES, **scaling)).facts.context == context
 
 
+def test_two_sets_of_rope_factors(tmp_path: Path) -> None:
+    """Phi-3's: llama.cpp takes the long ones where its context is longer than the original one."""
+    original = {"rope__scaling__original_context_length": 4096}
+    factors = {f"rope_factors_{name}.weight": (Type.F32, (48,)) for name in ("long", "short")}
+    assert read_model(write(tmp_path / "a.gguf", {**MATRICES, **factors}, **original)).facts.rope_changes_above == 4096
+    assert read_model(write(tmp_path / "b.gguf", MATRICES, **original)).facts.rope_changes_above is None
+
+
 def test_unknown_type_has_no_size(tmp_path: Path) -> None:
     file = write(tmp_path / "m.gguf", MATRICES)
     name, raw = b"blk.0.attn_q.weight", bytearray(file.read_bytes())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import backends
+from backends.base import LoadRequest, ModelFacts
 from backends.common.errors import ModelError
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
@@ -199,6 +200,23 @@ def test_a_reference_that_dies_gets_its_gpu_back(start: Start, monkeypatch: pyte
     assert [many.model("ref", name)["error"] is None for name in LENGTHS] == [False, True, True]
     for label in ("a", "b"):
         assert [many.model(label, name)["kld"] is None for name in LENGTHS] == [True, False, False]
+
+
+def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's context, and so its rotary factors, would be those of the longest text."""
+    edge = 0
+
+    def facts(request: LoadRequest) -> ModelFacts:
+        return ModelFacts(rope_changes_above=edge if request.label == "a" else None)
+
+    monkeypatch.setattr(FakeBackend, "facts", facts)
+    run = start(three())
+    lengths = sorted(text["data"]["window_length"] for text in run().texts.values())
+    edge = lengths[0]
+    assert lengths[0] < lengths[-1]
+    assert_refused(run(), f"a: eval_len: the model has other rotary factors in contexts above {edge} tokens, and the ")
+    edge = lengths[-1]
+    assert run().status == 0
 
 
 def test_one_logits_file_is_of_one_text(start: Start, tmp_path: Path) -> None:
