@@ -54,10 +54,13 @@ def model_class(kind: str) -> Any:
         from lm_eval.models.huggingface import HFLM
 
         return HFLM
+    import vllm
+    from vllm.platforms import current_platform  # vLLM looks at its own version to find the platform, once
+
+    assert current_platform.device_type
     known = metadata.version
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "version", lambda name: vllm.__version__ if name == "vllm" else known(name))
-        import vllm
         from lm_eval.models.vllm_causallms import VLLM
 
         return VLLM

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,8 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     assert windows.subtitle(spec, data) == "odd, 6 questions, 0-shot, 14 answers"
     known = windows.data_json(spec, data)
     assert known["method"] == "answers"
+    right = json.dumps([answers.question, answers.right, answers.chars])
+    assert known["answers"].pop("key_sha256") == hashlib.sha256(right.encode()).hexdigest()
     assert known["answers"] == {
         "task": "odd", "num_fewshot": 0, "questions": 6, "questions_of_the_task": 6, "longer_than_eval_len": 0
     }  # fmt: skip
@@ -123,7 +127,7 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
         ({"doc_to_text": "{{q.__class__.__mro__}}"}, "", "lm-eval cannot build it: SecurityError"),
         ({"test_split": "other"}, "", "lm-eval cannot build it: KeyError"),
-        ({"task": None}, "", "lm-eval cannot build it"),
+        ({"task": None}, "", "is a group, or has no task; name a file with one task"),
         ({}, "process_docs: !function code.run\n", "would run code (!function code.run); read that, and let it with"),
         ({}, "odd: !!python/name:os.system\n", "cannot be read as a task"),
         ({"dataset_path": "pandas"}, "", "would run code (dataset_path: pandas)"),
@@ -209,10 +213,13 @@ def test_names_of_lm_evals_own(tmp_path: Path) -> None:
     assert refusal(check_name, "pi", manager) == "task: pi: lm-eval has no such task"
     assert refusal(check_name, "oddities", manager) == "task: oddities: is a group of tasks; name one of them: odd"
     assert refusal(check_name, "all", manager).startswith("task: all: is a group of tasks; name one of them")
+    # Nothing of a group is built: a task that stands in it could run code.
     group = refusal(asked, tmp_path, tmp_path / "tasks" / "all.yaml")
-    assert "is a group of tasks" in group or "cannot build it" in group
+    assert group.endswith("is a group, or has no task; name a file with one task")
     assert refusal(asked, tmp_path, "none.yaml").endswith("none.yaml: no such file")
-    assert refusal(asked, tmp_path, "tasks").endswith("tasks: is a folder; name it in include_path, and its task here")
+    assert refusal(asked, tmp_path, "./tasks").endswith(
+        "tasks: is a folder; name it in include_path, and its task here"
+    )
     assert refusal(asked, tmp_path, "odd", include_path="none") == "include_path: none: no such folder"
 
 
