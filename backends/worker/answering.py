@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.common.messages import one_line
 from backends.worker import children
-from backends.worker.messages import Answered, AnswerJob, Closed, Done, Said
-from backends.worker.scoring_job import Model, end_at_once
+from backends.worker.messages import Answered, AnswerJob, Closed, Done
+from backends.worker.scoring_job import Model, close, end_at_once
 
 
 def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
@@ -21,8 +20,5 @@ def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
             backend.check_unchanged()
         send(Done())
     finally:
-        try:
-            backend.close()
-        except Exception as error:  # an engine that is stopped in the middle raises what it likes
-            send(Said(f"{model.request.label}: closing its engine failed: {one_line(error)}"))
+        close(model, send)
     send(Closed())

@@ -87,25 +87,29 @@ def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: O
     """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     table = columns.ordered(run, args.sort)
-    if args.output:
-        with outputs.writing(args.output):
-            results_json.write_json(run, args.output, command)
-            print(f"results: {args.output}")
-    if args.csv:
-        with outputs.writing(args.csv):
-            results_csv.write_csv(table, args.csv, columns.fields_of(args.columns))
-            print(f"CSV: {args.csv}")
-    if args.markdown:
-        with outputs.writing(args.markdown):
-            markdown.write(table, args.markdown, args.columns, timing=args.timing)
-            print(f"Markdown: {args.markdown}")
-    if args.html:
-        with outputs.writing(args.html):
-            from eval.html import report
 
-            report.write(run, inspect(), args.html, command, run.title or report.TITLE, args.columns)
-            print(f"report: {args.html}")
+    def write_report(file: Path) -> None:
+        from eval.html import report
+
+        report.write(run, inspect(), file, command, run.title or report.TITLE, args.columns)
+
+    write_each(
+        outputs,
+        (args.output, "results", lambda file: results_json.write_json(run, file, command)),
+        (args.csv, "CSV", lambda file: results_csv.write_csv(table, file, columns.fields_of(args.columns))),
+        (args.markdown, "Markdown", lambda file: markdown.write(table, file, args.columns, timing=args.timing)),
+        (args.html, "report", write_report),
+    )
     draw(args, run, outputs)
+
+
+def write_each(outputs: Outputs, *wanted: tuple[Path | None, str, Callable[[Path], None]]) -> None:
+    """Write the files that were asked for, each called by its name when it is there; one that fails stops no other."""
+    for file, name, write_file in wanted:
+        if file:
+            with outputs.writing(file):
+                write_file(file)
+                print(f"{name}: {file}")
 
 
 def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:

@@ -62,24 +62,22 @@ def write(args: argparse.Namespace, result: TextsResult, inspect: Inspect, outpu
     """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     table = text_columns.ordered(result, args.sort)
-    if args.output:
-        with outputs.writing(args.output):
-            texts_json.write_json(result, args.output, command)
-            print(f"results: {args.output}")
-    if args.csv:
-        with outputs.writing(args.csv):
-            results_csv.write_csv(table, args.csv, columns.fields_of(args.columns))
-            print(f"CSV: {args.csv}")
-    if args.markdown:
-        with outputs.writing(args.markdown):
-            several_texts.write_markdown(table, args.markdown, args.columns, by_text=args.by_text, timing=args.timing)
-            print(f"Markdown: {args.markdown}")
-    if args.html:
-        with outputs.writing(args.html):
-            from eval.html import texts_report
 
-            texts_report.write_report(result, inspect(), args.html, command, args.columns)
-            print(f"report: {args.html}")
+    def write_markdown(file: Path) -> None:
+        several_texts.write_markdown(table, file, args.columns, by_text=args.by_text, timing=args.timing)
+
+    def write_report(file: Path) -> None:
+        from eval.html import texts_report
+
+        texts_report.write_report(result, inspect(), file, command, args.columns)
+
+    delivering.write_each(
+        outputs,
+        (args.output, "results", lambda file: texts_json.write_json(result, file, command)),
+        (args.csv, "CSV", lambda file: results_csv.write_csv(table, file, columns.fields_of(args.columns))),
+        (args.markdown, "Markdown", write_markdown),
+        (args.html, "report", write_report),
+    )
     draw(args, result, outputs)
 
 
