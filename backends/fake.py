@@ -1,8 +1,9 @@
 """A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
 
 ``load_fn: "fake"``; ``engine`` options: ``vocab_size``, ``boost`` (default 0), ``nan_windows`` (windows whose first
-scored position is NaN), ``seconds`` (that each window takes), ``bytes`` (of memory that it claims to need), and
-``fail`` (after this many windows) by ``failure``: an error, too little memory, an abort of the process, or silence.
+scored position is NaN), ``seconds`` (that each window takes), ``bytes`` (of memory that it claims to need), ``meet``
+(a folder: nothing is scored before two models are there at the same time), and ``fail`` (after this many windows) by
+``failure``: an error, too little memory, an abort of the process, or silence.
 The logits are ``boost`` for the target and 0 elsewhere, so that log p = boost - ln(exp(boost) + V - 1) at every
 position: with boost 0 the model is uniform, and PPL = V exactly.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -21,6 +23,9 @@ from backends.common.options import parse_options
 
 if TYPE_CHECKING:
     import torch
+
+
+MEETING_SECONDS = 120.0
 
 
 class FakeOptions(BaseModel):
@@ -34,6 +39,7 @@ class FakeOptions(BaseModel):
     failure: Literal["error", "memory", "abort", "silence"] = "error"
     seconds: float = Field(0.0, ge=0)
     bytes: int | None = None
+    meet: str | None = None
     nan_windows: list[int] = Field(default_factory=list)
 
 
@@ -75,6 +81,8 @@ class FakeBackend(LogitsBackend):
 
         if self.options.fail is not None and self.windows_done >= self.options.fail:
             self._fail()
+        if self.options.meet is not None and not self.windows_done:
+            _meet(Path(self.options.meet))
         self.windows_done += 1
         time.sleep(self.options.seconds)
         logits = torch.zeros(len(window.token_ids), self.options.vocab_size)
@@ -103,3 +111,14 @@ class FakeBackend(LogitsBackend):
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _meet(folder: Path) -> None:
+    """Wait until two processes have come to ``folder``; ModelError after ``MEETING_SECONDS``."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    last = time.monotonic() + MEETING_SECONDS
+    while len(list(folder.iterdir())) < 2:
+        if time.monotonic() > last:
+            raise ModelError(f"no other model came to {folder} within {MEETING_SECONDS:.0f} s")
+        time.sleep(0.05)

@@ -128,7 +128,7 @@ def test_real_server_answers(real_server: str, compare_q: Callable[..., Ran], to
     words = ("trace", "-o", out, "-m", real_server, asked, "--max-tokens", 16)
     ran = compare_q(*words)
     assert ran.status == 2
-    assert f"prompt 3: {real_server}: HTTP 400 from /v1/chat/completions: " in ran.err
+    assert f"line 3: {real_server}: HTTP 400 from /v1/chat/completions: " in ran.err
     asked.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     ran = compare_q(*words)
     assert ran.status == 0, ran.err
