@@ -32,7 +32,7 @@ demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 
 test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
 	$(BIN)/python -m pytest -n 2 -m "not engine and not slow" --durations=3

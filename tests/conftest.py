@@ -17,6 +17,35 @@ from eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
 
 os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
+LONGEST = ("test_whole_runs.py", "test_peers.py")
+"""Files that are begun first, in this order; all others with engines follow, and then what takes seconds."""
+
+
+def pytest_configure() -> None:
+    """Give this process of several its own share of the cores.
+
+    Two processes whose engines each took both cores waited for each other's threads: the llama.cpp and lm-eval peers
+    took 332 s beside other tests, and 117 s alone.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
+        cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        share = cores[int(worker[2:]) % len(cores) :: count]
+        os.sched_setaffinity(0, share)
+        torch.set_num_threads(len(share))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no process of several is left with one of them at the end."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), item.get_closest_marker("engine") is None
+
+    files: dict[Path, tuple[int, bool]] = {}
+    for item in items:
+        files[item.path] = min(files.get(item.path, place(item)), place(item))
+    items.sort(key=lambda item: files[item.path])
 
 
 @pytest.fixture(autouse=True)

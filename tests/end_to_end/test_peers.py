@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
     """Those of benchmarks/against_llama_perplexity.py."""
     return argparse.Namespace(
         base=files / "F16.gguf", model=files / f"{model}.gguf", text=OPTICKS, tokenizer=tokenizer, eval_len=512,
-        chunks=CHUNKS, threads=2,
+        chunks=CHUNKS, threads=len(os.sched_getaffinity(0)),
     )  # fmt: skip
 
 

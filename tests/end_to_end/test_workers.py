@@ -70,10 +70,10 @@ def results(file: Path) -> dict[str, Any]:
 def test_three_bad_models_lose_no_row_but_their_own(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    bad = {"abort": "SIGABRT", "silence": "finished no window for 6 s", "memory": "out of memory"}
+    bad = {"abort": "SIGABRT", "silence": "finished no window for 15 s", "memory": "out of memory"}
     models = [fake(name, fail=2, failure=name) for name in bad] + [fake("good", boost=1.0), fake("uniform")]
     data, specs = write_specs(models)
-    status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 6, "-o", tmp_path / "r.json"), tmp_path)
+    status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path)
     rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
     assert status == 1, err
     assert all(reason in rows[name]["error"] for name, reason in bad.items()), rows
@@ -84,7 +84,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     # The two models whose workers died come last now, and begin with the windows that they lack.
     mended = [{**model, "engine": {**model["engine"]}} for model in models[1:]]
     specs.write_text(json.dumps([models[0], *mended]))
-    _, _, err = finished(start("-d", data, "-m", specs, "--deadline", 6), tmp_path)
+    _, _, err = finished(start("-d", data, "-m", specs, "--deadline", 15), tmp_path)
     order = [line.split()[1].removesuffix(":") for line in err.splitlines() if line.startswith("loading ")]
     assert order == ["memory", "abort", "silence"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,38 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
 
 
 @contextmanager
-def engine(folder: Path, log: Path, tokens: int = TOY_CONTEXT, **options: Any) -> Iterator[VllmScoreBackend]:
-    """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test."""
+def engine(
+    folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, alone: bool = False, **options: Any
+) -> Iterator[VllmScoreBackend]:
+    """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
+
+    On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
+    ``alone``: in processes of its own, for a model that needs other process groups (a mixture of experts).
+    """
     backend = VllmScoreBackend(replace(request_for(folder, tokens, **options), log_file=log))
+    beside = nullcontext if GPU or alone or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
-        with as_before(), captured(log):
+        with as_before(), beside(), captured(log):
             backend.load()
         yield backend
     finally:
-        with as_before():
+        with as_before(), beside():
             backend.close()
+
+
+@contextmanager
+def beside_others() -> Iterator[None]:
+    """Lets engines share this process: each reads the environment anew, and the process group outlives them all."""
+    from vllm import envs
+    from vllm.v1.engine import core
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setattr(core, "cleanup_dist_env_and_memory", lambda: None)
+        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # which vLLM replaces
+        envs.disable_envs_cache()
+        yield
+        envs.disable_envs_cache()
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from backends.common.errors import ModelError
 from backends.hf.backend import TransformersBackend
 from backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
 from backends.reference import store
-from backends.vllm.backend import VllmScoreBackend
 from backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from tests.support.toy import refusal
+from tests.support.vllm_engine import engine
 
 SCALE, SPACING = 2.0**-9, 2.0**-7  # the noise; the distance of bf16 numbers from 1 to 2
 
@@ -200,13 +200,14 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def scores_of(load_fn: str, windows: list[Window], folder: Path, task: Task, **options: Any) -> list[TokenScores]:
     """SmolLM2 in one engine, in bf16."""
-    kind = VllmScoreBackend if load_fn == "vllm_score" else TransformersBackend
-    backend = kind(LoadRequest(load_fn, load_fn, str(BASE), 512, options, log_file=folder / "log"))
-    try:
-        backend.load()
-        return list(scoring.token_scores(backend, windows, task))
-    finally:
-        backend.close()
+    if load_fn == "vllm_score":
+        with engine(BASE, folder / "log", 512, dtype="bfloat16", **options) as backend:
+            return list(scoring.token_scores(backend, windows, task))
+    whole = TransformersBackend(LoadRequest(load_fn, load_fn, str(BASE), 512, options))
+    whole.load()
+    found = list(scoring.token_scores(whole, windows, task))
+    whole.close()
+    return found
 
 
 @pytest.mark.engine
@@ -220,9 +221,8 @@ def test_the_noise_floor_of_a_real_model(load_fn: str, tmp_path: Path) -> None:
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
     windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
     assert len(windows[1].token_ids) == 512
-    eager = {"enforce_eager": True} if load_fn == "vllm_score" else {}
     (tmp_path / "building").mkdir()
-    scores_of(load_fn, windows, tmp_path, Task(record=tmp_path / "building"), **eager)
+    scores_of(load_fn, windows, tmp_path, Task(record=tmp_path / "building"))
     store.seal(tmp_path / "building", tmp_path / "store", {}, len(windows))
     task = Task(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(load_fn, windows, tmp_path, task, noise="bf16")])

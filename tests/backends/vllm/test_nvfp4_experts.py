@@ -95,7 +95,7 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     reference.load()
     gold = [scores.logprob for scores in scoring.token_scores(reference, WINDOWS, Task())]
     reference.close()
-    with engine(folders["nvfp4-w4a16"], tmp_path / "log") as backend:
+    with engine(folders["nvfp4-w4a16"], tmp_path / "log", alone=True) as backend:
         found = scores_of(backend, WINDOWS)
         ran, said = backend.layers(), backend.provenance()
     for window, logprobs in zip(WINDOWS, gold, strict=True):
