@@ -44,9 +44,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     if args.plot and args.plot_file is None:
         args.plot_file = Path("compare_q.png")
     if args.kld_value:
-        if args.kld is False:
-            raise InputError("--kld-value: is a value of KL divergence; leave it or -ppl out")
-        args.kld = True
+        if args.measure not in (None, "kld"):
+            raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{args.measure} out")
+        args.measure = "kld"
     if args.doctor and (args.dataspec or args.modelspec or args.source or args.cache or args.list_engines):
         raise InputError("--doctor: examines models and does nothing else; leave -d, -m, --from and --cache out")
     if args.against and not args.doctor:

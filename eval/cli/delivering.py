@@ -115,7 +115,7 @@ def write_each(outputs: Outputs, *wanted: tuple[Path | None, str, Callable[[Path
 def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     """Draw the plot and the pictures that were asked for."""
     for file in filter(None, (args.plot_file, args.card)):
-        size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(run, args.kld, args.kld_value)
+        size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(run, args.measure, args.kld_value)
         with outputs.writing(file):
             from eval.plots import figures  # a package that is missing is this output's failure alone
 

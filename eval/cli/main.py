@@ -28,6 +28,7 @@ from eval.cli import arguments, cache_listing, delivering, output_flags, plot_fl
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.common.progress import Progress
+from eval.plots.measures import ACCURACIES, has_answers
 from eval.results import texts_json
 from eval.results.texts import TextsResult
 from eval.specs import qbench, reading
@@ -67,11 +68,13 @@ def main(words: Sequence[str] | None = None) -> int:
             return doctor.run(args)
         data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
         model_specs = chosen_models(args)
-        if args.kld and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
+        if args.measure == "kld" and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
             raise InputError(
                 '--kld: no model is the reference: mark one with "reference": true (or out_logits), '
                 "or give --logits_file"
             )
+        if args.measure in ACCURACIES and not any(spec.dataset == "lm_eval" for spec in data_specs):
+            raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
         from eval.text import corpus
 
@@ -209,8 +212,10 @@ def show_again(args: argparse.Namespace) -> int:
     """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
     found, kept = texts_json.load(args.source)
     runs = found.runs if isinstance(found, TextsResult) else (found,)
-    if args.kld and not any(run.reference for run in runs):
+    if args.measure == "kld" and not any(run.reference for run in runs):
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
+    if args.measure in ACCURACIES and not any(map(has_answers, runs)):
+        raise InputError(f"--{args.measure}: {', '.join(map(str, args.source))} has no answers, and so no accuracy")
     pairs.check_labels(args.pair, [model.label for model in runs[0].models])
     output_flags.check_outputs(args)
     names = [text.name for text in found.texts] if isinstance(found, TextsResult) else [""]

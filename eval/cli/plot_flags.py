@@ -26,7 +26,7 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
-    p.add_argument("-t", "--title", help="plot title (default: Perplexity, or KL divergence, of quantized models)")
+    p.add_argument("-t", "--title", help="plot title (default: names what is plotted)")
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
     p.add_argument(
         "--log_y", action=argparse.BooleanOptionalAction,
@@ -34,9 +34,16 @@ def add(p: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     measure = p.add_mutually_exclusive_group()
     measure.add_argument(
-        "-kld", "--kld", action="store_const", const=True, help="plot KL divergence (default: if known)"
+        "-kld", "--kld", action="store_const", const="kld", dest="measure", help="plot KLD, the default if known"
     )
-    measure.add_argument("-ppl", "--ppl", action="store_const", const=False, dest="kld", help="plot perplexity")
+    measure.add_argument("-ppl", "--ppl", action="store_const", const="ppl", dest="measure", help="plot perplexity")
+    measure.add_argument(
+        "-acc", "--acc", action="store_const", const="acc", dest="measure",
+        help="plot the accuracy of answers (the default of a task of questions)",
+    )  # fmt: skip
+    measure.add_argument(
+        "-acc_norm", "--acc_norm", action="store_const", const="acc_norm", dest="measure", help="the same of acc norm"
+    )
     p.add_argument(
         "--kld-value", choices=tuple(KLD_VALUES), help="plot this KL divergence of the tokens (default: mean)"
     )
@@ -50,7 +57,7 @@ def unused_picture_flags(args: argparse.Namespace, n_texts: int = 1) -> str | No
     """A line on flags that change a picture where no such picture is asked for; None if there are no such flags."""
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
-        "-kld": args.kld is True and not args.kld_value, "-ppl": args.kld is False, "-mx": args.max_x < math.inf,
+        f"-{args.measure}": args.measure and not args.kld_value, "-mx": args.max_x < math.inf,
         "-my": args.max_y < math.inf, "--log_y": args.log_y is not None, "-dark": args.dark and not args.plots,
     }  # fmt: skip
     flags = [flag for flag, is_given in given.items() if is_given]

@@ -89,7 +89,7 @@ def draw(args: argparse.Namespace, result: TextsResult, outputs: Outputs) -> Non
 
             size = measures.SIZES[args.x_axis] if args.x_axis else None
             dumbbell.draw(
-                result, file, size=size, title=result.title, dark=args.dark, card=file == args.card, kld=args.kld
+                result, file, size=size, title=result.title, dark=args.dark, card=file == args.card, kind=args.measure
             )
     if args.plots:
         with outputs.writing(args.plots):

@@ -17,8 +17,9 @@ from eval.html.inspector import PASSAGES, WORST
 from eval.plots import grouping, measures
 from eval.plots.measures import Measure
 from eval.plots.texts.rows import Row, floor_of, missing_note, rows_of
-from eval.results.texts import TextsResult
+from eval.results.texts import TextResult, TextsResult
 from eval.results.texts_json import texts_json
+from eval.table import text_columns
 
 LARGEST = 2_000_000
 """Bytes that a report takes at most, if leaving out excerpts can keep it below."""
@@ -34,6 +35,8 @@ NOTES = (
     "without answers; n/a or left out where a text lacks the value",
     "±: one standard error; the error of PPL is mostly the text's, and nearly common to all models",
 )
+DRAWN = (measures.KLD, measures.PPL, *measures.ACCURACIES.values())
+"""The drawings of all texts that there are, each where a model has a value."""
 LISTS = ("names", "schemes", "shown", "footnotes", "near", "quantized", "commands", "markdown", "csv")
 NO_MEANS = "no mean of the texts: every model lacks one of them"
 EMPTY: dict[str, Any] = {**dict.fromkeys(LISTS, ()), "styles": {}, "chosen": False}
@@ -85,6 +88,7 @@ def page_payload(
         raise ValueError("every text failed")
     found = texts_json(result, command)
     commands = [found["command"]]
+    compared = any(run.reference for run in result.runs)
     return {
         "texts": found,
         "inspections": [report.inspection_json(each) for each in inspections],
@@ -95,11 +99,17 @@ def page_payload(
         "overview": {
             "styles": grouping.group_styles([text.name for text in result.texts], "", distinct=False),
             "drawings": [
-                drawing(result, measure) for measure in (measures.KLD, measures.PPL) if rows_of(result, measure, None)
+                drawing(result, measure) for measure in DRAWN if rows_of(result, measure, None)
             ],
+            "columns": [of_text(text, compared=compared) for text in result.texts],
             "notes": [NOTES[0] if any(mean_is_known(result)) else NO_MEANS, NOTES[1]],
         },
     }  # fmt: skip
+
+
+def of_text(text: TextResult, *, compared: bool) -> list[str]:
+    """The columns of a text in the table of all; on a phone the first ones are seen, and so PPL comes last."""
+    return sorted(text_columns.columns_of(text, compared=compared), key="ppl".__eq__)
 
 
 def mean_is_known(result: TextsResult) -> Iterator[bool]:
@@ -111,13 +121,13 @@ def drawing(result: TextsResult, measure: Measure) -> dict[str, Any]:
     """One drawing of all texts, its rows from above."""
     rows = sorted(rows_of(result, measure, None), key=lambda row: row.place)
     paired = any(run.reference for run in result.runs)
-    of = "" if measure.kld else " of the ratio to the reference's" if paired else ", mostly common to all models"
+    of = "" if measure.kld else f" {measure.of_reference}" if paired else ", mostly common to all models"
     caption = (
         f"Bar: from the least to the largest of the texts; line across it: their mean; whiskers: 95 % intervals{of}."
     )
     missing = missing_note(result, measure, reasons=True)
     return {
-        "key": "kld" if measure.kld else "ppl",
+        "key": measure.kind,
         "name": measure.name,
         "title": f"{measure.title} on {len(result.texts)} texts",
         "axis": measure.axis,

@@ -46,8 +46,8 @@ def scatter_figure(
     run: RunResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD, and for
-    PPL, where the reference's is known, one by the excess over it.
+    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD, a
+    linear one for accuracy, and for PPL, where the reference's is known, one by the excess over it.
 
     KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
     twentieth of a linear axis.  Their PPL only doubles, with one exception, and 15 of them are within 4 % of the
@@ -56,7 +56,7 @@ def scatter_figure(
     found = points_within(scatter_points(run, size, measure)[0], max_x, max_y)
     if not found:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
-    reference = None if measure.kld or log_y is not None else finite_reference(run)
+    reference = finite_reference(run) if measure is PPL and log_y is None else None
     best = front.in_words(front.pareto_front(found), found)
     bold = f"bold: no other row is smaller and better: {best}" if best else ""
     bars = error_note(run, [point.label for point in found if point.error is not None], measure)
@@ -71,7 +71,7 @@ def scatter_figure(
         dark=dark,
         levels=[level for level in scatter_levels(run, measure) if level.y <= max_y],
         from_zero=measure.kld,
-        to_scale=TO_SCALE if measure.kld else -math.inf,
+        to_scale=TO_SCALE if measure.kld else math.inf if measure.more else -math.inf,
         log_y=measure.kld if log_y is None else log_y,
         excess=y_axis.excess_over(reference, found) if reference else None,
         card=card,
@@ -92,11 +92,11 @@ def scatter_points(run: RunResult, size: Size, measure: Measure) -> tuple[list[P
             missing = size.name if y is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
         else:
-            error = measure.error(model) if measure.kld else measures.ppl_error(run, model)[0]
+            error = measures.error_of(run, model, measure)[0]
             shown = "reference: 0" if measure.kld and model.is_reference else measures.value_text(y, error, measure)
             bits = model.storage.bpw_layer
             unquantized = bits is not None and bits >= UNQUANTIZED_BITS
-            drawn.append(Point(model.marked_label, x, y, shown, error, model.group, unquantized))
+            drawn.append(Point(model.marked_label, x, y, shown, error, model.group, unquantized, measure.more))
     return drawn, left_out
 
 
@@ -104,21 +104,27 @@ def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str
     """What the error bars of these models show; empty if there are no bars, unless the measure has no error.
 
     The error of a perplexity is mostly the text's, and common to all models: bars of that error would say that no two
-    neighbours differ.  So the error of the ratio to the reference's perplexity is drawn where it is known.
+    neighbours differ.  So the error of the ratio to the reference's perplexity is drawn where it is known, and for the
+    same reason the error of the difference from the reference's accuracy.
     """
     bars = "error bars, where longer than the marker: one standard error of"
     if not labels or measure.percentile:
         return NO_BARS if measure.percentile else ""
     if measure.kld:
         return f"{bars} the mean"
-    alone = [m.label for m in run.models if m.marked_label in labels and not measures.ppl_error(run, m)[1]]
+    own = "accuracy" if measure.more else "perplexity"
+    alone = [m.label for m in run.models if m.marked_label in labels and not measures.error_of(run, m, measure)[1]]
     if len(alone) == len(labels):
-        return f"{bars} the perplexity (mostly common to all)"
-    return f"{bars} the ratio to the reference's" + (f" ({', '.join(alone)}: of the perplexity)" if alone else "")
+        return f"{bars} the {own} (mostly common to all)"
+    apart = f" ({', '.join(alone)}: of the {own})" if alone else ""
+    return f"{bars} {measure.of_reference.removeprefix('of ')}{apart}"
 
 
 def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:
-    """The horizontal line at the reference's perplexity, or at the noise floor's KLD."""
+    """The horizontal line at the reference's perplexity or accuracy, or at the noise floor's KLD."""
+    if measure.more:
+        heights = [measure.of(model) for model in run.models if model.is_reference]
+        return [Level(height, f"reference {height:.1f}") for height in heights if height is not None]
     if not measure.kld:
         found = finite_reference(run)
         return [] if found is None else [Level(found, f"reference {found:.2f}")]

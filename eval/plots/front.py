@@ -41,12 +41,12 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
     In order of size; equal points are all on it.
     """
-    quantized = sorted((each for each in points if not each.unquantized), key=lambda each: (each.x, each.y))
+    quantized = sorted((each for each in points if not each.unquantized), key=lambda each: (each.x, each.cost))
 
     def beats(other: Point, one: Point) -> bool:
-        if other.y < one.y:
+        if other.cost < one.cost:
             return other.x <= ALIKE * one.x
-        return other.y == one.y and ALIKE * other.x < one.x
+        return other.cost == one.cost and ALIKE * other.x < one.x
 
     return [one for one in quantized if not any(beats(other, one) for other in quantized)]
 

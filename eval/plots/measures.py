@@ -1,13 +1,15 @@
-"""What a scatter plot can show: sizes for its x axis, values for its y axis, and what each is called."""
+"""What a plot can show: sizes for its x axis, values for its y axis, the errors of these, and what each is called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from backends.base import Storage
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 from eval.results.run_result import ModelResult, RunResult, several_references
+from eval.stats.answers import Accuracy, difference_error
 from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
 
@@ -25,30 +27,48 @@ class Size:
 class Measure:
     """What a y axis shows: its names in titles and in messages, its ``axis`` (short without what is in parentheses).
 
-    ``percentile``: of the KLD of single tokens, a key of ``kld_percentiles``; empty for a mean and for perplexity.
+    ``percentile``: of the KLD of single tokens, a key of ``kld_percentiles``; empty for a mean and for other kinds.
     ``digits``: that are written of a value of unknown error, 0 for as many as the table has.
     """
 
     title: str
     name: str
     axis: str
-    kld: bool = True
+    kind: Literal["kld", "ppl", "acc", "acc_norm"] = "kld"
     percentile: str = ""
     digits: int = 0
 
+    @property
+    def kld(self) -> bool:
+        """Whether it is a KL divergence."""
+        return self.kind == "kld"
+
+    @property
+    def more(self) -> bool:
+        """Whether more is better, as of accuracy."""
+        return self.kind in ("acc", "acc_norm")
+
+    @property
+    def of_reference(self) -> str:
+        """What the error of a value that is paired with the reference's is an error of."""
+        return "of the difference from the reference's" if self.more else "of the ratio to the reference's"
+
+    def accuracy(self, model: ModelResult) -> Accuracy | None:
+        """The model's accuracy of this kind; None if it did not answer questions."""
+        answers = model.estimates.answers if model.estimates else None
+        return None if answers is None else answers.acc if self.kind == "acc" else answers.acc_norm
+
     def of(self, model: ModelResult) -> float | None:
-        """The model's value; a reference's KLD is 0 by definition."""
+        """The model's value, of accuracy in percent; a reference's KLD is 0 by definition."""
+        if self.more:
+            found = self.accuracy(model)
+            return None if found is None or found.accuracy.value is None else 100 * found.accuracy.value
         if not self.kld:
             return model.ppl.value if model.ppl else None
         if not self.percentile or model.mean_kld is None or model.is_reference:
             return model.mean_kld
         against = model.estimates.against if model.estimates else None
         return against.kld_percentiles.get(self.percentile) if against else None
-
-    def error(self, model: ModelResult) -> float | None:
-        """The standard error of a mean KLD; None for a percentile, whose error is not known."""
-        mean: Mean | None = None if self.percentile or not self.kld else model.kld
-        return mean.stderr if mean else None
 
 
 SIZES = {
@@ -59,7 +79,13 @@ SIZES = {
     "size": Size("file size", "Weight files on disk / GB", lambda found: found.file_gb),
 }
 """``--x-axis``."""
-PPL = Measure("Perplexity", "PPL", "Perplexity", kld=False)
+PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
+ACCURACIES = {
+    "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", digits=3),
+    "acc_norm": Measure("Accuracy", "acc norm", "Accuracy / % (acc norm: log-probability per character)", "acc_norm",
+                        digits=3),
+}  # fmt: skip
+"""``-acc`` and ``-acc_norm``."""
 # Of the 65,472 tokens of results/cpu, as if independent, medians are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
 KLD_VALUES = {
     "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)"),
@@ -75,10 +101,36 @@ AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 
 
-def chosen(run: RunResult, kld: bool | None, value: str | None) -> Measure:
-    """What ``-kld``, ``-ppl`` and ``--kld-value`` ask for; without them KLD where a model has one that is not 0."""
-    wanted = any(model.mean_kld for model in run.models) if kld is None else kld
+def chosen(run: RunResult, kind: str | None, value: str | None) -> Measure:
+    """What ``-kld``, ``-ppl``, ``-acc`` and ``--kld-value`` ask for.
+
+    Without them accuracy of a run of answers, whose perplexity is over wrong ones too; else KLD where a model has one
+    that is not 0, and perplexity where none has.
+    """
+    if kind is None and has_answers(run):
+        kind = "acc"
+    if kind in ACCURACIES:
+        return ACCURACIES[kind]
+    wanted = any(model.mean_kld for model in run.models) if kind is None else kind == "kld"
     return KLD_VALUES[value or "mean"] if wanted else PPL
+
+
+def has_answers(run: RunResult) -> bool:
+    """Whether the run's text is the answers to questions."""
+    return "answers" in run.data
+
+
+def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+    """The standard error that a plot draws, and whether it is of the distance from the reference (paired).
+
+    None for a percentile, whose error is not known.
+    """
+    if measure.more:
+        return accuracy_error(run, model, measure)
+    if not measure.kld:
+        return ppl_error(run, model)
+    mean: Mean | None = None if measure.percentile else model.kld
+    return mean.stderr if mean else None, True
 
 
 def value_text(value: float, error: float | None, measure: Measure) -> str:
@@ -111,6 +163,22 @@ def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
     if ratio is None:
         return model.ppl.stderr, False
     return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
+
+
+def accuracy_error(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+    """(percentage points: error of the difference from the reference's accuracy, True); (its own error, False) else.
+
+    The own error is mostly about which questions were asked, and common to all models.
+    """
+    own = measure.accuracy(model)
+    if model.is_reference or own is None:
+        return None, True
+    for other in run.models:
+        found = measure.accuracy(other) if other.is_reference else None
+        if found is not None and own.right and len(found.right) == len(own.right):
+            stderr = difference_error(own.right, found.right)
+            return None if stderr is None else 100 * stderr, True
+    return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
 
 
 def kld_axis(run: RunResult, measure: Measure = KLD) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from eval.common.outputs import Outputs
 from eval.plots import curves, figures, front, grouping, measures, spread, style
 from eval.plots.curves import Line
-from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM
+from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.spread import Divergence
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import token_scores
@@ -23,6 +23,8 @@ SCATTER = {
     "kld_vram": (VRAM, KLD), "kld_size": (FILES, KLD), "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
 }  # fmt: skip
 """Name -> what is drawn over what.  The last one is what people post."""
+OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIES["acc"])}
+"""And of answers to questions."""
 
 
 def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
@@ -31,7 +33,7 @@ def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = Fa
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
     """
-    found = [figures.scatter_points(run, size, measure) for size, measure in SCATTER.values()]
+    found = [figures.scatter_points(run, size, measure) for size, measure in scatter_of(run).values()]
     # of a plot without a point one line says why it is missing, and not one for each model
     lines = [line for points, left_out in found if points for line in left_out]
     for line in dict.fromkeys(lines):
@@ -54,7 +56,7 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     """Name of a picture -> the function that draws it; ValueError from that function if the run has nothing to draw."""
     found: dict[str, Picture] = {
         name: partial(figures.scatter_figure, run, size=size, measure=measure, title=title or None, dark=dark)
-        for name, (size, measure) in SCATTER.items()
+        for name, (size, measure) in scatter_of(run).items()
     }
     models = [model for model in run.models if has_spread(model)]
     divergences = [divergence(model) for model in models]
@@ -71,6 +73,11 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
         "loss_by_position": partial(by_position, run, title=title, dark=dark),
         "kld_by_position": partial(by_position, run, kld=True, title=title, dark=dark),
     }
+
+
+def scatter_of(run: RunResult) -> dict[str, tuple[Size, Measure]]:
+    """Which scatter plots a run has."""
+    return {**OF_ANSWERS, **SCATTER} if measures.has_answers(run) else SCATTER
 
 
 def has_spread(model: ModelResult) -> bool:

@@ -1,4 +1,4 @@
-"""Scatter plot of a quality measure (perplexity, KLD) over the size of a model (bits per weight, GiB).
+"""Scatter plot of a quality measure (perplexity, KLD, accuracy) over the size of a model (bits per weight, GiB).
 
 Every point carries its name and value; ``eval/plots/labels.py`` finds places for them.
 """

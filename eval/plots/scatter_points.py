@@ -11,8 +11,11 @@ from eval.plots import grouping
 
 @dataclass(frozen=True)
 class Point:
-    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity or KLD, how the plot
-    writes y (empty: with three decimals), and half the length of its error bar (None: there is no bar)."""
+    """One model: label ("EXL3 4.0 [h8]"), x its size (bits per weight or GiB), y its perplexity, KLD or accuracy.
+
+    ``shown``: how the plot writes y (empty: with three decimals); ``error``: half the length of the error bar (None:
+    there is no bar); ``more``: a larger y is better.
+    """
 
     label: str
     x: float
@@ -21,6 +24,12 @@ class Point:
     error: float | None = None
     group: str = ""
     unquantized: bool = False
+    more: bool = False
+
+    @property
+    def cost(self) -> float:
+        """y as a number of which less is better."""
+        return -self.y if self.more else self.y
 
     @property
     def split(self) -> tuple[str, str]:

@@ -144,6 +144,18 @@ def discordant(first: str, second: str) -> tuple[int, int]:
     return pairs.count(("1", "0")), pairs.count(("0", "1"))
 
 
+def difference_error(first: str, second: str) -> float | None:
+    """The standard error of the difference of two accuracies on the same questions; None of a single one.
+
+    Both are digits as in ``Accuracy``: the difference is a mean of -1, 0 and 1 over independent questions.
+    """
+    count, (lost, won) = len(first), discordant(first, second)
+    if count < 2:
+        return None
+    squares = lost + won - (lost - won) ** 2 / count
+    return math.sqrt(squares / (count - 1) / count)
+
+
 def mcnemar_p(lost: int, won: int) -> float:
     """McNemar's exact two-sided p of so many flips in each direction: 2 P(X <= the smaller), X binomial, at most 1."""
     total, term, tail = lost + won, 1, 0

@@ -73,7 +73,18 @@ def answer_notes(run: RunResult) -> list[str]:
             f"flips: questions that either the model or {run.reference['label']} has right (arXiv 2407.09141); "
             "McNemar p: how probable flips so one-sided are if neither is better (exact, two-sided; by acc)"
         )
+        notes += unknown_flips(run)
     return notes
+
+
+def unknown_flips(run: RunResult) -> list[str]:
+    """Why models whose accuracy is known have no flips."""
+    compared = {m.label: m.estimates.answers for m in run.models if m.estimates and m.estimates.against}
+    without = [label for label, found in compared.items() if found and found.acc.right and not found.acc.flips]
+    if not without:
+        return []
+    why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
+    return [f"flips of {', '.join(without)} n/a: {why}"]
 
 
 def best_notes(run: RunResult) -> list[str]:

@@ -175,3 +175,15 @@ class Opened:
 
 
 ShowPage = Callable[..., Opened]
+OpenTexts = Callable[..., Opened]
+
+
+def cell(opened: Opened, row: int, column: str) -> str:
+    return opened.texts(f"#texts tbody tr:nth-child({row}) [data-cell='{column}']")[0]
+
+
+def copied(opened: Opened, what: str) -> str:
+    opened.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    opened.page.locator(f"[data-key='copy-texts-{what}']").click()
+    opened.page.get_by_role("button", name="Done").wait_for()
+    return str(opened.page.evaluate("navigator.clipboard.readText()"))

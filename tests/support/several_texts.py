@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from backends.base import Storage
 from eval.results.run_result import ModelResult, RunResult
 from eval.results.texts import TextResult, TextsResult
+from eval.stats.answers import Asked, summarize
 from eval.stats.estimates import BlockSums
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
@@ -70,3 +73,33 @@ def with_failed_text(result: TextsResult, name: str, error: str) -> TextsResult:
 def with_text(result: TextsResult, text: TextResult) -> TextsResult:
     """The results with another result for a text of that name."""
     return replace(result, texts=tuple(text if t.name == text.name else t for t in result.texts))
+
+
+def with_answers(text: TextResult, **right: str) -> TextResult:
+    """The text as answers to questions of two answers each; ``right``: a digit for each question, by a model's label.
+
+    Underscores stand for spaces of the label.  "?": no answer of that question has a finite log-probability.
+    """
+    assert text.run
+    models = {model.label.replace(" ", "_"): model for model in text.run.models}
+    reference = next((name for name, model in models.items() if model.is_reference), "")
+    found = []
+    for name, model in models.items():
+        if model.estimates is None:
+            found.append(model)
+            continue
+        columns = {"logprob": sums_of(right[name])}
+        if reference and name != reference:
+            columns["ref_logprob"] = sums_of(right[reference])
+        count = len(right[name])
+        asked = Asked(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
+        answers = summarize(columns, np.arange(2 * count), asked)
+        found.append(replace(model, estimates=replace(model.estimates, answers=answers)))
+    data = {**text.run.data, "method": "answers", "answers": {"num_fewshot": 0}}
+    return replace(text, run=replace(text.run, models=tuple(found), data=data))
+
+
+def sums_of(right: str) -> np.ndarray[Any, Any]:
+    """Log-probabilities of the right and of the wrong answer of each question."""
+    pairs = {"1": (-1.0, -2.0), "0": (-2.0, -1.0), "?": (-np.inf, -np.inf)}
+    return np.array([value for digit in right for value in pairs[digit]])

@@ -81,6 +81,24 @@ function pplRatio(m) {
     : estimate(null);
 }
 
+// The error of a model's accuracy in percentage points, paired with the reference's: eval/plots/measures.py, accuracy_error().
+const answersOf = (m, kind) => (m.raw.estimates && m.raw.estimates.answers ? m.raw.estimates.answers[kind] : null);
+function accuracyError(m, kind) {
+  const own = answersOf(m, kind),
+    other = REFERENCE && answersOf(REFERENCE, kind);
+  if (m.isReference || !own) return { error: null, paired: true };
+  const count = own.right.length;
+  if (!other || !count || other.right.length !== count)
+    return { error: known(own.accuracy.stderr) ? 100 * own.accuracy.stderr : null, paired: false };
+  const off = [...own.right].map((each, i) => each - other.right[i]),
+    mean = sum(off) / count;
+  return { error: count < 2 ? null : 100 * Math.sqrt(sum(off.map((each) => (each - mean) ** 2)) / (count - 1) / count), paired: true };
+}
+const accuracyOf = (kind) => (m) => {
+  const found = answersOf(m, kind);
+  return { value: found && known(found.accuracy.value) ? 100 * found.accuracy.value : null, stderr: accuracyError(m, kind).error };
+};
+
 // The largest value to draw to scale: eval/plots/scatter.py, _ceiling().
 function ceiling(values, least) {
   const ranked = [...values].sort((a, b) => a - b),

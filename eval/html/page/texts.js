@@ -2,7 +2,8 @@
 const OVERVIEW = WHOLE.overview;
 const GOOD_TEXTS = TEXTS.filter((text) => !text.error);
 
-// The columns of numbers: {key, group, name, field, digits, of: number of a model -> {value, stderr, failure, exact}}.
+// The columns of numbers: {key, group, name, field, digits, times, of: number of a model -> {value, stderr, failure,
+// exact}}; what is shown is times * value.
 function meanColumn([key, name, digits]) {
   const found = (i) => WHOLE.texts.means[i],
     every = (i) => GOOD_TEXTS.every((text) => text.models[i].reference && !text.models[i].error);
@@ -12,6 +13,7 @@ function meanColumn([key, name, digits]) {
     name,
     field: `mean_${key}`,
     digits,
+    times: 1,
     of: (i) => ({
       value: found(i)[`mean_${key}`],
       stderr: found(i)[`mean_${key}_stderr`],
@@ -19,13 +21,13 @@ function meanColumn([key, name, digits]) {
     }),
   };
 }
-function textColumn(text, t, [key, name, digits]) {
+function textColumn(text, t, { name: key, title, digits, times, exact }) {
   const of = (i) => {
     const raw = text.error ? text : text.models[i];
     if (raw.error) return { value: null, stderr: null, failure: raw.error };
-    return { value: raw[key], stderr: raw[`${key}_stderr`], exact: key === "kld" && raw.reference };
+    return { value: raw[key], stderr: raw[`${key}_stderr`], exact: exact !== null && raw.reference };
   };
-  return { key: `${t}-${key}`, group: text.name, name, field: `${text.name} ${key}`, digits, of };
+  return { key: `${t}-${key}`, group: text.name, name: title, field: `${text.name} ${key}`, digits, times, of };
 }
 function textColumns() {
   const measures = [
@@ -34,18 +36,21 @@ function textColumns() {
   ];
   const drawn = OVERVIEW.drawings.map((each) => each.key),
     wanted = measures.filter(([key]) => drawn.includes(key)),
-    has = (text, key) => text.error || text.models.some((raw) => known(raw[key]));
+    has = (text, key) => text.error || text.models.some((raw) => known(raw[key])),
+    named = (name) => WHOLE.shared.columns.find((each) => each.name === name),
+    columns = (text, t) => OVERVIEW.columns[t].map(named).filter(({ name }) => has(text, name));
   const means = wanted.filter(([key]) => WHOLE.texts.means.some((each) => known(each[`mean_${key}`])));
   return [
     ...means.map(meanColumn),
-    ...TEXTS.flatMap((text, t) => wanted.filter(([key]) => has(text, key)).map((each) => textColumn(text, t, each))),
+    ...TEXTS.flatMap((text, t) => columns(text, t).map((each) => textColumn(text, t, each))),
   ];
 }
 // What a cell says: its number, its error, and why there is none.
 function textCell(column, i) {
   const { value, stderr, failure, exact } = column.of(i);
   if (exact) return ["ref", "", null];
-  return [fixed(value, column.digits), known(value) && known(stderr) ? `± ${short(stderr)}` : "", failure];
+  const shown = known(value) ? column.times * value : null;
+  return [fixed(shown, column.digits), known(value) && known(stderr) ? `± ${short(column.times * stderr)}` : "", failure];
 }
 function overviewModel({ label, noise_floor: floor }, i) {
   const found = GOOD_TEXTS.map((text) => text.models[i]),

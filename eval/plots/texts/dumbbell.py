@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +29,8 @@ LETTERS, NOTE_LETTERS = 80, 125
 """Letters of a line of the heading, and of the small lines below the axes."""
 CARD_ROWS, CARD_LETTERS = 8, 62
 """Rows that a card has room for, and letters of a line on it."""
-LEAST_LOG = {True: 10.0, False: 3.0}
-"""The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest."""
+LEAST_LOG = {"kld": 10.0, "ppl": 3.0}
+"""The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest; accuracy's never."""
 MOST_DECADES = 3.2
 """With more, only the powers of ten have a tick."""
 MARKER, NAME_SIZE, NAME_GAP = 8.5, 11.0, 14.0
@@ -45,12 +46,12 @@ BARS, MEANS = "bar: from the least to the largest of the texts", "line across it
 
 def draw(
     result: TextsResult, file: Path, *, size: Size | None = None, title: str | None = None, dark: bool = False,
-    card: bool = False, kld: bool | None = None,
+    card: bool = False, kind: str | None = None,
 ) -> None:  # fmt: skip
-    """The plot of all texts, or one line that says why there is none.  ``kld`` None: KLD where a model has one;
+    """The plot of all texts, or one line that says why there is none.  ``kind``: as ``rows.chosen``;
     ``size``: what stands beside a label, None: bits per weight, or the size of the files where these are not known."""
     try:
-        figure = texts_figure(result, size=size, title=title, dark=dark, card=card, kld=kld)
+        figure = texts_figure(result, size=size, title=title, dark=dark, card=card, kind=kind)
     except ValueError as error:
         print(f"no plot: {error}")
         return
@@ -75,10 +76,10 @@ def write_all(result: TextsResult, folder: Path, outputs: Outputs, *, dark: bool
 
 def texts_figure(
     result: TextsResult, *, size: Size | None = None, title: str | None = None, dark: bool = False, card: bool = False,
-    kld: bool | None = None,
+    kind: str | None = None,
 ) -> Figure:  # fmt: skip
-    """A row a model, the smallest macro mean first, and on it a marker a text; ValueError if there is no value."""
-    measure = chosen(result, kld)
+    """A row a model, the best macro mean first, and on it a marker a text; ValueError if there is no value."""
+    measure = chosen(result, kind)
     every = sorted(rows_of(result, measure, size), key=lambda row: row.place)
     if not every:
         raise ValueError(f"no model has a {measure.name} of any text")
@@ -94,7 +95,7 @@ def texts_figure(
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         looks = grouping.group_styles([text.name for text in result.texts], theme.ink, distinct=False)
         axes.set(xlabel=axis_name(result, measure).partition(" (" if card else "\n")[0])
-        set_axis(axes, rows, kld=measure.kld, sparse=card)
+        set_axis(axes, rows, measure, sparse=card)
         floor = floor_of(result) if measure.kld else None
         spread.label_rows(axes, [(row.label, row.group) for row in rows], theme, TOP_WITH_FLOOR if floor else TOP)
         draw_sizes(axes, rows, theme)
@@ -125,8 +126,8 @@ def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> s
     words = [BARS, MEANS] if any(row.mean.value is not None for row in rows) else [BARS]
     if any(spot.limits for row in rows for spot in row.spots):
         paired = any(run.reference for run in result.runs)
-        of = "" if measure.kld else " of the ratio to the reference's" if paired else " (mostly common to all models)"
-        words.append(f"whiskers: 95 % interval{of}")
+        of = f" {measure.of_reference}" if paired else " (mostly common to all models)"
+        words.append("whiskers: 95 % interval" + ("" if measure.kld else of))
     if any(spot.value <= 0 for row in rows for spot in row.spots):
         words.append("hollow: not above 0")
     if any(row.label.endswith(FLOOR) for row in rows):
@@ -141,17 +142,17 @@ def axis_name(result: TextsResult, measure: Measure) -> str:
     return names.pop() if len(names) == 1 else measure.axis
 
 
-def set_axis(axes: Axes, rows: Sequence[Row], *, kld: bool, sparse: bool) -> None:
+def set_axis(axes: Axes, rows: Sequence[Row], measure: Measure, *, sparse: bool) -> None:
     """Limits that hold all values and their intervals; logarithmic where the values differ that much."""
     spots = [spot for row in rows for spot in row.spots]
     values = [spot.value for spot in spots if spot.value > 0]
     ends = [end for spot in spots for end in (spot.value, *(spot.limits or ()))]
-    if values and max(values) > LEAST_LOG[kld] * min(values):
+    if values and max(values) > LEAST_LOG.get(measure.kind, math.inf) * min(values):
         low = max(min([end for end in ends if end > 0]), min(values) / 2)  # an interval may reach down to 0
         axes.set(xscale="log", xlim=(low / 1.3, max(ends) * 1.3))
         style.log_ticks(axes.xaxis, sparse=sparse or max(ends) / low > 10**MOST_DECADES)
         return
-    low = min(0.0, *ends) if kld else min(ends)
+    low = min(0.0, *ends) if measure.kld else min(ends)
     room = 0.04 * ((max(ends) - low) or 1.0)
     axes.set_xlim(low - room, max(ends) + room)
     axes.locator_params(axis="x", nbins=4 if sparse else 8)

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 
 from eval.plots import measures
-from eval.plots.measures import BPW, FILES, KLD, PPL, VRAM, Measure, Size
+from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, PPL, VRAM, Measure, Size
 from eval.results.run_result import ModelResult
 from eval.results.texts import TextsResult, macro_mean
 from eval.stats.estimates import n_blocks
@@ -16,6 +16,7 @@ from eval.table import columns
 
 MOST_NOTES = 6
 """Values that are named as missing; of more their number is told."""
+NORMAL = statistics.NormalDist().inv_cdf(0.975)
 UNITS = {BPW: "bpw", VRAM: "GiB", FILES: "GB"}
 
 
@@ -38,19 +39,23 @@ class Row:
     size: str
     mean: Value
     spots: tuple[Spot, ...]
+    more: bool = False
 
     @property
     def place(self) -> tuple[int, float, str]:
         """Rows are sorted by this: by macro mean, and below these the rows of which texts are missing."""
-        known = self.mean.value
-        return -len(self.spots), statistics.fmean(s.value for s in self.spots) if known is None else known, self.label
+        known = statistics.fmean(spot.value for spot in self.spots) if self.mean.value is None else self.mean.value
+        return -len(self.spots), -known if self.more else known, self.label
 
 
-def chosen(result: TextsResult, kld: bool | None) -> Measure:
-    """KLD, or PPL; None: KLD where a model has one that is not 0."""
-    if kld is None:
-        kld = any(measures.chosen(run, None, None) is KLD for run in result.runs)
-    return KLD if kld else PPL
+def chosen(result: TextsResult, kind: str | None) -> Measure:
+    """What ``-kld``, ``-ppl`` and ``-acc`` ask for; None: KLD where a model has one that is not 0, accuracy if all
+    texts are answers, and else PPL."""
+    if kind in ACCURACIES or (kind is None and result.runs and all(map(measures.has_answers, result.runs))):
+        return ACCURACIES[kind or "acc"]
+    if kind is None:
+        return KLD if any(model.mean_kld for run in result.runs for model in run.models) else PPL
+    return KLD if kind == "kld" else PPL
 
 
 def rows_of(result: TextsResult, measure: Measure, size: Size | None) -> list[Row]:
@@ -62,9 +67,23 @@ def rows_of(result: TextsResult, measure: Measure, size: Size | None) -> list[Ro
         if spots:
             marked = next((model for model in models if model.deviations), models[0])
             words = next(filter(None, (size_words(model, size) for model in models)), "")
-            shown = result.mean_kld(label) if measure.kld else paired_mean(result, label)
-            found.append(Row(columns.label_of(marked), marked.group, words, shown, tuple(spots)))
+            shown = mean_of(result, label, measure)
+            found.append(Row(columns.label_of(marked), marked.group, words, shown, tuple(spots), measure.more))
     return found
+
+
+def mean_of(result: TextsResult, label: str, measure: Measure) -> Value:
+    """A model's mean over the texts, of accuracy over the texts of answers; unknown unless each of them has a value."""
+    if not measure.more:
+        return result.mean_kld(label) if measure.kld else paired_mean(result, label)
+    asked = [
+        (text.run, model)
+        for text, model in zip(result.texts, result.of_label(label), strict=True)
+        if text.run is None or measures.has_answers(text.run)
+    ]
+    values = [measure.of(model) if model else None for _, model in asked]
+    errors = [measures.error_of(run, model, measure)[0] if run and model else None for run, model in asked]
+    return macro_mean(values, errors)
 
 
 def paired_mean(result: TextsResult, label: str) -> Value:
@@ -81,13 +100,13 @@ def paired_mean(result: TextsResult, label: str) -> Value:
 
 
 def spots_of(result: TextsResult, label: str, measure: Measure) -> list[Spot]:
-    """What is known of a model, text by text; a perplexity's error is the error of its ratio to the reference's."""
+    """What is known of a model, text by text, with the errors that ``measures.error_of`` gives."""
     spots = []
     for i, (text, model) in enumerate(zip(result.texts, result.of_label(label), strict=True)):
         value = None if model is None or left_out(model, measure) else measure.of(model)
         if text.run is not None and model is not None and value is not None and math.isfinite(value):
-            error = measure.error(model) if measure.kld else measures.ppl_error(text.run, model)[0]
-            spots.append(Spot(i, value, error, limits_of(model, value, error)))
+            error = measures.error_of(text.run, model, measure)[0]
+            spots.append(Spot(i, value, error, limits_of(model, value, error, measure)))
     return spots
 
 
@@ -96,8 +115,10 @@ def left_out(model: ModelResult, measure: Measure) -> bool:
     return measure.kld and model.is_reference and not model.error
 
 
-def limits_of(model: ModelResult, value: float, error: float | None) -> tuple[float, float] | None:
+def limits_of(model: ModelResult, value: float, error: float | None, measure: Measure) -> tuple[float, float] | None:
     """The 95 % interval of a value of a model with this standard error; None if it is not known."""
+    if error and measure.more:  # of many independent questions
+        return value - NORMAL * error, value + NORMAL * error
     blocks = model.estimates.blocks if model.estimates else None
     if not error or blocks is None or n_blocks(blocks) < 2:
         return None
@@ -126,7 +147,7 @@ def missing_note(result: TextsResult, measure: Measure, *, reasons: bool) -> str
     missing = [(text.name, text.error) for text in result.texts if text.run is None]
     kept = []
     for text in result.texts:
-        if text.run is None:
+        if text.run is None or (measure.more and not measures.has_answers(text.run)):
             continue
         if measure.kld and text.run.reference is None and not any(model.mean_kld for model in text.run.models):
             missing.append((text.name, "no reference"))

@@ -81,6 +81,9 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
         (("-v", "--x-axis", "size"), "--x-axis: not allowed with argument -v/--vram"),
         (("--x-axis", "gib"), "--x-axis: invalid choice: 'gib'"),
         (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
+        (("-acc", "--kld-value", "p99"), "--kld-value: is a value of KL divergence; leave it or -acc out"),
+        (("-acc", "-ppl"), "-ppl/--ppl: not allowed with argument -acc/--acc"),
+        (("-acc_norm",), "has no answers, and so no accuracy"),
     ],
 )
 def test_flags_of_the_plot_that_cannot_go_together(

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from eval.html import report
+from eval.html import report, texts_report
 from eval.results.run_result import ModelResult, RunResult
-from tests.support.report_page import BROWSER, FLAGS, Opened, ShowPage, inspection_of, run_of
+from eval.results.texts import TextsResult
+from tests.support.report_page import BROWSER, FLAGS, Opened, OpenTexts, ShowPage, inspection_of, run_of
 
 
 class Browser:
@@ -79,3 +80,15 @@ def show(show_file: Callable[..., Opened]) -> ShowPage:
         return show_file(report.whole_page(payload, report.TITLE), **context)
 
     return show
+
+
+@pytest.fixture
+def open_texts(show_file: Callable[..., Opened]) -> OpenTexts:
+    """Write a report of several texts and open it."""
+
+    def opened(result: TextsResult, **context: Any) -> Opened:
+        excerpts = [inspection_of(text.run) if text.run else None for text in result.texts]
+        payload = texts_report.page_payload(result, excerpts, ["compare_q.py", "-d", "<d>"])
+        return show_file(report.whole_page(payload, report.TITLE), **context)
+
+    return opened

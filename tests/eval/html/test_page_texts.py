@@ -5,21 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from eval.html import report, texts_report
 from eval.results.texts import TextResult, TextsResult
-from tests.support.report_page import FAILED, MODELS, Opened, inspection_of, measured, needs_browser, plain, run_of
+from tests.support.report_page import (
+    FAILED,
+    MODELS,
+    OpenTexts,
+    cell,
+    copied,
+    measured,
+    needs_browser,
+    plain,
+    run_of,
+)  # fmt: skip
 from tests.support.several_texts import NAMES, three, with_failed_text
 
 pytestmark = needs_browser
-OpenTexts = Callable[..., Opened]
 
 
 def measured_texts() -> TextsResult:
@@ -32,22 +38,6 @@ def measured_texts() -> TextsResult:
     return TextsResult(
         (TextResult("wiki2", first), TextResult("c4 & <b>", second), TextResult("x", None, "no such file"))
     )
-
-
-@pytest.fixture
-def open_texts(show_file: Callable[..., Opened]) -> OpenTexts:
-    """Write a report of several texts and open it."""
-
-    def opened(result: TextsResult, **context: Any) -> Opened:
-        excerpts = [inspection_of(text.run) if text.run else None for text in result.texts]
-        payload = texts_report.page_payload(result, excerpts, ["compare_q.py", "-d", "<d>"])
-        return show_file(report.whole_page(payload, report.TITLE), **context)
-
-    return opened
-
-
-def cell(opened: Opened, row: int, column: str) -> str:
-    return opened.texts(f"#texts tbody tr:nth-child({row}) [data-cell='{column}']")[0]
 
 
 def test_the_table_of_all_texts(open_texts: OpenTexts) -> None:
@@ -116,10 +106,12 @@ def test_tabs_choose_the_text_of_all_below(open_texts: OpenTexts) -> None:
     assert page.evaluate("document.activeElement.textContent") == "c4 & <b>"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
+    page.locator("#about-text .failure").wait_for()
     assert opened.texts("#about-text .failure") == ["This text failed: no such file"]
     assert page.locator("main > section:visible").count() == 1
     assert opened.texts("#tabs [aria-selected='true']") == ["x (failed)"]
     page.go_back()
+    page.locator("#about-text h2", has_text="c4").wait_for()
     assert opened.texts("#about-text h2") == ["c4 & <b>"]
     page.locator("#links a", has_text="Tokens").click()  # goes there, and keeps the text in the address
     assert page.evaluate("scrollY") > 1000
@@ -151,13 +143,6 @@ def test_many_texts_and_long_names_scroll_no_page(open_texts: OpenTexts, width: 
         "all => all.map(each => [each.getBoundingClientRect().left, each.getBoundingClientRect().right])"
     )
     assert all(left >= 0 and right <= width for left, right in edges)
-
-
-def copied(opened: Opened, what: str) -> str:
-    opened.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened.page.locator(f"[data-key='copy-texts-{what}']").click()
-    opened.page.get_by_role("button", name="Done").wait_for()
-    return str(opened.page.evaluate("navigator.clipboard.readText()"))
 
 
 def test_the_table_of_all_texts_as_text(open_texts: OpenTexts) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from eval.stats.answers import Asked, discordant, mcnemar_p, summarize
+from eval.stats.answers import Asked, difference_error, discordant, mcnemar_p, summarize
 from eval.stats.uncertainty import Value
 
 NAN, INF = float("nan"), float("inf")
@@ -139,3 +139,13 @@ def test_against_plain_loops() -> None:
 
 def test_discordant() -> None:
     assert discordant("1100", "1010") == (1, 1)
+
+
+def test_the_error_of_a_difference() -> None:
+    """1, 0, -1, 1: mean 1/4, squares 3 - 1/4 = 11/4, over 3 and over 4; random ones as numpy's."""
+    assert difference_error("1101", "0110") == pytest.approx(math.sqrt(11 / 4 / 3 / 4))
+    assert difference_error("1", "0") is None
+    assert difference_error("101", "101") == 0
+    a, b = np.random.default_rng(3).integers(0, 2, (2, 50))
+    gold = np.std(a - b, ddof=1) / math.sqrt(50)
+    assert difference_error("".join(map(str, a)), "".join(map(str, b))) == pytest.approx(gold)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eval.results.texts import TextResult
 from eval.stats.uncertainty import Mean
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
+from tests.support.several_texts import with_answers
 
 WINDOWS = "2 windows, 40 scored tokens"
 ERRORS = (
@@ -46,6 +48,17 @@ def test_short_texts_are_said_to_be_short() -> None:
     ]
     one = with_sums(BASE, tokens=(10,), nll=(5.0,))
     assert footnotes(run_of(one, reference=None))[1] == "errors n/a: the text is too short to tell any"
+
+
+def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
+    why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
+    open_one, none_open = (
+        with_answers(TextResult("", run_of(REF, QUANT)), bf16=answers, W4A16="10").run for answers in ("1?", "11")
+    )
+    assert open_one
+    assert none_open
+    assert f"flips of W4A16 n/a: {why}" in footnotes(open_one)
+    assert not any(" n/a: " in note for note in footnotes(none_open))
 
 
 def test_the_mark_of_the_best_is_explained() -> None:

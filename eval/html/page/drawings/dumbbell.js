@@ -7,7 +7,7 @@ function dumbbellAxis({ key, rows }) {
     values = spots.map((spot) => spot.value).filter((value) => value > 0),
     ends = spots.flatMap((spot) => [spot.value, ...(spot.limits || [])]);
   const [least, most] = [Math.min(...values), Math.max(...ends)];
-  if (values.length && Math.max(...values) > LOGARITHMIC[key] * least) {
+  if (values.length && Math.max(...values) > (LOGARITHMIC[key] || Infinity) * least) {
     const low = Math.max(Math.min(...ends.filter((end) => end > 0)), least / 2); // an interval may reach down to 0
     return { kind: "log", low: low / 1.2, high: most * 1.2 };
   }

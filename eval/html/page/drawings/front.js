@@ -3,7 +3,7 @@
 const UNQUANTIZED_BITS = 15.5; // eval/plots/figures.py
 const unquantized = (m) => known(m.bpw) && m.bpw >= UNQUANTIZED_BITS;
 const schemeOf = (p) => PAYLOAD.schemes[p.m.id];
-const bySize = (points) => [...points].sort((a, b) => a.x - b.x || a.y - b.y);
+const bySize = (points) => [...points].sort((a, b) => a.x - b.x || a.cost - b.cost);
 
 // Quantized points of one scheme in order of size.
 function series(points) {
@@ -17,7 +17,7 @@ function paretoFront(points) {
   const quantized = bySize(points.filter((each) => !unquantized(each.m))),
     { alike } = PAYLOAD.rule,
     beats = (other, one) =>
-      other.y < one.y ? other.x <= alike * one.x : other.y === one.y && alike * other.x < one.x;
+      other.cost < one.cost ? other.x <= alike * one.x : other.cost === one.cost && alike * other.x < one.x;
   return quantized.filter((one) => !quantized.some((other) => beats(other, one)));
 }
 // "EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0"

@@ -1,25 +1,31 @@
-// PPL, PPL ratio, or KLD (the mean, or a percentile of single tokens) over bits per weight, VRAM or file size.
+// PPL, PPL ratio, accuracy, or KLD (the mean, or a percentile of single tokens) over bits per weight, VRAM or file size.
 const ofTokens = (key) => (m) => ({ value: m.isReference ? 0 : m.percentiles[key], stderr: null });
 const MEASURES = {
   kld: { name: "KLD", axis: "KL divergence / nats", of: (m) => m.kld, zero: true, least: 1 },
   ppl: { name: "PPL", axis: "perplexity", of: (m) => ({ ...m.ppl, stderr: pplError(m).error }), least: -Infinity },
   ratio: { name: "PPL ratio", axis: "perplexity / reference's", of: pplRatio, least: -Infinity },
+  acc: { name: "acc", axis: "accuracy / % (acc)", of: accuracyOf("acc"), more: true, least: Infinity },
+  acc_norm: { name: "acc norm", axis: "accuracy / % (acc norm)", of: accuracyOf("acc_norm"), more: true, least: Infinity },
   median: { name: "median KLD", axis: "median KLD / nats", of: ofTokens("50"), zero: true, least: 1 },
   p99: { name: "99 % KLD", axis: "99 % KLD / nats", of: ofTokens("99"), zero: true, least: 1 },
   "p99.9": { name: "99.9 % KLD", axis: "99.9 % KLD / nats", of: ofTokens("99.9"), zero: true, least: 1 },
 };
+const FIRST_MEASURE = RUN.data && RUN.data.answers ? "acc" : COMPARED.length ? "kld" : "ppl"; // eval/plots/measures.py, chosen()
 const SIZES = {
   bpw: { name: "bits per weight", axis: "bits per weight (without embedding and head)" },
   vram: { name: "VRAM", axis: "stored weights / GiB (without embedding, with head)" },
   size: { name: "file size", axis: "weight files on disk / GB" },
 };
 const view = {
-  y: COMPARED.length ? "kld" : "ppl",
+  y: FIRST_MEASURE,
   x: "bpw",
-  yScale: COMPARED.length ? "log" : "linear",
+  yScale: FIRST_MEASURE === "kld" ? "log" : "linear",
   xScale: "linear",
   labels: "yes",
 };
+
+const PERPLEXITY_WORDS = { own: "perplexity", about: "text", paired: "ratio to" };
+const ACCURACY_WORDS = { own: "accuracy", about: "questions", paired: "difference from" };
 
 function limits(values, kind, zero) {
   const low = Math.min(...values),
@@ -67,7 +73,8 @@ function scatterPoints(models) {
   const measure = MEASURES[view.y];
   return models
     .map((m) => ({ m, x: m[view.x], size: m[view.x], y: measure.of(m).value, error: measure.of(m).stderr }))
-    .filter((p) => known(p.x) && known(p.y));
+    .filter((p) => known(p.x) && known(p.y))
+    .map((p) => ({ ...p, cost: measure.more ? -p.y : p.y })); // of which less is better
 }
 
 // The lines of the reference and the noise floor, with names where these cover no point; the boxes of names and lines.
@@ -199,15 +206,17 @@ function scatterDrawing(width) {
 // The explanation of the error bars and signs in the drawing: eval/plots/figures.py, error_note().
 function caption(points, best) {
   const barred = points.filter((p) => p.error && !p.off),
-    alone = view.y === "ppl" ? barred.filter((p) => !pplError(p.m).paired) : [];
+    { own, about, paired } = MEASURES[view.y].more ? ACCURACY_WORDS : PERPLEXITY_WORDS,
+    isPaired = (m) => (MEASURES[view.y].more ? accuracyError(m, view.y).paired : view.y !== "ppl" || pplError(m).paired),
+    alone = barred.filter((p) => !isPaired(p.m));
   const names = alone.map((p) => p.m.label).join(", "),
-    apart = alone.length ? ` (${names}: of the perplexity)` : "";
+    apart = alone.length ? ` (${names}: of the ${own})` : "";
   const what =
     view.y === "kld"
       ? "the mean"
       : alone.length && alone.length === barred.length
-        ? "the perplexity (about the text, so nearly common to all)"
-        : `the ratio to the reference's${apart}`;
+        ? `the ${own} (about the ${about}, so nearly common to all)`
+        : `the ${paired} the reference's${apart}`;
   const bold = view.labels === "yes" ? "Bold: n" : "N";
   return [
     best.length ? `${bold}o other row shown is smaller and better: ${inWords(best, points)}. ` : "",

@@ -54,7 +54,7 @@ def test_each_text_has_a_shape_of_its_own_and_its_name_above_the_first_row() -> 
 
 def test_without_a_reference_perplexity_is_drawn() -> None:
     """From 20 to 21.6: a linear axis, the reference among the rows, and no noise floor."""
-    figure = dumbbell.texts_figure(three(), kld=False)
+    figure = dumbbell.texts_figure(three(), kind="ppl")
     axes = figure.axes[0]
     assert (axes.get_xscale(), axes.get_xlabel()) == ("linear", "Perplexity")
     assert len(artists_of_kind(figure, "label")) == 4
@@ -71,7 +71,7 @@ def test_what_failed_is_absent_and_named_below() -> None:
     assert [text.get_text() for text in artists_of_kind(figure, "name")] == ["wiki2", "c4"]
     nothing = replace(result, texts=tuple(replace(text, run=None, error="x") for text in result.texts))
     with pytest.raises(ValueError, match="no model has a KLD of any text"):
-        dumbbell.texts_figure(nothing, kld=True)
+        dumbbell.texts_figure(nothing, kind="kld")
 
 
 def crowd(count: int, names: tuple[str, ...], letters: int) -> TextsResult:

@@ -86,7 +86,7 @@ def test_the_measure_is_kld_where_a_model_has_one() -> None:
         alone = with_text(alone, text_of(name, i, reference=False))
     assert rows.chosen(alone, None) is PPL
     assert rows.rows_of(alone, KLD, None) == []
-    assert rows.chosen(three(), kld=False) is PPL
+    assert rows.chosen(three(), "ppl") is PPL
 
 
 def test_the_noise_floor_is_at_its_mean() -> None:
