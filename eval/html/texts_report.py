@@ -121,7 +121,7 @@ def drawing(result: TextsResult, measure: Measure) -> dict[str, Any]:
     """One drawing of all texts, its rows from above."""
     rows = sorted(rows_of(result, measure, None), key=lambda row: row.place)
     paired = any(run.reference for run in result.runs)
-    of = "" if measure.kld else f" {measure.of_reference}" if paired else ", mostly common to all models"
+    of = "" if measure.kld else f" of {measure.distance}" if paired else ", mostly common to all models"
     caption = (
         f"Bar: from the least to the largest of the texts; line across it: their mean; whiskers: 95 % intervals{of}."
     )

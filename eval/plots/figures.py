@@ -117,7 +117,7 @@ def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str
     if len(alone) == len(labels):
         return f"{bars} the {own} (mostly common to all)"
     apart = f" ({', '.join(alone)}: of the {own})" if alone else ""
-    return f"{bars} {measure.of_reference.removeprefix('of ')}{apart}"
+    return f"{bars} {measure.distance}{apart}"
 
 
 def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:

@@ -49,9 +49,9 @@ class Measure:
         return self.kind in ("acc", "acc_norm")
 
     @property
-    def of_reference(self) -> str:
+    def distance(self) -> str:
         """What the error of a value that is paired with the reference's is an error of."""
-        return "of the difference from the reference's" if self.more else "of the ratio to the reference's"
+        return "the difference from the reference's" if self.more else "the ratio to the reference's"
 
     def accuracy(self, model: ModelResult) -> Accuracy | None:
         """The model's accuracy of this kind; None if it did not answer questions."""

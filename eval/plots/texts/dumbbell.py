@@ -126,8 +126,8 @@ def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> s
     words = [BARS, MEANS] if any(row.mean.value is not None for row in rows) else [BARS]
     if any(spot.limits for row in rows for spot in row.spots):
         paired = any(run.reference for run in result.runs)
-        of = f" {measure.of_reference}" if paired else " (mostly common to all models)"
-        words.append("whiskers: 95 % interval" + ("" if measure.kld else of))
+        of = "" if measure.kld else f" of {measure.distance}" if paired else " (mostly common to all models)"
+        words.append(f"whiskers: 95 % interval{of}")
     if any(spot.value <= 0 for row in rows for spot in row.spots):
         words.append("hollow: not above 0")
     if any(row.label.endswith(FLOOR) for row in rows):
