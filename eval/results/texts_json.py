@@ -20,7 +20,8 @@ from typing import Any
 from backends.common.errors import InputError
 from backends.common.messages import printable
 from eval.common.files import replacing
-from eval.results import merge, results_json
+from eval.results import results_json
+from eval.results.merge import runs as merge
 from eval.results.results_json import FORMAT_OF_TEXTS
 from eval.results.run_result import ORIGIN, StoredRun
 from eval.results.texts import TextResult, TextsResult

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from backends.common.messages import CONTROL
 from eval.html import report
-from eval.results import merge, results_csv, results_json, texts_json
+from eval.results import results_csv, results_json, texts_json
+from eval.results.merge import runs as merge
 from eval.results.run_result import Part, StoredRun
 from eval.results.texts import TextResult, TextsResult
 from eval.table import columns, llama_statistics, markdown, pairs, several_texts, terminal, text_columns

@@ -11,50 +11,16 @@ from typing import Any
 
 import pytest
 
-from eval.results import merge, results_json
+from eval.results import results_json
 from eval.results.differences import best_labels, difference_or_reason
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.merge import runs as merge
 from eval.table.columns import filled, machine_letters
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
+from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, on
 
-DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
-CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
-IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
-ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
 Run = Callable[..., Ran]
-Write = Callable[..., Path]
-
-
-def on(model: ModelResult, key: str, machine: dict[str, Any] = CPU, **fields: Any) -> ModelResult:
-    """The model with that key of its scores, measured on that machine."""
-    return replace(model, scores_key=key, provenance={**model.provenance, **machine}, **fields)
-
-
-REF_A, QUANT_A = on(REF, "ref"), on(QUANT, "w4")
-FP8_B = on(QUANT, "fp8", label="FP8")
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Write a results.json as another machine would: ``write(name, models..., reference=, hardware=, ...)``."""
-
-    def written(name: str, *models: ModelResult, **keys: Any) -> Path:
-        reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
-        run = RunResult(data, "letters", models, reference, keys.get("title"))
-        raw = results_json.run_json(run, ["compare_q.py", "-d", name])
-        raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
-        raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(json.dumps(raw))
-        return tmp_path / name
-
-    return written
-
-
-def labels(run: RunResult) -> list[str]:
-    return [model.label for model in run.models]
 
 
 def test_one_file_is_as_it_is(write: Write) -> None:
@@ -172,10 +138,12 @@ def test_a_merged_run_can_be_merged_again(write: Write, tmp_path: Path) -> None:
 
 
 def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
+    assert REF.ppl
     first = write("a.json", REF_A)
+    other_reference = with_ppl(on(REF, "r2"), replace(REF.ppl, logprob_sum=-80.5))
 
     def against(**keys: Any) -> str:
-        return refusal(merge.load, [first, write("b.json", on(REF, "r2"), **keys)])
+        return refusal(merge.load, [first, write("b.json", other_reference, **keys)])
 
     windows = against(data={"windows_sha256": "x", "windows": 3})
     assert windows.startswith("--from: b.json: its windows differ from the windows of a.json (windows 3 and 2); ")

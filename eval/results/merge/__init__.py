@@ -1,0 +1,1 @@
+"""Several finished runs of one text as one."""

@@ -1,0 +1,79 @@
+"""Finished runs in which a model stands twice: measured again, or measured where it had failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eval.results.differences import best_labels, difference_or_reason
+from eval.results.merge import runs as merge
+from tests.support.made import FAILED, QUANT, REF, with_ppl
+from tests.support.toy import refusal
+from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, on
+
+OTHER_VERSIONS = {**IDENTITY, "key": "b" * 40, "versions": "{'vllm': '0.27'}"}
+AGAIN = on(REF, "ref again")
+assert REF.ppl
+ELSEWHERE = with_ppl(AGAIN, replace(REF.ppl, logprob_sum=-80.5))
+
+
+def test_references_with_the_same_scores_are_one(write: Write) -> None:
+    """Whatever their versions are: KLDs against them are paired and starred as in one run."""
+    awq = on(QUANT, "awq", label="AWQ")
+    files = [write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, awq, reference=OTHER_VERSIONS)]
+    run, _ = merge.load(files)
+    assert labels(run) == ["bf16", "W4A16", "AWQ"]
+    assert run.models[0].notes == ("b.json measured it as well, with the same scores to the last bit",)
+    assert [model.reference_key for model in run.models] == [""] * 3
+    assert [part.reference for part in run.parts] == [IDENTITY, IDENTITY]
+    assert not isinstance(difference_or_reason(run.models[1], run.models[2], "kld"), str)
+    assert best_labels(run.models, "kld") == {"W4A16", "AWQ"}
+
+
+@pytest.mark.parametrize("changed", [{"version": 2}, {"reference": 2}, {"vocabulary": "v"}])
+def test_the_same_scores_do_not_hide_another_way_of_measuring(write: Write, changed: dict[str, object]) -> None:
+    files = [write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, FP8_B, reference={**OTHER_VERSIONS, **changed})]
+    assert "which is another reference (they differ in" in refusal(merge.load, files)
+
+
+def test_references_with_other_scores_and_versions_are_two(write: Write) -> None:
+    files = [write("a.json", REF_A, QUANT_A), write("b.json", ELSEWHERE, FP8_B, reference=OTHER_VERSIONS)]
+    assert "(they differ in versions)" in refusal(merge.load, files)
+
+
+def test_a_reference_measured_again_on_a_machine_of_the_same_kind(write: Write) -> None:
+    """A GPU adds in another order each time: its rows keep the reference that they were compared with."""
+    first = {**IDENTITY, "content": "c"}
+    second = {**first, "model": "of another time", "key": "b" * 40}
+    files = [write("a.json", REF_A, QUANT_A, reference=first), write("b.json", ELSEWHERE, FP8_B, reference=second)]
+    run, _ = merge.load(files)
+    assert [model.reference_key[:1] for model in run.models] == ["a", "a", "b", "b"]
+    assert "own machine" in str(difference_or_reason(run.models[1], run.models[3], "kld"))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_failed_row_gives_way_to_a_measured_one(write: Write, order: int) -> None:
+    """On another machine as well; the measured row's run has one row more, and a note tells of the failure."""
+    broken, there = replace(FAILED, label="W4A16"), on(QUANT, "w2", GPU)
+    first = write("a.json", REF_A, broken, FP8_B)
+    second = write("b.json", on(REF, "r2", GPU), there, reference=ON_GPU)
+    run, _ = merge.load([first, second][::order])
+    assert labels(run) == (
+        ["bf16", "W4A16", "FP8", "bf16 (2)"] if order == 1 else ["bf16", "W4A16", "bf16 (2)", "FP8"]
+    )  # fmt: skip
+    assert run.models[1].ppl == QUANT.ppl
+    assert run.models[1].reference_key == ON_GPU["key"]
+    assert run.models[1].notes == ("failed in a.json, on AMD EPYC",)
+    assert sorted((part.file, len(part.labels)) for part in run.parts) == [("a.json", 2), ("b.json", 2)]
+
+
+def test_rows_of_one_label_with_other_scores_stay_two(write: Write) -> None:
+    """Of the same perplexity, but of another KLD: another model."""
+    assert QUANT.estimates
+    assert QUANT.estimates.against
+    assert QUANT.kld
+    other = replace(QUANT.estimates.against, kld=replace(QUANT.kld, total=0.5))
+    second = on(replace(QUANT, estimates=replace(QUANT.estimates, against=other)), "w5")
+    run, _ = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, second, reference=OTHER_VERSIONS)])
+    assert labels(run) == ["bf16", "W4A16", "W4A16 (2)"]
