@@ -185,7 +185,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the runs that were merged (``eval/results/merge.py``): its file, its ``ORIGIN``, and the reference of
+    """One of the runs that were merged (``eval/results/merge``): its file, its ``ORIGIN``, and the reference of
     its KLDs.
 
     ``labels``: the merged run's rows that come from this one.  ``reference_ppl``: the reference's perplexity in it.
