@@ -72,6 +72,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="default: all")
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="options of all rows")
     arguments = parser.parse_args(words)
+    if len({model.name for model in arguments.models}) < len(arguments.models):
+        parser.error("two MODELs have one name; tables are kept by name")
     found: dict[str, Any] = {
         "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
         "windows": arguments.windows, "length": arguments.length, "engine": arguments.engine, "tables": {},

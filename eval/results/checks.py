@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from backends.layers import groups, kv_cache
-from eval.results.run_result import ModelResult, StoredRun
+from eval.results.run_result import SAME_AS, ModelResult, StoredRun
 from eval.stats.answers import AnswerEstimates
 from eval.stats.distributions import PERCENTS
 from eval.stats.estimates import DIVERGENCES, Estimates
@@ -73,8 +73,9 @@ def check_run(run: StoredRun) -> None:
     for reference in (run.reference, *(part.reference for part in run.parts)):
         if reference is not None and not isinstance(reference.get("label"), str):
             raise ValueError("reference: has no label")
-        if reference is not None and not isinstance(reference.get("key"), str | None):
-            raise ValueError("reference: key is no text")
+        for key in ("key", SAME_AS):
+            if reference is not None and not isinstance(reference.get(key), str | None):
+                raise ValueError(f"reference: {key} is no text")
     for origin in (run.origin, *(part.origin for part in run.parts)):
         check_origin(origin)
 

@@ -57,7 +57,7 @@ def difference_or_reason(a: ModelResult, b: ModelResult, name: str) -> Differenc
         if name not in model.estimates.blocks.whole:
             return f"{model.label} has positions without a finite {SCORES[name]}"
     if name != "nll" and a.reference_key != b.reference_key:
-        return "each was compared with the reference of its own machine"
+        return "each was compared with the reference of its own run"
     found = (
         difference_with_interval(a.estimates.blocks, b.estimates.blocks, name) if a.estimates and b.estimates else None
     )

@@ -19,6 +19,8 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats as a narrow column has them."""
 ORIGIN = ("created", "command", "commit", "versions", "hardware")
 """Keys of results.json that say when, how and where the run was made."""
+SAME_AS = "same_as"
+"""Key of a reference's description in a merged run: the key of an earlier run's reference with the same scores."""
 
 
 @dataclass(frozen=True)

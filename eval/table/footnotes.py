@@ -7,7 +7,7 @@ from typing import Any
 from eval.results.differences import LEAST_TOKENS, best_labels, too_short_for_best
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
 from eval.results.near_lossless import near_lossless
-from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
+from eval.results.run_result import MARK, SAME_AS, ModelResult, Part, RunResult, StoredRun
 from eval.stats.estimates import n_blocks, short_text_cautions
 from eval.stats.uncertainty import longest_documents
 from eval.table.columns import BEST, FLOOR, machine_letters
@@ -158,19 +158,19 @@ def merge_notes(run: RunResult) -> list[str]:
 
 
 def reference_notes(run: StoredRun) -> list[str]:
-    """Where each machine had a reference of its own: how far these references are apart."""
+    """Where runs had references of their own: how far these references are apart."""
     first: dict[Any, Part] = {}
     for part in run.parts:
         if part.reference is not None:
-            first.setdefault(part.reference.get("key"), part)
+            first.setdefault(part.reference.get(SAME_AS) or part.reference.get("key"), part)
     if len(first) < 2:
         return []
     found = [f"{number_text(part.reference_ppl, PPL_DIGITS)} on {part.where} ({part.file})" for part in first.values()]
     known = [part.reference_ppl for part in first.values() if part.reference_ppl]
     apart = f", {100 * (max(known) / min(known) - 1):.3f} % apart" if len(known) == len(first) else ""
     return [
-        "KLD and same top of each row are against the reference as the row's own machine computes it (the same model, "
-        f"engine and options), PPL {'; '.join(found)}{apart}; KLDs of two machines are not paired, and have no star"
+        "KLD and same top of each row are against the reference as the row's own run measured it (the same model, "
+        f"engine and options), PPL {'; '.join(found)}{apart}; KLDs against two of them are not paired, and have no star"
     ]
 
 

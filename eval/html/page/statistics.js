@@ -28,7 +28,7 @@ function clusteredError(total, tokens, length) {
 function pairedDifference(a, b, name) {
   const one = a.blocks,
     other = b.blocks;
-  if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each KLD is against the reference of its own machine
+  if (name !== "nll" && a.raw.reference_key !== b.raw.reference_key) return null; // each KLD is against the reference of its own run
   if (!one || !other || !one.whole.includes(name) || !other.whole.includes(name)) return null;
   if (one.tokens.length !== other.tokens.length || one.tokens.some((n, i) => n !== other.tokens[i])) return null;
   const off = one[name].map((each, i) => each - other[name][i]);

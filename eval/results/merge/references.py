@@ -1,13 +1,14 @@
 """Which references of two runs are one, so that KL divergences against them can stand in one table.
 
-References whose rows have the same scores to the last bit are one.  Otherwise a reference that each machine measured
-for itself counts as one where model, engine, options and versions agree: then every row keeps the KLD against the
-reference of its own machine, the table says so, and no KLDs of two machines are paired.
+References are one if their rows have the same scores to the last bit (``rows.is_same``) and KLDs against them are
+measured in one way.  Otherwise a reference that two runs measured counts as one where model, engine, options and
+versions agree: then every row keeps the KLD against the reference of its own run, the table says so, and no KLDs
+against two of them are paired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,11 @@ from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.results.merge.rows import is_same
 from eval.results.merge.sources import Source
-from eval.results.run_result import ModelResult, StoredRun
+from eval.results.run_result import SAME_AS, ModelResult, Part
 
-DESCRIPTIVE = ("label", "key", "contents", "contents_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token")
+DESCRIPTIVE = (
+    "label", "key", SAME_AS, "contents", "contents_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token",
+)  # fmt: skip
 """Keys of a reference's description that its numbers do not depend on."""
 MEANING = {
     "content": "model",
@@ -29,49 +32,46 @@ METHOD = ("version", "reference", "vocabulary")
 """Keys that differ where KL divergences were measured in another way: the same scores do not tell."""
 
 
-def with_shared_references(sources: Sequence[Source]) -> list[Source]:
-    """The sources, with one description for all references whose rows are the same (``is_same``)."""
+def same_references(sources: Sequence[Source]) -> dict[str, str]:
+    """Key of each reference -> one key for all that are the same, its own for the others."""
+    chosen: dict[str, str] = {}
     known: list[tuple[ModelResult, dict[str, Any]]] = []
-    chosen: dict[Any, dict[str, Any]] = {}
     for source in sources:
-        described = {part.reference.get("key"): part.reference for part in source.parts if part.reference}
+        references = [part.reference for part in source.parts if part.reference is not None]
+        described: dict[str, dict[str, Any]] = {each["key"]: each for each in references if each.get("key")}
+        for key, each in described.items():
+            chosen = united(chosen, key, each.get(SAME_AS) or key)
         for row in (model for model in source.run.models if model.is_reference):
-            key = row.reference_key or (source.run.reference or {}).get("key")
-            if key in described:
-                same = (found for other, found in known if is_same(row, other) and has_method(found, described[key]))
-                chosen[key] = next(same, described[key])
-                known.append((row, chosen[key]))
-    return [replace(source, run=with_references(source.run, chosen)) for source in sources]
+            reference = described.get(source.reference_key(row))
+            if reference is None:
+                continue
+            for other, first in known:
+                if is_same(row, other) and all(reference.get(key) == first.get(key) for key in METHOD):
+                    chosen = united(chosen, reference["key"], first["key"])
+            known.append((row, reference))
+    return chosen
 
 
-def has_method(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether KL divergences against two references were measured in the same way."""
-    return all(one.get(key) == other.get(key) for key in METHOD)
+def united(chosen: Mapping[str, str], one: str, other: str) -> dict[str, str]:
+    """The map in which two keys, and all that are the same as one of them, have the key that ``other`` has."""
+    known = {one: one, other: other, **chosen}
+    return {key: known[other] if value == known[one] else value for key, value in known.items()}
 
 
-def with_references(run: StoredRun, chosen: dict[Any, dict[str, Any]]) -> StoredRun:
-    """The run with other descriptions of its references: key -> the description in its place."""
-
-    def described(reference: dict[str, Any] | None) -> dict[str, Any] | None:
-        return chosen.get(reference.get("key"), reference) if reference else reference
-
-    return replace(
-        run,
-        reference=described(run.reference),
-        parts=tuple(replace(part, reference=described(part.reference)) for part in run.parts),
-        models=tuple(
-            replace(model, reference_key=str(chosen.get(model.reference_key, {}).get("key") or model.reference_key))
-            for model in run.models
-        ),
-    )
+def with_same(part: Part, chosen: Mapping[str, str]) -> Part:
+    """The part, whose reference says which one it is the same as."""
+    key = (part.reference or {}).get("key")
+    same = chosen.get(key, key) if key else key
+    return part if same == key else replace(part, reference={**(part.reference or {}), SAME_AS: same})
 
 
-def check_references(sources: Sequence[Source]) -> None:
+def check_references(sources: Sequence[Source], chosen: Mapping[str, str]) -> None:
     """InputError unless all KL divergences are against one reference, wherever it was measured."""
     found = [(s.name, part.reference) for s in sources for part in s.parts if part.reference is not None]
     for name, other in found[1:]:
         first_name, first = found[0]
-        if first.get("key") is not None and first.get("key") == other.get("key"):
+        keys = [chosen.get(each["key"]) if each.get("key") else None for each in (first, other)]
+        if keys[0] is not None and keys[0] == keys[1]:
             continue
         # The files of a copy of a model on another machine have other times, and so another "model".
         known = {"model"} if first.get("content") and other.get("content") else {"content"}

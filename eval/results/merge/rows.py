@@ -1,10 +1,11 @@
-"""The rows of a merged run: each appears once, and gives way where another run has more of it."""
+"""The rows of a merged run: each appears once, also where several runs have it."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from backends.worker.segment_names import MORE
@@ -18,60 +19,78 @@ class MergedRows:
     """The rows of a merged run, as they come together.
 
     ``models``: the rows; ``origins``: the name of each row's source; ``places``: (source, label there) -> number of the
-    row.
+    row; ``failures``: number of a row -> the runs in which it failed, in words, and why.
     """
 
-    def __init__(self, sources: Sequence[Source], references: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, sources: Sequence[Source], chosen: Mapping[str, str]) -> None:
+        """``chosen``: key of each reference -> the key of the reference that it is the same as."""
         self.models: list[ModelResult] = []
         self.origins: list[str] = []
         self.places: dict[tuple[str, str], int] = {}
+        self.failures: dict[int, list[tuple[str, str]]] = {}
+        self.chosen = chosen
+        rows = [(source, model) for source in sources for model in source.run.models]
+        self.marked = {
+            model.scores_key: self.reference_key(model, source)
+            for source, model in rows if model.is_reference and model.scores_key
+        }  # fmt: skip
+        references = [part.reference for source in sources for part in source.parts if part.reference is not None]
         self.compared = bool(references)
-        self.several = len({each.get("key") for each in references}) > 1
-        models = [model for source in sources for model in source.run.models]
-        self.marked = {model.scores_key for model in models if model.is_reference and model.scores_key}
+        self.several = len({chosen.get(str(each.get("key")), each.get("key")) for each in references}) > 1
+
+    def reference_key(self, model: ModelResult, source: Source) -> str:
+        """The key of the reference that a row is, or that its KLD is against, or "": one key for the same reference."""
+        key = source.reference_key(model)
+        return self.chosen.get(key, key)
 
     def add(self, source: Source) -> None:
-        """Add all rows of a source; a row that another source has too (``is_row``) is not added again."""
+        """Add all rows of a source; a row that another source has too (``is_same``, ``gives_way``) is joined to it."""
         for model in source.run.models:
-            place = next((i for i, other in enumerate(self.models) if is_row(model, other)), None)
+            matches = (i for test in (is_same, gives_way) for i, row in enumerate(self.models) if test(model, row))
+            place = next(matches, None)
             if place is None:
                 place = len(self.models)
-                self.models.append(self.prepared(model, source))
-                self.origins.append(source.name)
+                taken = {other.label for other in self.models}
+                names = itertools.chain([model.label], (f"{model.label} ({i})" for i in itertools.count(2)))
+                self.put(place, self.prepared(model, source, next(name for name in names if name not in taken)), source)
             else:
-                self.models[place] = self.joined(place, model, source)
+                self.join(place, model, source)
+            if model.error:
+                run = f"failed in {source.name}, on {'; '.join(part.where for part in source.parts)}"
+                self.failures.setdefault(place, []).append((run, model.error))
             self.places[source.name, model.label] = place
 
-    def prepared(self, model: ModelResult, source: Source) -> ModelResult:
-        """A row for the merged table: with a label that no other row has, and notes about its run."""
-        notes, taken = list(model.notes), {other.label for other in self.models}
-        labels = itertools.chain([model.label], (f"{model.label} ({i})" for i in itertools.count(2)))
-        label = next(label for label in labels if label not in taken)
+    def put(self, place: int, model: ModelResult, source: Source) -> None:
+        """Have this row of that source at a place, the next one or one that has a row."""
+        self.models[place : place + 1] = [model]
+        self.origins[place : place + 1] = [source.name]
+
+    def prepared(self, model: ModelResult, source: Source, label: str) -> ModelResult:
+        """A row for the merged table, with that label, and notes about its run."""
+        notes = list(model.notes)
         is_reference = model.is_reference or model.scores_key in self.marked
-        reference = source.run.reference
-        if model.error:
-            notes.append(f"failed in {source.name}, on {'; '.join(part.where for part in source.parts)}")
-        elif label != model.label:
+        if label != model.label and not model.error:
             notes.append(f"called {model.label!r} in {source.name}, measured on {model.where or 'an unknown machine'}")
-        if self.compared and reference is None and not (model.error or is_reference):
+        if self.compared and source.run.reference is None and not (model.error or is_reference):
             notes.append(f"no KLD: {source.name} has no reference; measure it again with one")
-        key = model.reference_key or (reference or {}).get("key") or ""
+        key = self.reference_key(model, source) or self.marked.get(model.scores_key, "")
         key = key if self.several and (model.kld or is_reference) else ""
         return replace(model, label=label, is_reference=is_reference, reference_key=key, notes=tuple(notes))
 
-    def joined(self, place: int, again: ModelResult, source: Source) -> ModelResult:
+    def join(self, place: int, again: ModelResult, source: Source) -> None:
         """A row that a further source has too; a note says where its label or its PPL differ there."""
         kept = self.models[place]
-        if kept.error and not again.error:
-            self.origins[place] = source.name
-            row = self.prepared(again, source)
-            return replace(row, label=kept.label, notes=(*again.notes, *kept.notes))
-        if again.error and not kept.error:
-            return replace(kept, notes=(*kept.notes, *self.prepared(again, source).notes))
+        if again.error:
+            return
+        row = self.prepared(again, source, kept.label)
+        if kept.error:
+            self.put(place, row, source)
+            return
         has_reference = kept.kld is None and again.kld is not None
         has_more = again.scores_key.endswith(MORE) and not kept.scores_key.endswith(MORE)
         if has_reference or has_more:  # the further source alone has it
-            return replace(self.prepared(again, source), label=kept.label, notes=again.notes)
+            self.put(place, replace(row, notes=again.notes), source)
+            return
         notes = list(kept.notes)
         if again.label != kept.label:
             notes.append(f"called {again.label!r} in {source.name}")
@@ -80,24 +99,39 @@ class MergedRows:
             notes.append(f"{source.name} measured it as well, with PPL {number_text(other, PPL_DIGITS)}")
         elif kept.scores_key.removesuffix(MORE) != again.scores_key.removesuffix(MORE):
             notes.append(f"{source.name} measured it as well, with the same scores to the last bit")
-        return replace(kept, notes=tuple(dict.fromkeys(notes)))
+        self.models[place] = replace(kept, notes=tuple(dict.fromkeys(notes)))
 
     def labels(self, source: Source, part: Part) -> tuple[str, ...]:
         """The rows here that come from a part of a source."""
         places = [self.places[source.name, label] for label in part.labels if (source.name, label) in self.places]
-        return tuple(self.models[place].label for place in places if self.origins[place] == source.name)
+        here = (self.models[place].label for place in places if self.origins[place] == source.name)
+        return tuple(dict.fromkeys(here))
+
+    def finished(self) -> tuple[ModelResult, ...]:
+        """The rows, with notes on the runs in which they failed, and why, where the row itself does not say it."""
+        found = []
+        for place, model in enumerate(self.models):
+            failed = (run if why == model.error else f"{run}: {why}" for run, why in self.failures.get(place, ()))
+            found.append(replace(model, notes=tuple(dict.fromkeys((*model.notes, *failed)))))
+        return tuple(found)
 
 
-def is_row(one: ModelResult, other: ModelResult) -> bool:
-    """Whether two runs' rows are one row of a table: the same scores, or one failed and the other has its label."""
-    return is_same(one, other) or (one.label == other.label and bool(one.error) != bool(other.error))
+def gives_way(one: ModelResult, other: ModelResult) -> bool:
+    """Whether a row failed in one run, or in both, that otherwise seems the same: of one label, engine and model.
+
+    A failed row has no scores to tell; folders lie elsewhere on another machine, so the last part of the model's path
+    has to do.
+    """
+    names = [PurePosixPath(str(model.spec.get("model_dir", ""))).name for model in (one, other)]
+    same = (one.label, one.engine, names[0]) == (other.label, other.engine, names[1])
+    return bool(one.error or other.error) and same
 
 
 def is_same(one: ModelResult, other: ModelResult) -> bool:
     """Whether two rows have the same scores: of one model, engine, options, versions, hardware and reference.
 
-    Rows of one label, engine and machine whose sums are the same to the last bit count as well, whatever else differs;
-    so does the same model with and without a reference, or with and without ``--divergences``.
+    Rows of one label, engine and machine whose sums are the same to the last bit count as well, whatever their versions
+    are; so does the same model with and without a reference, or with and without ``--divergences``.
     """
     keys = [model.scores_key.removesuffix(MORE) for model in (one, other)]
     if keys[0] and keys[0] == keys[1]:

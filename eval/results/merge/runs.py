@@ -6,7 +6,7 @@ Only runs that can stand in one table are merged: the same windows and vocabular
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.results import results_json
-from eval.results.merge.references import check_references, with_shared_references
+from eval.results.merge.references import check_references, same_references, with_same
 from eval.results.merge.rows import MergedRows
 from eval.results.merge.sources import Source
 from eval.results.run_result import StoredRun
@@ -38,9 +38,9 @@ def load(files: Sequence[Path]) -> tuple[StoredRun, Any]:
     sources = [Source(name, *each) for name, each in zip(short_names(files), found, strict=True)]
     for other in sources[1:]:
         check_windows(sources[0], other)
-    sources = with_shared_references(sources)
-    check_references(sources)
-    return merged_run(sources)
+    chosen = same_references(sources)
+    check_references(sources, chosen)
+    return merged_run(sources, chosen)
 
 
 def short_names(files: Sequence[Path]) -> list[str]:
@@ -81,22 +81,25 @@ def check_windows(first: Source, other: Source) -> None:
         )
 
 
-def merged_run(sources: Sequence[Source]) -> tuple[StoredRun, Any]:
-    """One run of checked sources, in their order, and its inspection."""
+def merged_run(sources: Sequence[Source], chosen: Mapping[str, str]) -> tuple[StoredRun, Any]:
+    """One run of checked sources, in their order, and its inspection; ``chosen``: as ``same_references`` gives it."""
     parts = [part for source in sources for part in source.parts]
     references = [part.reference for part in parts if part.reference is not None]
-    rows = MergedRows(sources, references)
+    rows = MergedRows(sources, chosen)
     for source in sources:
         rows.add(source)
     run = StoredRun(
         data=sources[0].run.data,
         subtitle=sources[0].run.subtitle,
-        models=tuple(rows.models),
+        models=rows.finished(),
         reference=references[0] if references else None,
         title=next((source.run.title for source in sources if source.run.title), None),
         origin=common_origin([part.origin for part in parts]),
-        parts=tuple(replace(part, labels=rows.labels(source, part)) for source in sources for part in source.parts),
-    )
+        parts=tuple(
+            replace(with_same(part, chosen), labels=rows.labels(source, part))
+            for source in sources for part in source.parts
+        ),
+    )  # fmt: skip
     return run, merged_inspection(sources, rows)
 
 

@@ -53,6 +53,7 @@ def damaged(raw: Any, *path: Any, value: Any) -> Any:
         (("data",), {"text_tokens": True}, "data: text_tokens is no number of tokens"),
         (("reference",), {}, "reference: has no label"),
         (("reference", "key"), [1], "reference: key is no text"),
+        (("reference", "same_as"), [1], "reference: same_as is no text"),
         (("commit",), ["a"], "commit: is of another type"),
         (("versions",), {"torch": 2}, "versions: is no object of texts"),
         (("parts",), ["a"], "parts.0: input should be an object (got 'a')"),
