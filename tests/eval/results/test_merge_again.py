@@ -11,7 +11,7 @@ from eval.results import results_json
 from eval.results.differences import best_labels, difference_or_reason
 from eval.results.merge import runs as merge
 from eval.table.footnotes import footnotes
-from tests.support.made import FAILED, QUANT, REF, with_ppl
+from tests.support.made import BASE, FAILED, QUANT, REF, with_ppl
 from tests.support.toy import refusal
 from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, on
 
@@ -93,6 +93,15 @@ def test_several_failures_and_a_measured_row_are_one_row(write: Write) -> None:
         "failed in a.json, on AMD EPYC: told to fail",
         "failed in b.json, on AMD EPYC: no memory",
     )
+
+
+def test_a_row_measured_without_a_reference_takes_a_failed_ones_place(write: Write) -> None:
+    first = write("a.json", REF_A, replace(FAILED, label="base"))
+    run, _ = merge.load([first, write("b.json", on(BASE, "base"), reference=None)])
+    assert (labels(run), run.models[1].error) == (["bf16", "base"], "")
+    assert run.models[1].notes == (
+        "no KLD: b.json has no reference; measure it again with one", "failed in a.json, on AMD EPYC: told to fail",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("changed", [{"engine": "other"}, {"spec": {"model_dir": "/m/other"}}])
