@@ -200,6 +200,12 @@ class Part:
     reference_ppl: float | None = None
 
     @property
+    def reference_key(self) -> str | None:
+        """The key of its reference, or of the earlier run's reference that this one is the same as."""
+        found = self.reference or {}
+        return found.get(SAME_AS) or found.get("key")
+
+    @property
     def where(self) -> str:
         """The GPUs or the CPU of its machine."""
         return machine.words(self.origin["hardware"]) or "an unknown machine"

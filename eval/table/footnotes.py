@@ -7,7 +7,7 @@ from typing import Any
 from eval.results.differences import LEAST_TOKENS, best_labels, too_short_for_best
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
 from eval.results.near_lossless import near_lossless
-from eval.results.run_result import MARK, SAME_AS, ModelResult, Part, RunResult, StoredRun
+from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
 from eval.stats.estimates import n_blocks, short_text_cautions
 from eval.stats.uncertainty import longest_documents
 from eval.table.columns import BEST, FLOOR, machine_letters
@@ -162,7 +162,7 @@ def reference_notes(run: StoredRun) -> list[str]:
     first: dict[Any, Part] = {}
     for part in run.parts:
         if part.reference is not None:
-            first.setdefault(part.reference.get(SAME_AS) or part.reference.get("key"), part)
+            first.setdefault(part.reference_key, part)
     if len(first) < 2:
         return []
     found = [f"{number_text(part.reference_ppl, PPL_DIGITS)} on {part.where} ({part.file})" for part in first.values()]

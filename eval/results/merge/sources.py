@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from eval.results.run_result import SAME_AS, ModelResult, Part, StoredRun
+from eval.results.run_result import ModelResult, Part, StoredRun
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,5 @@ class Source:
 
     def reference_key(self, model: ModelResult) -> str:
         """The key of the reference that a row is, or that its KLD is against; "" where the file does not say it."""
-        references = [part.reference for part in self.parts if part.reference is not None]
-        keys = {str(each.get(SAME_AS) or each.get("key") or "") for each in references}
+        keys = {part.reference_key or "" for part in self.parts if part.reference is not None}
         return model.reference_key or (keys.pop() if len(keys) == 1 else "")
