@@ -80,6 +80,12 @@ class CheckpointConfig:
         return self._integer("vocab_size")
 
     @property
+    def dtype(self) -> str | None:
+        """The dtype of the weights that are not quantized; None if the config does not say."""
+        stated = self.text.get("dtype", self.text.get("torch_dtype"))
+        return stated if isinstance(stated, str) else None
+
+    @property
     def hidden_layers(self) -> int | None:
         """Decoder layers of the language model; None if the config does not say."""
         return self._integer("num_hidden_layers")

@@ -52,7 +52,8 @@ class FolderModel(Backend):
         config = CheckpointConfig.read(folder)
         if not files.weight_files(folder):
             raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
-        return ModelFacts(config.vocab_size, config.context, folder)
+        asked = str(request.options.get("dtype", "auto"))
+        return ModelFacts(config.vocab_size, config.context, folder, dtype=config.dtype if asked == "auto" else asked)
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:

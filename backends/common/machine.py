@@ -138,6 +138,25 @@ def cpu() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The widest instructions of this processor that oneDNN may use: "AMX", "AVX-512" or "AVX2"; "" on other ones.
+
+    They decide which kernels torch, vLLM and ggml have.  bf16 products are emulated with AVX2 alone.
+    """
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    unlimited = most in ("", "ALL", "DEFAULT")
+    if "amx_tile" in flags and (unlimited or "AMX" in most):
+        return "AMX"
+    if "avx512f" in flags and (unlimited or most.startswith(("AVX512", "AVX10"))):
+        return "AVX-512"
+    return "AVX2" if "avx2" in flags else ""
+
+
 def settings() -> dict[str, str]:
     """Environment variables that change the arithmetic of the engines on this machine; part of the scores' key."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
@@ -101,6 +102,11 @@ class TransformersBackend(FolderModel, LogitsBackend):
             check_streaming(options, stored)
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
+
+    @classmethod
+    def facts(cls, request: LoadRequest) -> ModelFacts:
+        found = super().facts(request)
+        return found if "dtype" in request.options else replace(found, dtype=default_dtype(request))
 
     @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:

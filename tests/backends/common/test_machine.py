@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,26 @@ def test_commit_says_whether_files_were_edited(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(subprocess, "run", git)
     assert machine.commit() == gold
+
+
+@pytest.mark.parametrize(
+    ("flags", "most", "kind"),
+    [
+        ("avx2 avx512f amx_tile", None, "AMX"),
+        ("avx2 avx512f amx_tile", "AVX512_CORE_AMX", "AMX"),
+        ("avx2 avx512f amx_tile", "AVX512_CORE_BF16", "AVX-512"),
+        ("avx2 avx512f", "default", "AVX-512"),
+        ("avx2 avx512f", "AVX2_VNNI", "AVX2"),
+        ("avx2 avx_vnni", None, "AVX2"),
+        ("sse4_2", None, ""),
+    ],
+)
+def test_the_kind_of_cpu(
+    flags: str, most: str | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if most is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
+    assert machine.cpu_kind(tmp_path / "cpuinfo") == kind
+    assert machine.cpu_kind(tmp_path / "missing") == ""

@@ -14,7 +14,14 @@ from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm.backend import VllmScoreBackend
-from backends.vllm.options import ONLINE, engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from backends.vllm.options import (
+    ONLINE,
+    engine_arguments,
+    kv_cache_bytes,
+    quantized_on_load,
+    stored_on_load,
+    without_kernel,
+)
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import refusal
@@ -179,3 +186,36 @@ def test_memory_of_a_loaded_model(toy_model: Path) -> None:
     two = VllmScoreBackend(request_for(toy_model, tensor_parallel_size=2))
     assert two.device_bytes() == size + 2 * ((256 << 20) + (3 << 30))
     assert VllmScoreBackend(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WEIGHT_ONLY = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
+
+
+def grouped(weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A quantization config of compressed-tensors with one group."""
+    groups = {"g": {"weights": weights, "input_activations": activations, "targets": ["Linear"]}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor", "kinds", "reason"),
+    [
+        ({"quantization_config": BLOCKS}, "a.weight_scale_inv", ("AVX2", "AVX-512"), "FP8 blocks on a CPU without AMX"),
+        ({"kv_lora_rank": 16}, "a.weight", ("AVX2",), "latent attention (MLA) for CPUs without AVX-512"),
+        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight_scale",
+         ("AVX2", "AVX-512"), "INT4 experts on a CPU without AMX"),
+        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight", (), ""),
+        ({"quantization_config": grouped(WEIGHT_ONLY)}, "a.weight_scale", ("AVX2", "AVX-512", "AMX"),
+         "weight-only INT8 layers on a CPU"),
+        ({"quantization_config": grouped(WEIGHT_ONLY, WEIGHT_ONLY)}, "a.weight_scale", (), ""),
+    ],
+)  # fmt: skip
+def test_what_a_cpu_cannot_run_is_said_before_it_loads(
+    config: dict[str, Any], tensor: str, kinds: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", {tensor: ("F32", 1, 1)}, config)
+    found = {kind: without_kernel(folder, kind) for kind in ("AVX2", "AVX-512", "AMX", "")}
+    everywhere = {""} if "AMX" in kinds else set()
+    assert {kind for kind, words in found.items() if words} == set(kinds) | everywhere
+    assert all(words.startswith("vLLM has no ") and reason in words for words in found.values() if words)
