@@ -39,6 +39,7 @@ demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 
 test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
+	@$(MASK) $(BIN)/python -c 'from backends.common.machine import cpu, cpu_kind as kind; print("tests on:", cpu(), kind())'
 	$(MASK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
