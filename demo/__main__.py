@@ -32,7 +32,7 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
     """The command line of the demo; ``everything``: with GGUF; ``float32``: with the specs of ``in_float32``."""
     models = [f"{SPECS}/demo_transformers.json", f"{SPECS}/demo_vllm.json"]
     if float32:
-        models = in_float32(models)
+        models = in_float32(models, RESULTS)
     return [
         "eval/compare_q.py",
         *("-d", f"{SPECS}/demo_text.json"),
@@ -44,8 +44,13 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
     ]
 
 
-def in_float32(specs: Sequence[str]) -> list[str]:
-    """Copies of these files of specs in the results' folder, whose models compute in float32, as their labels say."""
+def emulates_bf16() -> bool:
+    """Whether the models would run on a CPU without arithmetic for bf16."""
+    return machine.cpu_kind() == "AVX2" and not machine.installed_gpus()
+
+
+def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
+    """Copies of these files of specs in a folder, whose models compute in float32, as their labels say."""
     copies = []
     for name in specs:
         models = json.loads((ROOT / name).read_text())
@@ -53,9 +58,9 @@ def in_float32(specs: Sequence[str]) -> list[str]:
             model["label"] += " in float32"
             model["model_dir"] = str((ROOT / name).parent.joinpath(model["model_dir"]).resolve())
             model["engine"] = {**model.get("engine", {}), "dtype": "float32"}
-        copy = RESULTS / f"float32_{Path(name).name}"
+        copy = folder / f"float32_{Path(name).name}"
         copy.write_text(json.dumps(models, indent=4))
-        copies.append(str(copy.relative_to(ROOT)))
+        copies.append(str(copy.relative_to(ROOT) if copy.is_relative_to(ROOT) else copy))
     return copies
 
 
@@ -76,8 +81,7 @@ def main() -> int:
     # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label would be wrong.
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
-    float32 = machine.cpu_kind() == "AVX2" and not machine.installed_gpus()
-    if float32:
+    if float32 := emulates_bf16():
         print("this CPU has no arithmetic for bf16 (no AVX-512): the models compute in float32, on fewer windows")
     words = command(everything=arguments.all, float32=float32)
     print("\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True)
