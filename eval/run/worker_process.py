@@ -34,7 +34,7 @@ from backends.worker.messages import (
     parse_message,
 )
 from backends.worker.serving import LAST
-from backends.worker.supervisor import end_group
+from backends.worker.supervisor import ENDING, end_group
 from eval.common import processes
 from eval.run.workers import Deadline, Wanted
 
@@ -44,6 +44,8 @@ LONGEST_LINE = 1 << 24
 CLOSE_S = 30.0
 """Seconds that an engine may take to close, after which it is ended; its scores are there already."""
 LOG_TAIL = 1 << 20
+TOGETHER_S = 0.5
+"""Seconds in which a signal to all processes of a run reaches each of them: systemd and Slurm end runs by one."""
 
 
 def code_path(python: str) -> str:
@@ -129,7 +131,7 @@ class WorkerProcess:
                 raise ModelError(
                     f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline){self.told()}"
                 )
-            if not line and self.killed.is_set():
+            if not line and (self.killed.is_set() or (self.ending() in ENDING and self.killed.wait(TOGETHER_S))):
                 raise StoppedError("interrupted")
             if not line:
                 raise ModelError(f"its worker {self.cause_of_death()}{self.told()}")
@@ -163,18 +165,21 @@ class WorkerProcess:
             elif time.monotonic() >= until:
                 return None
 
+    def ending(self) -> signal.Signals | None:
+        """The signal that has ended the process, once it has ended; None if none has."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=CLOSE_S)
+            with suppress(ValueError):
+                return signal.Signals(-status if status < 0 else status - 128)
+        return None
+
     def cause_of_death(self) -> str:
         """How the process ended, in words."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=CLOSE_S)
+        if (number := self.ending()) is not None:
+            full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
+            return f"was ended by {number.name}{full}"
         status = self.process.returncode
-        if status is None:
-            return "closed its channel"
-        with suppress(ValueError):
-            ending = signal.Signals(-status if status < 0 else status - 128)
-            full = ", as the system does when memory is full" if ending == signal.SIGKILL else ""
-            return f"was ended by {ending.name}{full}"
-        return f"ended with status {status}"
+        return "closed its channel" if status is None else f"ended with status {status}"
 
     def told(self) -> str:
         """The most telling line that the engine has logged in this worker, and where the log is."""
