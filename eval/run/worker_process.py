@@ -1,11 +1,12 @@
 """A worker from the driver's side: start it, give it a job, read its messages, end it.
 
-The worker is ``backends/worker/__main__.py``, run by the Python of the model's engine.  It gets this repository's
-``backends`` on its path and nothing else of this process's Python.
+The worker is ``backends/worker/__main__.py``, run by the Python of the model's engine.  It gets this process's own
+``backends`` on its path and nothing else of this process's Python, and is refused if it runs any other code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
+from backends.common import machine
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
@@ -51,13 +53,14 @@ TOGETHER_S = 0.5
 def code_path(python: str) -> str:
     """What PYTHONPATH must be for a worker: the folder of ``backends``, before what the user has set.
 
-    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link.
+    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link,
+    of its own for each place where a compare_q is installed.
     """
     root = Path(backends.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
         from eval.common.cache import default_root
 
-        linked = default_root() / "code" / "backends"
+        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "backends"
         linked.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             linked.symlink_to(root / "backends")
@@ -138,6 +141,7 @@ class WorkerProcess:
             message = parse_message(line)
             if isinstance(message, Ready):
                 self.group = message.group
+                self.check_code(*message.code)
                 continue
             yield message
             if isinstance(message, LAST):
@@ -164,6 +168,18 @@ class WorkerProcess:
                 self.unread += data
             elif time.monotonic() >= until:
                 return None
+
+    def check_code(self, folder: str, digest: str) -> None:
+        """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
+        ours, expected = machine.code()
+        if digest == expected:
+            return
+        if folder == ours:
+            raise InputError(f"{ours}: compare_q was changed while it ran; start it again")
+        raise InputError(
+            f"python: {self.python}: runs another compare_q, {folder or 'an older one'}, in place of {ours}; "
+            "uninstall that one there, or run the one that is installed there"
+        )
 
     def ending(self) -> signal.Signals | None:
         """The signal that has ended the process, once it has ended; None if none has."""

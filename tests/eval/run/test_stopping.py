@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -24,12 +25,14 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("first", ENDING)
 def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
-    with pytest.raises(InterruptedRun) as raised, signals_interrupt(Running()):
-        try:
-            signal.raise_signal(first)
-        finally:
+    def storm() -> None:
+        with signals_interrupt(Running()), ExitStack() as unwinding:
             for number in (*ENDING, first):
-                signal.raise_signal(number)
+                unwinding.callback(signal.raise_signal, number)
+            signal.raise_signal(first)
+
+    with pytest.raises(InterruptedRun) as raised:
+        storm()
     assert raised.value.signal == first
     for number in ENDING:  # while Python ends, too, which takes our handlers away
         assert signal.getsignal(number) == signal.SIG_IGN
