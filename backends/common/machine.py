@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -43,6 +44,17 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMPARE_Q_COMMIT")
     return f"{found}+changes" if edited.strip() else found
+
+
+@cache
+def code() -> tuple[str, str]:
+    """(the folder of the ``backends`` that this process runs, SHA-256 of its code as it was when first asked for)."""
+    folder = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return str(folder), digest.hexdigest()
 
 
 @dataclass(frozen=True)

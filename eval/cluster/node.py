@@ -73,8 +73,8 @@ class Node:
     def facts(self) -> dict[str, Any]:
         """What this node is: compare_q's version, the hardware, and what of the environment changes arithmetic."""
         return {
-            "version": __version__, "commit": machine.commit(), "host": platform.node(), "cpu": machine.cpu(),
-            "gpus": [asdict(gpu) for gpu in machine.gpus()], "settings": machine.settings(),
+            "version": __version__, "commit": machine.commit(), "code": machine.code()[1], "host": platform.node(),
+            "cpu": machine.cpu(), "gpus": [asdict(gpu) for gpu in machine.gpus()], "settings": machine.settings(),
             "threads": machine.threads(),
         }  # fmt: skip
 

@@ -204,7 +204,8 @@ class Cluster:
         """Why a node takes no model; empty if it does."""
         if facts is None:
             return f"our process there said nothing for {READY_S:.0f} s"
-        ours, theirs = (__version__, machine.commit()), (facts["version"], facts["commit"])
+        ours = (__version__, machine.commit(), machine.code()[1][:12])
+        theirs = (facts["version"], facts["commit"], facts.get("code", "")[:12])
         if ours != theirs:
             return f"its compare_q is {' '.join(map(str, theirs))}, this one {' '.join(map(str, ours))}"
         names = {gpu["name"] for gpu in facts["gpus"]}

@@ -160,7 +160,7 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
         else:
             model_rows.model_rows(session, job, texts, turn)
 
-    with interrupts_end(ended):
+    with interrupts_end(ended, session.hosts.running):
         if not marked:
             given = session.logits_file
             for text in texts:

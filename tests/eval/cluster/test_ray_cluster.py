@@ -13,7 +13,8 @@ from eval.cluster.ray_cluster import Cluster, kind_of_nodes, restricted
 
 def facts(*gpus: str, **other: Any) -> dict[str, Any]:
     return {
-        "version": __version__, "commit": machine.commit(), "host": "h", "cpu": "Some CPU", "settings": {"A": "1"},
+        "version": __version__, "commit": machine.commit(), "code": machine.code()[1],
+        "host": "h", "cpu": "Some CPU", "settings": {"A": "1"},
         "gpus": [{"device": "0", "name": name, "driver": "580", "mib": 80.0} for name in gpus],
         "threads": {"cores": 4}, **other,
     }  # fmt: skip
@@ -27,6 +28,7 @@ def facts(*gpus: str, **other: Any) -> dict[str, Any]:
         (facts(), {}, "neither CPUs nor GPUs for models"),
         (facts("H200", "H100"), {"GPU": 2.0}, "several kinds (H100, H200)"),
         (facts(version="0.0"), {"CPU": 2.0}, "its compare_q is 0.0"),
+        (facts(code="0123"), {"CPU": 2.0}, " 0123, this one "),
         (None, {"CPU": 2.0}, "said nothing"),
     ],
 )
