@@ -192,8 +192,8 @@ class ScoringExtension:
                 end = min(begin + self._compare_q_chunk, segment.begin + segment.n_rows)
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 logits = self._compare_q_source.gathered(hidden_states[begin:end])
-                if logits is not None:
-                    self._compare_q_logits.append(logits.cpu())
+                if logits is not None:  # rows without states are left out here, and missed where rows are counted
+                    self._compare_q_logits.append(logits[hidden_states[begin:end].any(1)].cpu())
 
     def compare_q_save_logits(self, path: str) -> int:
         """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""
