@@ -232,7 +232,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [*kv_cache.notes(caches), *floor.get("notes", ())],
+            "notes": [*kv_cache.notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
         }
 
     def close(self) -> None:

@@ -115,8 +115,12 @@ class ScoringExtension:
     _compare_q_chunk: int = 1024
 
     def compare_q_install(self) -> str:
-        """Set the hooks; returns the model runner's generation.  RuntimeError if this vLLM has an unknown shape."""
+        """Set the hooks; returns the model runner's generation.
+
+        RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token.
+        """
         generation = attach(self.model_runner, self._compare_q_step)
+        vllm_layers.check_causal(self.model_runner.get_model())
         self._compare_q_source = LogitsSource(self.model_runner.get_model())
         return generation
 
