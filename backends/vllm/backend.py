@@ -10,7 +10,8 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 - ``skip_tokenizer_init``: windows arrive as token ids;
 - ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory, and
   measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
-- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start.
+- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start;
+- ``swa_bounded_replay`` is off, where vLLM has it: it leaves out states that are scored.
 
 Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation where the
 GPU has no kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere,
@@ -231,7 +232,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [*kv_cache.notes(caches), *floor.get("notes", ())],
+            "notes": [*kv_cache.notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
         }
 
     def close(self) -> None:

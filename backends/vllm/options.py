@@ -24,6 +24,18 @@ from backends.vllm import install
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
 EMULATE = "emulate"
+TRIMS = "swa_bounded_replay"
+"""vLLM's option (from 0.32 on, true by default) that leaves DeepSeek-V4.1's last layers out for most prompt tokens of
+requests without ``prompt_logprobs``."""
+DRAFTS = "drafted tokens share the states that are scored, and have corrupted them (vllm issue 53488)"
+BREAKS_STATES = {
+    "kv_sharing_fast_prefill": "vLLM then computes no final states for prompt tokens, and its own prompt_logprobs are "
+    "wrong as well",
+    TRIMS: "vLLM then leaves out states of prompt tokens; compare_q sets it to false",
+    "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
+}  # fmt: skip
+"""Options with which vLLM has no right states for every prompt token -> why; all are off when they are false or null.
+"""
 MX = ("mxfp4", "mxfp8")
 """Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
@@ -60,6 +72,9 @@ def check_options(request: LoadRequest) -> None:
     if mode not in LOGPROBS_MODES:
         raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
     check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
+    for name, reason in BREAKS_STATES.items():
+        if options.get(name):
+            raise InputError(f"engine.{name}: {reason}; leave it out")
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
     emulate = options.get(EMULATE, False)
@@ -154,6 +169,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enforce_eager": True,
+        **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
     arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
     return arguments | {

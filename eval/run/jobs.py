@@ -28,7 +28,7 @@ from eval.text.windows import EvalData
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
 HASHED_BYTES = 1 << 24
-SCORES_VERSION = 5
+SCORES_VERSION = 6
 """Version of the scoring; a change that moves numbers or what is kept raises it, so that stored scores are not mixed.
 
 1: log-probabilities of the real tokens, in vLLM.
@@ -36,6 +36,7 @@ SCORES_VERSION = 5
 3: the run's provenance lists every group of layers with its kernel, which older records lack.
 4: segments in a folder, whatever the number of windows and the reference; GPUs by their kind.
 5: vLLM runs eagerly unless the spec says otherwise.
+6: vLLM leaves out no states (DeepSeek-V4.1's were zero); the provenance says whether prefill reads the KV cache.
 """
 
 

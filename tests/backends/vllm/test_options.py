@@ -13,6 +13,7 @@ import pytest
 from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
+from backends.vllm import install
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm.options import (
     ONLINE,
@@ -25,7 +26,7 @@ from backends.vllm.options import (
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import refusal
-from tests.support.vllm_engine import request_for
+from tests.support.vllm_engine import ARGUMENTS, request_for
 
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
@@ -88,11 +89,27 @@ def test_kv_cache_bytes_by_hand() -> None:
         ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
         ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: 'raw_logits' would return logits"),
+        ({"kv_sharing_fast_prefill": True}, "engine.kv_sharing_fast_prefill: vLLM then computes no final states"),
+        ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states"),
+        ({"spec_method": "ngram"}, "engine.spec_method: drafted tokens share the states"),
     ],
 )
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         VllmScoreBackend.check(request_for(toy_model, **options))
+
+
+def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that only newer versions have is set to false where it is there; options that are off pass."""
+    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
+    assert arguments(toy_model)["swa_bounded_replay"] is False
+    said = refusal(VllmScoreBackend.check, request_for(toy_model, swa_bounded_replay=True))
+    assert said == (
+        "engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it to false; leave it "
+        "out"
+    )
+    off = {"swa_bounded_replay": False, "kv_sharing_fast_prefill": False, "speculative_config": None}
+    VllmScoreBackend.check(request_for(toy_model, **off))
 
 
 def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path) -> None:
