@@ -29,9 +29,8 @@ from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import check_installed, installed_versions
+from backends.common.packages import check_installed, computing
 from backends.hf.quantization import (
-    PACKAGES,
     check_complete,
     check_dtype,
     check_packages,
@@ -116,8 +115,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
-        return installed_versions(("torch", "transformers", "accelerate", *quantizers))
+        return computing()
 
     @cached_property
     def stored_quantization(self) -> dict[str, Any]:

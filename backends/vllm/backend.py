@@ -49,7 +49,7 @@ from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
-from backends.common.packages import installed_versions
+from backends.common.packages import computing
 from backends.layers import kv_cache, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver
@@ -65,7 +65,6 @@ from backends.vllm.options import (
     stored_on_load,
 )
 
-KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
 WORKSPACE = 3 << 30
 """Bytes that a rank takes beside weights and KV cache, counted generously: CUDA's context, activations, the scorer."""
 EXTENSION = "backends.vllm.plugin.ScoringExtension"
@@ -117,7 +116,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
+        return computing(*install.PACKAGES, plugins=install.PLUGIN_GROUPS) | kernel_environment()
 
     @classmethod
     def import_engine(cls, request: LoadRequest) -> None:

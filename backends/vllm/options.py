@@ -22,7 +22,7 @@ from backends.layers.methods import declared
 from backends.layers.schemes import Scheme, number_format
 from backends.vllm import install
 
-SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
+SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 EMULATE = "emulate"
 TRIMS = "swa_bounded_replay"
 """vLLM's option (from 0.32 on, true by default) that leaves DeepSeek-V4.1's last layers out for most prompt tokens of
@@ -40,6 +40,7 @@ MX = ("mxfp4", "mxfp8")
 """Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
+PICKLED = ("pt", "npcache")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
@@ -68,6 +69,8 @@ def check_options(request: LoadRequest) -> None:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
     for name in ("quantization", "load_format"):
         install.check_plugin(f"engine.{name}", str(options.get(name)))
+    if options.get("load_format") in PICKLED:
+        raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
     mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
     if mode not in LOGPROBS_MODES:
         raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
@@ -103,11 +106,29 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         check_cpu(folder, layers)
     if request.options.get(EMULATE):
         check_emulation(request, folder, layers)
-    if CheckpointConfig.read(folder).rope_type == "longrope" and request.options.get("max_model_len") is None:
+    if "speculators_config" in CheckpointConfig.read(folder).raw:
+        raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
+    if stray and request.options.get("load_format") in ("auto", "mistral"):
+        raise InputError(f"engine.load_format: may load {stray[0]} in place of the model's other files; leave it out")
+    check_length(request, CheckpointConfig.read(folder))
+
+
+def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
+    """InputError if what a model computes depends on ``max_model_len``, which then must not follow the windows."""
+    overrides = request.options.get("hf_overrides")
+    configs = [CheckpointConfig(each) for each in (config.raw, overrides) if isinstance(each, dict)]
+    if request.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
         raise InputError(
-            "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
-            "you serve with"
+            f"engine.max_model_len: missing; this model's {what} in vLLM, so set it to what you serve with"
         )
+
+
+def by_length(config: CheckpointConfig) -> str:
+    """What ``max_model_len`` decides in a model with such a config, or such overrides of one; empty if nothing."""
+    if "longrope" in str(config.rope_scaling) or config.rope_type == "su":
+        return "longrope factors depend on it"
+    # Above 32,768 tokens vLLM scales the queries of all positions, unless generation_config.json says otherwise.
+    return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""
 
 
 def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:

@@ -182,7 +182,9 @@ class Cluster:
                 continue
             self.hosts[node] = f"{facts['host']} ({node[:8]})"
             gpu = [(gpu["name"], gpu["driver"]) for gpu in facts["gpus"][:1]]
-            kind = (gpu, facts["cpu"], sorted(facts["settings"].items()), None if gpu else there[node]["CPU"])
+            processor, shared = facts["processor"], ("cpu", "instructions")
+            on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
+            kind = (gpu, [processor[name] for name in shared], sorted(facts["settings"].items()), on_cpu)
             found.setdefault(repr(kind), []).append((node, facts))
         self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(found.items())]
         if not self.kinds:
@@ -258,7 +260,7 @@ def kind_of_nodes(nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping
     largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
     gpus = [Gpu(**gpu) for gpu in facts["gpus"]]
     return Kind(
-        Devices(gpus), facts["cpu"], facts["settings"], facts["threads"], there[largest].get("CPU", 0),
+        Devices(gpus), facts["processor"], facts["settings"], there[largest].get("CPU", 0),
         tuple(node for node, _ in nodes),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from backends.base import Backend, LoadRequest, ModelFacts
 from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
+from backends.common.options import strings_in
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
@@ -309,9 +310,10 @@ def hardware(job: Job) -> dict[str, Any]:
     capabilities = job.backend.capabilities
     if not capabilities.here:
         return {}
+    on_gpus_alone = capabilities.torch and "cpu" not in strings_in(job.request.options)
     if job.kind is not None:
-        return job.kind.hardware(job.gpus, torch=capabilities.torch, cpu_only=job.described.cpu_only)
-    found = machine.hardware(job.gpus, torch=capabilities.torch, cpu_only=job.described.cpu_only)
+        return job.kind.hardware(job.gpus, torch=on_gpus_alone, cpu_only=job.described.cpu_only)
+    found = machine.hardware(job.gpus, torch=on_gpus_alone, cpu_only=job.described.cpu_only)
     return {**found, **machine.settings()}
 
 

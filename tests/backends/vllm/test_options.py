@@ -17,6 +17,7 @@ from backends.vllm import install
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm.options import (
     ONLINE,
+    check_checkpoint,
     engine_arguments,
     kv_cache_bytes,
     quantized_on_load,
@@ -88,6 +89,8 @@ def test_kv_cache_bytes_by_hand() -> None:
         ({"noise": "bf17"}, "engine.noise: input should be 'bf16'"),
         ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
         ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
+        ({"hf_config_path": "x"}, "engine.hf_config_path: set by compare_q"),
+        ({"load_format": "pt"}, "engine.load_format: pt loads pickled weights"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: 'raw_logits' would return logits"),
         ({"kv_sharing_fast_prefill": True}, "engine.kv_sharing_fast_prefill: vLLM then computes no final states"),
         ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states"),
@@ -122,6 +125,35 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
         VllmScoreBackend.check(request_for(long))
     VllmScoreBackend.check(request_for(long, max_model_len=128))
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_overrides_that_bring_longrope_need_it_as_well(toy_model: Path, key: str) -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
+    for overrides in ({key: rope}, {"text_config": {key: rope}}, {key: {"full_attention": rope}}):
+        request = request_for(toy_model, hf_overrides=overrides)
+        assert "this model's longrope factors" in refusal(check_checkpoint, request, toy_model)
+        check_checkpoint(request_for(toy_model, hf_overrides=overrides, max_model_len=128), toy_model)
+    check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"model_type": "llama4"}, {}, "engine.max_model_len: missing; this model's attention depends on it"),
+        ({"speculators_config": {}}, {}, "drafts tokens for another model"),
+        ({}, {"load_format": "mistral"}, "engine.load_format: may load "),
+    ],
+)
+def test_folders_of_which_vllm_makes_something_else(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path, ENDS, config)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(folder / "model-1.safetensors", folder / "consolidated.safetensors")
+    assert message in refusal(check_checkpoint, request_for(folder, **options), folder)
 
 
 def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
