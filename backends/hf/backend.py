@@ -49,6 +49,8 @@ BF16 = {"transformers_auto_bf16"}
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 IMAGE_TEXT = {"transformers_mm"}
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
+LONGEST_SEEN = "max_seq_len_cached"
+"""Where a rotary embedding notes the longest sequence that it has seen."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 
 
@@ -84,6 +86,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         self.options = parse_options(TransformersOptions, request.options)
         self.model: Any = None
         self.entered: Any = None
+        self.rotary: list[Any] = []
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
 
@@ -151,6 +154,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
+        self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.request.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
@@ -186,6 +190,9 @@ class TransformersBackend(FolderModel, LogitsBackend):
     def _forward(self, window: Window) -> torch.Tensor:
         import torch
 
+        for module in self.rotary:
+            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
+                setattr(module, name, 0)  # dynamic factors would stay those of a longer window before
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
@@ -260,6 +267,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
             self.streamer.close()
         self.streamer = None
         self.model = self.entered = self.noise = None
+        self.rotary = []
 
 
 def default_dtype(request: LoadRequest) -> str:
