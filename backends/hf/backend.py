@@ -165,8 +165,6 @@ class TransformersBackend(FolderModel, LogitsBackend):
         return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        if self.noise is not None:
-            self.noise.restart()
         if self.streamer is not None:
             self.streamer.prepare(windows)
 
@@ -183,6 +181,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
         import torch
 
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        if self.noise is not None:
+            self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
 
