@@ -33,8 +33,8 @@ SCALE = 2.0**-9
 VERSION = 2
 """What follows from a seed; part of the key of a noise floor's token scores."""
 TABLE = 1 << 22
-"""Numbers that a seed draws, on the CPU for every device.  A token's noise in a layer is a stretch of these, which begins
-at a place of its own; of 512 pairs of stretches of 4,096 one overlaps, and there the same number is another element's."""
+"""Numbers that a seed draws, on the CPU for every device.  A token's noise in a layer is a stretch of them, at a place
+of its own; of 512 pairs of stretches of 4,096 one overlaps, and there a number is the noise of other elements."""
 TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
 """What ``mixed`` makes of the tokens and positions of the forward that runs, int64 [n]; every greenlet has its own."""
 

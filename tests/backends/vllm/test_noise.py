@@ -15,7 +15,7 @@ from tests.support.vllm_engine import TWO_DEVICES, WINDOWS, against, assert_same
 
 @pytest.mark.engine
 def test_noise_is_the_same_in_every_run(floor_engine: VllmScoreBackend, toy_store: Path) -> None:
-    """Also where a killed run goes on with what is left, or a replica has some; the hooks of the run before are gone."""
+    """Also in a run that goes on after a crash, and in a replica; the hooks of the run before are gone."""
     first, second = (scores_of(floor_engine, WINDOWS, against(toy_store)) for _ in range(2))
     assert_same(second, first, atol=0.0)
     rest = scores_of(floor_engine, WINDOWS[3:], against(toy_store))
