@@ -43,7 +43,7 @@ EMBEDDINGS = {
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
-"""Inside a decoder layer, where nothing is the head: OLMo's is called ff_out, and so is a matrix of each of its blocks."""
+"""Inside a decoder layer, where nothing is the head: OLMo's is called ff_out, as a matrix of each of its blocks is."""
 HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
 """Names of heads, or of what encloses one, as in Phi."""
 OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
@@ -121,8 +121,8 @@ def _unexplained(by_role: dict[str, dict[str, Parts]], config: CheckpointConfig,
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
     sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
     for name, parts in by_role["layer"].items():
-        found = None if IN_LAYER.search(name) else _total({name: parts}, hints, "head")
-        if isinstance(found, StoredWeights) and found.weights in sizes - {0}:
+        size = "" if IN_LAYER.search(name) else _total({name: parts}, hints, "head")
+        if isinstance(size, StoredWeights) and size.weights in sizes - {0}:
             return name
     return ""
 
