@@ -269,6 +269,9 @@ def results_page(found: dict[str, Any]) -> str:
               f"|---:{'|---:' * len(told_apart.TIMES)}|"]  # fmt: skip
     for tokens, seen in found["told_apart"].items():
         lines.append(f"| {int(tokens):,} | {' | '.join(f'{share:.1f}' for share in seen)} |")
+    lines += ["", f"Share (%) of simulated texts of {told_apart.STARRED_OF:,} tokens in which a model that is as good "
+              "as all others of the table has a star:", "", "| models | starred |", "|---:|---:|"]  # fmt: skip
+    lines += [f"| {models} | {share:.1f} |" for models, share in found["starred"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -285,6 +288,8 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "numpy": np.__version__}, "seed": 0,
         "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
         "growth": error_growth(texts=int(400 * options.fraction)), "coverage": rows,
+        "starred": {k: told_apart.share_starred(k, told_apart.STARRED_OF, int(1000 * options.fraction))
+                    for k in told_apart.MODELS},
         "told_apart": {n: told_apart.shares_told_apart(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
     }  # fmt: skip
     print(found["growth"], found["told_apart"])

@@ -1,11 +1,15 @@
-"""From how many tokens on a difference of two models' KLD is seen: ``eval/results/differences.py``, ``LEAST_TOKENS``.
+"""From how many tokens on a difference of two models' KLD is seen, and how often the best of many models has its star.
 
-Two quantized models are scored on one simulated text.  A token's KLD is lognormal (sigma 1: the 99.9th percentile is 20
-medians, as in a W8A8 checkpoint on Opticks) around a level that drifts over the text (``DRIFTS``: memory in tokens ->
-standard deviation of the part that both models share; half of it more is each one's own, against the other's), and the
-two models' logarithms at one token are correlated by 0.6.  The second KLD is ``TIMES`` the first in the mean.  What
-counts is how often the 95 % interval of the paired difference lies on the right side of 0 (of 1 time: on neither).
-``benchmarks/coverage.py`` prints it with its results.
+The rules are those of ``eval/results/differences.py``.  Two quantized models are scored on one simulated text.  A
+token's KLD is lognormal (sigma 1: the 99.9th percentile is 20 medians, as in a W8A8 checkpoint on Opticks) around a
+level that drifts over the text (``DRIFTS``: memory in tokens -> standard deviation of the part that both models share;
+half of it more is each one's own, against the other's), and the two models' logarithms at one token are correlated by
+0.6.  The second KLD is ``TIMES`` the first in the mean.  What counts is how often the 95 % interval of the paired
+difference lies on the right side of 0 (of 1 time: on neither).
+
+Of ``MODELS`` models all have the same mean, and each has a drift of its own, of which any two are as far apart.  Any of
+them may be called the best: what counts is how often the first one has the star.  ``benchmarks/coverage.py`` prints
+both with its results.
 """
 
 from __future__ import annotations
@@ -15,10 +19,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from eval.results.differences import best_among
 from eval.stats import uncertainty
+from eval.stats.estimates import BlockSums
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)
+MODELS, STARRED_OF = (2, 5, 12, 40), 4000
+"""Numbers of models, and the tokens of the text, for the stars."""
 SHARED = 0.6
 DRIFTS = {20: 0.25, 200: 0.12, 1000: 0.06, 5000: 0.12}
 
@@ -36,16 +44,17 @@ def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float
     return np.repeat(found, 20, axis=1)[:, :tokens]
 
 
-def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places) -> NDArray[np.float64]:
-    """KLD of two models, mean 1 each, summed by block: [2, texts, G]."""
+def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places, models: int = 2) -> NDArray[np.float64]:
+    """KLD of ``models`` models, mean 1 each, summed by block: [models, texts, G]."""
     tokens = places.length
     text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
     both = math.sqrt(SHARED) * rng.standard_normal((texts, tokens))
     starts = np.searchsorted(places.block, np.arange(places.block.max() + 1))
     found = []
-    for sign in (1, -1):
+    for model in range(models):
         own = both + math.sqrt(1 - SHARED) * rng.standard_normal((texts, tokens))
-        found.append(np.add.reduceat(np.exp(own - 0.5) * (1 + text + sign * apart), starts, axis=1))
+        alone = (1 - 2 * model) * apart if models == 2 else drift(rng, texts, tokens) / math.sqrt(2)
+        found.append(np.add.reduceat(np.exp(own - 0.5) * (1 + text + alone), starts, axis=1))
     return np.array(found)
 
 
@@ -63,3 +72,18 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
                 low, high = uncertainty.interval_95(float(off.sum()) / tokens, error, freedom)
                 seen[i] += low <= 0 <= high if times == 1 else low > 0
     return [round(each, 1) for each in (100 * seen / texts).tolist()]
+
+
+def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
+    """The share (%) of texts in which the first of so many models, which is as good as all others, has the star."""
+    rng, places, at_once = np.random.default_rng([seed, models, tokens]), uncertainty.places_of(np.arange(tokens)), 100
+    entries = tuple(np.bincount(places.block).tolist())
+    starred = 0
+    for done in range(0, texts, at_once):
+        for sums in np.moveaxis(kld_sums(rng, min(at_once, texts - done), places, models), 0, 1):
+            among = {
+                str(model): BlockSums(entries, (), tuple(each), whole=("kld",), length=tokens)
+                for model, each in enumerate(sums)
+            }
+            starred += "0" in best_among(among, "kld")
+    return round(100 * starred / texts, 1)

@@ -33,6 +33,7 @@ OTHER_CACHES = (
     "attn_layer_period",
 )
 """Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
+WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -84,7 +85,12 @@ class CheckpointConfig:
     @property
     def vocab_size(self) -> int | None:
         """Rows of the head; None if the config does not say."""
-        return self._integer("vocab_size")
+        return self._integer("vocab_size") or self._integer("padded_vocab_size")
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Columns of the head; None if the config does not say."""
+        return next((size for key in WIDTH_KEYS if (size := self._integer(key))), None)
 
     @property
     def dtype(self) -> str | None:
@@ -174,7 +180,7 @@ class CheckpointConfig:
         """
         if any(self.text.get(key) for key in OTHER_CACHES):
             return None
-        hidden, attention_heads = self._integer("hidden_size"), self._integer("num_attention_heads")
+        hidden, attention_heads = self.hidden_size, self._integer("num_attention_heads")
         if not (self.hidden_layers and hidden and attention_heads):
             return None
         heads = self._integer("num_key_value_heads") or attention_heads

@@ -18,6 +18,7 @@ from backends.base import ModelFacts, Storage
 from backends.checkpoint.config import extended_by_yarn
 from backends.checkpoint.files import sampled
 from backends.checkpoint.gguf_header import TOKEN_TYPES, TOKENS, GgufTensor, read_header
+from backends.checkpoint.stored_bits import UNEXPLAINED
 from backends.common.errors import InputError
 from backends.common.json_files import is_file
 from backends.common.messages import printable
@@ -111,9 +112,12 @@ class GgufModel:
         """Stored size by the convention above; None with a note where a tensor's type is not known."""
         bits = {"layer": 0, "head": 0, "embedding": 0}
         numel = dict(bits)
+        ends = {each.numel for each in self.tensors if self.role(each) in ("head", "embedding") and len(each.shape) > 1}
         for tensor in self.tensors:
             if not (role := self.role(tensor)):
                 continue
+            if role == "layer" and tensor.numel in ends and not BLOCK.match(tensor.name):
+                return Storage(note=f"{tensor.name}: {UNEXPLAINED}")
             if tensor.nbytes is None:
                 known = installed_versions(("gguf",)).get("gguf")
                 return Storage(note=f"{tensor.name}: {tensor.type_name} is not known to gguf {known}")

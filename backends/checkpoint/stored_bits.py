@@ -11,6 +11,8 @@ weight, and a layer that is packed in int32 would seem to have 32.  The conventi
   multi-token-prediction modules (``mtp*``, and layers numbered past the config's ``num_hidden_layers``), which draft
   tokens and are not run when scoring;
 - head bpw likewise; a tied head has the embedding's;
+- a matrix of the vocabulary's size that lies in no decoder layer and has neither head's nor embedding's name makes the
+  size n/a, and is named;
 - VRAM = layer and head bits.
 
 ``backends/checkpoint/formats.py`` knows the formats.  A tensor in any other format makes the size n/a, and is named.
@@ -34,12 +36,21 @@ EXPERT_PARTS = {
     None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
     "scale_inv": "weight_scale_inv",
 }  # fmt: skip
-EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embeddings"}
+EMBEDDINGS = {
+    "embed_tokens", "wte", "word_embeddings", "word_embedding", "tok_embeddings", "token_embedding", "token_embeddings",
+    "tokens_embed", "embed_in", "embeddings", "embedding",
+}  # fmt: skip
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
-HEADS = {"lm_head", "embed_out"}
-WHOLE_HEADS, WHOLE_EMBEDDINGS = {"output", "model.output", "head"}, {"embed"}
-"""Names that mean head and embedding where they are the whole name; DeepSeek-V4 has ``head`` and ``embed``."""
+IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
+"""Inside a decoder layer, where nothing is the head: OLMo's is called ff_out, as a matrix of each of its blocks is."""
+HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
+"""Names of heads, or of what encloses one, as in Phi."""
+OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
+"""Names that mean head and embedding where nothing but names of ``OUTER`` stands before them."""
+OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
+PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
 ROUTERS = {"gate", "router", "shared_expert_gate"}
 OTHER_TOWERS = {
     "visual", "vision_tower", "vision_model", "vision_encoder", "multi_modal_projector", "mm_projector",
@@ -78,16 +89,17 @@ def _drafts(module: str, hidden_layers: int | None) -> bool:
     return past or any(step.startswith("mtp") for step in module.split("."))
 
 
-def _role(module: str, hidden_layers: int | None) -> str:
+def role_of(module: str, hidden_layers: int | None) -> str:
     """Where a module's bits belong: "layer", "head", "embedding", or "" for nowhere."""
     steps = module.split(".")
     if _drafts(module, hidden_layers) or module == "score":  # a classifier's head
         return ""
     if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
         return ""
-    if steps[-1] in HEADS or module in WHOLE_HEADS:
-        return "head"
-    return "embedding" if steps[-1] in EMBEDDINGS or module in WHOLE_EMBEDDINGS else "layer"
+    if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
+        return "embedding"
+    is_head = HEADS & set(steps[-2:]) or (steps[-1] in OUTER_HEADS and OUTER.issuperset(steps[:-1]))
+    return "head" if is_head and not IN_LAYER.search(module) else "layer"
 
 
 def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWeights | str:
@@ -101,6 +113,20 @@ def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWe
     return StoredWeights(bits, weights)
 
 
+def _unexplained(by_role: dict[str, dict[str, Parts]], config: CheckpointConfig, hints: ConfigHints) -> str:
+    """The first matrix outside of all layers that has as many weights as head or embedding, and neither's name."""
+    named = [(role, name) for role in ("head", "embedding") for name in by_role[role]]
+    sizes = {found.weights for role, name in named
+             if isinstance(found := _total({name: by_role[role][name]}, hints, role), StoredWeights)}  # fmt: skip
+    rows, columns = config.vocab_size or 0, config.hidden_size or 0
+    sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
+    for name, parts in by_role["layer"].items():
+        size = "" if IN_LAYER.search(name) else _total({name: parts}, hints, "head")
+        if isinstance(size, StoredWeights) and size.weights in sizes - {0}:
+            return name
+    return ""
+
+
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
     modules = _modules(read_headers([*weight_files(folder), *override_tensors]))
@@ -108,7 +134,9 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     hints = config_hints(config)
     by_role: dict[str, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
     for name, parts in modules.items():
-        by_role[_role(name, config.hidden_layers)][name] = parts
+        by_role[role_of(name, config.hidden_layers)][name] = parts
+    if name := _unexplained(by_role, config, hints):
+        return Storage(note=f"{name}: {UNEXPLAINED}")
     layer, head = (_total(by_role[role], hints, role) for role in ("layer", "head"))
     if isinstance(head, StoredWeights) and not head.weights:
         head = _total(by_role["embedding"], hints, "embedding")

@@ -173,8 +173,6 @@ class TransformersBackend(FolderModel, LogitsBackend):
         return {"dtype": dtype, "device_map": device_map, "use_safetensors": True, **options}
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        if self.noise is not None:
-            self.noise.restart()
         if self.streamer is not None:
             self.streamer.prepare(windows)
 
@@ -194,6 +192,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
             for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
                 setattr(module, name, 0)  # dynamic factors would stay those of a longer window before
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
+        if self.noise is not None:
+            self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
 

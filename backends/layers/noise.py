@@ -15,7 +15,9 @@ SmolLM2-135M in bf16 on a CPU (Transformers, KLD over 2,044 tokens):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
     import torch
 
 SCALE = 2.0**-9
-SEED_BITS, LAYER_BITS = 20, 12
-"""A generator's seed is seed and layer side by side, since torch's CPU generator uses no more than 32 bits of it."""
+VERSION = 2
+"""What follows from a seed; part of the key of a noise floor's token scores."""
+TABLE = 1 << 22
+"""Numbers that a seed draws, on the CPU for every device.  A token's noise in a layer is a stretch of them, at a place
+of its own; of 512 pairs of stretches of 4,096 one overlaps, and there a number is the noise of other elements."""
+TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
+"""What ``mixed`` makes of the tokens and positions of the forward that runs, int64 [n]; every greenlet has its own."""
 
 
 class NoiseOptions(BaseModel):
@@ -38,7 +45,7 @@ class NoiseOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     noise: Literal["bf16"] | None = None
-    noise_seed: int | None = Field(None, ge=0, lt=1 << SEED_BITS, strict=True)
+    noise_seed: int | None = Field(None, ge=0, lt=1 << 20, strict=True)
 
 
 OPTIONS = frozenset(NoiseOptions.model_fields)
@@ -64,19 +71,27 @@ def provenance_of(seed: int | None) -> dict[str, Any]:
 class Noise:
     """Noise on the outputs of ``layers`` (number -> module) from now until ``remove``.
 
-    Each layer has a generator of its own and draws from it call by call, so that the same calls get the same noise on
-    every tensor-parallel rank, and where a streamed model's windows take turns.  ``pairs``: a layer may return (hidden
-    states, residual), as vLLM's layers do; otherwise only the first of several tensors gets noise.
+    The noise of an element follows from the seed, its layer, its token, the token's position in its window and its
+    place in the state, and from nothing else: not from what was scored before, other windows of a batch, or the rank.
+    The same beginning of two windows has the same noise, as an engine rounds it the same.  ``begin`` says what tokens
+    a forward has.  ``pairs``: a layer may return (hidden states, residual), as vLLM's layers do; otherwise only the
+    first of several tensors gets noise.
     """
 
     def __init__(self, layers: Mapping[int, Any], seed: int, *, pairs: bool = False) -> None:
-        self.seed, self.pairs = seed, pairs
-        self.generators: dict[int, torch.Generator] = {}
-        self.layers = dict(layers)
+        import torch
+
+        self.pairs = pairs
+        self.silent = set(layers)
+        self.factors = torch.randn(TABLE, generator=torch.Generator().manual_seed(seed)).mul_(SCALE).add_(1)
         self.handles = [
             layer.register_forward_hook(lambda _, __, output, number=number: self.noisy(number, output))
-            for number, layer in self.layers.items()
+            for number, layer in layers.items()
         ]
+
+    def begin(self, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
+        """The tokens of the forward that begins in this thread (or greenlet), and their positions: integers [n]."""
+        TOKENS.set(mixed(token_ids.long() + mixed(positions.long().to(token_ids.device))))
 
     def noisy(self, number: int, output: Any) -> Any:
         """A layer's output with noise; ModelError if it is not what a decoder layer returns."""
@@ -97,28 +112,39 @@ class Noise:
         return (*noisy, *parts[end:]) if isinstance(output, tuple) else noisy[0]
 
     def factor(self, number: int, like: torch.Tensor) -> torch.Tensor:
-        """1 + SCALE * n, float32, in the shape of ``like``."""
-        import torch
-
-        if number not in self.generators:
-            self.generators[number] = torch.Generator(like.device).manual_seed(self.seed << LAYER_BITS | number)
-        n = torch.randn(like.shape, generator=self.generators[number], device=like.device, dtype=torch.float32)
-        return n.mul_(SCALE).add_(1)
-
-    def restart(self) -> None:
-        """Draw again from the seed: a text has the same noise, whatever was scored before it."""
-        self.generators.clear()
+        """1 + SCALE * n, float32, in the shape of ``like``, of which one dimension is that of the tokens."""
+        tokens = TOKENS.get(None)
+        if tokens is None or len(tokens) not in like.shape:
+            count = "unknown" if tokens is None else len(tokens)
+            raise ModelError(f"engine.noise: layer {number} returns {tuple(like.shape)}, and its tokens are {count}")
+        self.silent.discard(number)
+        if self.factors.device != like.device:
+            self.factors = self.factors.to(like.device)
+        axis = like.shape.index(len(tokens))
+        rest = (*like.shape[:axis], *like.shape[axis + 1 :])
+        stretches = self.factors.unfold(0, math.prod(rest), 1)
+        places = mixed(tokens.to(like.device) + mixed(number + 1)) % len(stretches)
+        return stretches[places].view(len(tokens), *rest).movedim(0, axis)
 
     def missed(self) -> str:
         """Which layer has run without noise, once all have run; empty if none."""
-        silent = sorted(self.layers.keys() - self.generators.keys())
-        return f"engine.noise: layer {silent[0]} has run without it; this model cannot be given noise" if silent else ""
+        if not self.silent:
+            return ""
+        return f"engine.noise: layer {min(self.silent)} has run without it; this model cannot be given noise"
 
     def remove(self) -> str:
         """No noise from here on; returns ``missed``."""
         for handle in self.handles:
             handle.remove()
         return self.missed()
+
+
+def mixed(number: Any) -> Any:
+    """The lowest 32 bits of an int, or of a tensor of int64, scattered over 32 bits: a hash without collisions."""
+    number = number & 0xFFFFFFFF
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        number = (number ^ (number >> shift)) * factor & 0xFFFFFFFF
+    return number ^ (number >> 15)
 
 
 def vllm_decoder_layers(model: Any, count: int) -> dict[int, Any]:

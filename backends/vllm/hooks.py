@@ -92,6 +92,21 @@ def attach_v1(runner: Any, on_step: Step) -> None:
     runner._get_prompt_logprobs_dict = step
 
 
+def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
+    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; returns what ends it.
+
+    A model that can take images, or that is a later stage of a pipeline, is not given its tokens; the runner has them.
+    """
+    buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
+
+    def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
+        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # three equal rows where M-RoPE is
+        ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
+        begin(ids[: len(positions)], positions)
+
+    return runner.get_model().register_forward_pre_hook(hook, with_kwargs=True)
+
+
 def segments_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
     """The segments of tagged requests in a step of a V1 runner."""
     segments = []

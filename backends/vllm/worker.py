@@ -22,7 +22,7 @@ from backends.common.messages import one_line
 from backends.layers import schemes
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
-from backends.vllm.hooks import Segment, Tokens, attach
+from backends.vllm.hooks import Segment, Tokens, attach, before_forwards
 from backends.vllm.logits import LogitsSource
 from backends.vllm.scorer import Plan, Scorer
 
@@ -141,7 +141,8 @@ class ScoringExtension:
         self._compare_q_quiet()  # a pass that broke off
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
-            self._compare_q_noise = Noise(layers, noise_seed, pairs=True)
+            self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
+            noise.handles.append(before_forwards(self.model_runner, noise.begin))
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
         # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
         scorer = Scorer(

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from eval.common.files import replacing
 from eval.plots import front, grouping
 from eval.results import results_csv, results_json
-from eval.results.differences import LEAST_TOKENS
+from eval.results.differences import SCORES, best_labels
 from eval.results.near_lossless import near_lossless
 from eval.results.run_result import RunResult
-from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, T975, UNIT
+from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, UNIT, student_t
 from eval.table import columns, markdown
 from eval.table.footnotes import footnotes
 from eval.table.registry import COLUMNS
@@ -90,7 +90,7 @@ def run_data(run: RunResult, commands: Sequence[Any], chosen: Sequence[str] | No
         "styles": group_styles([group for group, _ in names]),
         "footnotes": page_footnotes(run, shown),
         "near": [model.label in near for model in run.models],
-        "quantized": [model.is_quantized for model in run.models],
+        "best": {name: [model.label in best_labels(run.models, name) for model in run.models] for name in SCORES},
     }
 
 
@@ -98,10 +98,10 @@ def shared_data() -> dict[str, Any]:
     """What the page needs of every run alike, JSON types."""
     return {
         "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
-        "t975": T975,
+        "t975": [student_t(freedom) for freedom in range(1, MOST_WAVES + 1)],
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
-            "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
+            "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
         },
     }  # fmt: skip
 

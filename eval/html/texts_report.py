@@ -37,9 +37,9 @@ NOTES = (
 )
 DRAWN = (measures.KLD, measures.PPL, *measures.ACCURACIES.values())
 """The drawings of all texts that there are, each where a model has a value."""
-LISTS = ("names", "schemes", "shown", "footnotes", "near", "quantized", "commands", "markdown", "csv")
+LISTS = ("names", "schemes", "shown", "footnotes", "near", "commands", "markdown", "csv")
 NO_MEANS = "no mean of the texts: every model lacks one of them"
-EMPTY: dict[str, Any] = {**dict.fromkeys(LISTS, ()), "styles": {}, "chosen": False}
+EMPTY: dict[str, Any] = {**dict.fromkeys(LISTS, ()), "styles": {}, "best": {}, "chosen": False}
 """What stands in the place of ``report.run_data`` for a text that failed."""
 
 

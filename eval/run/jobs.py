@@ -15,6 +15,7 @@ from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
 from backends.common.options import strings_in
+from backends.layers import noise
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
@@ -282,6 +283,8 @@ def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
         "versions": job.described.versions,
         "hardware": hardware(job),
     }
+    if job.request.options.get("noise") is not None:
+        identity["noise"] = noise.VERSION
     if session.verify_weights:
         identity["weights"] = [digest_of(file, session) for file in job.backend.weight_files(job.request)]
     return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,8 @@ MEMORY = 12_000
 """Tokens; the value with which the intervals of the simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
 """Tokens: a shorter text is treated as one of this length, and a caution is shown."""
-T975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045,
-)  # fmt: skip
-"""Student's t at 0.975 for 1 to 29 degrees of freedom."""
+TAIL = 0.025
+"""Beyond each end of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +163,29 @@ def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> f
 
 
 def interval_95(value: float, stderr: float, freedom: int) -> tuple[float, float]:
-    """95 % interval of an estimate with 1 to 29 degrees of freedom (``n_waves``); ValueError for other numbers."""
-    if not 1 <= freedom <= len(T975):
-        raise ValueError(f"an interval needs 1 to {len(T975)} degrees of freedom, not {freedom}")
-    reach = T975[freedom - 1] * stderr
+    """95 % interval of an estimate whose error has so many degrees of freedom (``n_waves``); ValueError for none."""
+    reach = student_t(freedom) * stderr
     return value - reach, value + reach
+
+
+@cache
+def student_t(freedom: int, tail: float = TAIL) -> float:
+    """What Student's t exceeds with the probability ``tail``, below 1/2; ValueError for no degrees of freedom.
+
+    By bisection of the closed forms for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    if freedom < 1:
+        raise ValueError(f"an interval needs 1 degree of freedom or more, not {freedom}")
+    odd, low, high = freedom % 2, 0.0, math.pi / 2
+    while low < (angle := (low + high) / 2) < high:
+        total, term = 0.0, math.cos(angle) ** odd
+        for power in range(odd, freedom - 1, 2):
+            total += term
+            term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
+        within = math.sin(angle) * total
+        within = (angle + within) * 2 / math.pi if odd else within
+        low, high = (angle, high) if within < 1 - 2 * tail else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def mean_with_errors(

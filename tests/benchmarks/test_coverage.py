@@ -31,7 +31,7 @@ def test_the_simulation_estimates_as_the_tables_do() -> None:
         assert found.stderr_independent
         assert by_window
         assert off == pytest.approx(found.value - 2.95, rel=1e-6)
-        assert half["blocks"] == pytest.approx(2.776 * found.stderr, rel=1e-5)  # 4 waves
+        assert half["blocks"] == pytest.approx(2.77645 * found.stderr, rel=1e-5)  # 4 waves
         assert half["independent"] == pytest.approx(
             1.96 * found.stderr_independent, rel=1e-4
         )  # float32 sums of squares

@@ -9,7 +9,7 @@ from typing import Any
 
 from backends.checkpoint.doctor.finding import Finding, gathered
 from backends.checkpoint.doctor.matrices import described
-from backends.checkpoint.doctor.subject import Checkpoint, is_embedding, is_head
+from backends.checkpoint.doctor.subject import Checkpoint
 
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
 """Where configs list the layers that are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
@@ -28,10 +28,10 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
         if module in against:
             continue
         stored = described(parts, checkpoint.quantization)
-        if is_head(module):
+        if checkpoint.role(module) == "head":
             what = f"the head is quantized ({stored}), which costs more than a layer: it makes every logit"
             yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
-        elif is_embedding(module):
+        elif checkpoint.role(module) == "embedding":
             tied = " and the head, which is the same matrix" if is_tied(checkpoint) else ""
             what = f"the embedding{tied}: quantized ({stored}); many engines read embeddings in 16 bits only"
             yield Finding("warning", checkpoint.where_module(module), what, "mind it where models are compared")
@@ -39,7 +39,8 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def is_tied(checkpoint: Checkpoint) -> bool:
     """Whether the head is the embedding."""
-    return checkpoint.config.text.get("tie_word_embeddings") is True and not any(map(is_head, checkpoint.modules))
+    stated = checkpoint.config.text.get("tie_word_embeddings") is True
+    return stated and not any(checkpoint.role(module) == "head" for module in checkpoint.modules)
 
 
 def ignored_patterns(quantization: Mapping[str, Any]) -> list[str]:

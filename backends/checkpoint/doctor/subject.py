@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
+from backends.checkpoint.stored_bits import role_of
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_object
 
@@ -25,8 +26,6 @@ STACKED = re.compile(r"(.*experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj|w
 """All experts of a layer in one tensor: ``experts.down_proj``, ``experts.down_proj_scales``."""
 STACKED_PARTS = {None: "weight", "blocks": "weight_packed", "scales": "weight_scale"}
 FLOATS = {"F64", "F32", "F16", "BF16"}
-EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in"}
-HEADS = {"lm_head", "embed_out"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,10 @@ class Checkpoint:
         """Its quantization config; empty if it states none."""
         return self.config.quantization
 
+    def role(self, module: str) -> str:
+        """What a module is: "layer", "head", "embedding", or "" where its bits are not counted."""
+        return role_of(module, self.config.hidden_layers)
+
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""
         file = self.folder / name
@@ -114,13 +117,3 @@ def is_quantized(parts: Parts) -> bool:
     """Whether a module's weights are stored in less than 16 bits."""
     main = main_of(parts)
     return main is not None and (main not in ("weight",) or parts[main].dtype not in FLOATS)
-
-
-def is_head(module: str) -> bool:
-    """Whether a module makes the logits."""
-    return module.rpartition(".")[2] in HEADS or module in ("output", "model.output")
-
-
-def is_embedding(module: str) -> bool:
-    """Whether a module is the embedding of tokens."""
-    return module.rpartition(".")[2] in EMBEDDINGS

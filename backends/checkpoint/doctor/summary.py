@@ -10,7 +10,7 @@ from backends.base import Storage
 from backends.checkpoint import stored_bits
 from backends.checkpoint.doctor.ends import is_tied
 from backends.checkpoint.doctor.matrices import described
-from backends.checkpoint.doctor.subject import Checkpoint, is_embedding, is_head, is_quantized
+from backends.checkpoint.doctor.subject import Checkpoint, is_quantized
 from backends.checkpoint.gguf import GgufModel
 from backends.common.json_files import exists
 from backends.common.messages import bytes_in_words, printable, shortened
@@ -35,7 +35,7 @@ def of_folder(checkpoint: Checkpoint) -> Facts:
     groups: dict[str, Counter[str]] = {}
     asked = declared(quantization)
     for module, parts in checkpoint.matrices:
-        if not is_head(module) and not is_embedding(module):
+        if checkpoint.role(module) not in ("head", "embedding"):
             stored, scheme = described(parts, quantization), None
             if is_quantized(parts):
                 scheme = asked.of(module)
@@ -43,10 +43,10 @@ def of_folder(checkpoint: Checkpoint) -> Facts:
             groups.setdefault(stored + taken, Counter())[NUMBER.sub("*", module)] += 1
     for stored, names in groups.items():
         yield "layers", group_text(stored, names)
-    ends = {name: parts for name, parts in checkpoint.matrices if is_head(name) or is_embedding(name)}
-    for name, parts in ends.items():
-        what = "embedding and head" if is_tied(checkpoint) else "head" if is_head(name) else "embedding"
-        yield what, f"{described(parts, quantization)}: {name}"
+    for name, parts in checkpoint.matrices:
+        if (role := checkpoint.role(name)) in ("head", "embedding"):
+            what = "embedding and head" if is_tied(checkpoint) else role
+            yield what, f"{described(parts, quantization)}: {name}"
     method = quantization.get("quant_method")
     if quantization:
         yield "config", f"{method or 'quantization'}{format_text(quantization)}"

@@ -40,7 +40,6 @@ function model(raw, id) {
     against,
     failed: Boolean(raw.error),
     noiseFloor: Boolean(raw.noise_floor),
-    quantized: PAYLOAD.quantized[id],
     near: PAYLOAD.near[id], // so near to the reference that KLD does not rank it: eval/results/near_lossless.py
     label: raw.label + (raw.deviations ? " †" : "") + (raw.noise_floor ? " ≈" : ""),
     kernel: raw.kernel,

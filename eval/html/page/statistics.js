@@ -43,25 +43,6 @@ function pairedDifference(a, b, name) {
 // Whether 0 lies outside the 95 % interval of a difference: eval/results/differences.py, is_seen.
 const distinct = (found) => found !== null && known(found.low) && (found.low > 0 || found.high < 0);
 
-// The quantized models with the best "nll", "kld" or "same_top", and the models not told apart from the best:
-// eval/results/differences.py, best_labels().
-function bestModels(models, name) {
-  const may = (m) => m.quantized && !m.isReference && !m.noiseFloor;
-  const candidates = models.filter((m) => m.blocks && m.blocks[name] && may(m));
-  const groups = (m) => m.blocks.tokens.filter((n) => n > 0).length;
-  if (name !== "nll" && new Set(MODELS.map((m) => m.raw.reference_key).filter(Boolean)).size > 1) return [];
-  if (candidates.length < 2 || candidates.some((m) => groups(m) < 2 || m.blocks.length < PAYLOAD.rule.least)) return [];
-  const mean = (m) =>
-    ((name === "same_top" ? -1 : 1) * m.blocks[name].reduce((sum, each) => sum + each, 0)) /
-    m.blocks.tokens.reduce((sum, n) => sum + n, 0);
-  const first = candidates.reduce((least, m) => (least && mean(least) <= mean(m) ? least : m), null);
-  if (!first.blocks.whole.includes(name)) return [];
-  const off = (m) => pairedDifference(m, first, name);
-  const best = candidates.filter((m) => off(m) !== null && !distinct(off(m)));
-  const alike = (m) => name === "kld" && m.near;
-  return best.some(alike) ? candidates.filter((m) => best.includes(m) || alike(m)) : best;
-}
-
 // The error of a model's perplexity, paired with the reference where that is known: eval/plots/measures.py, ppl_error().
 function toReference(m) {
   const found = m.against && m.against.ln_ppl_ratio;

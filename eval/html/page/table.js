@@ -120,11 +120,11 @@ const numberText = (column, each) =>
   column.compared && each.isReference
     ? "ref"
     : fixed(column.value(each), column.digits, column.sign) + column.mark(each);
-function numberCells(column, each, best) {
+function numberCells(column, each) {
   const value = column.value(each),
     same = { "data-cell": column.key, class: "number" };
   if (each.failed) return [h("td", { ...same, colspan: column.error && !phone.matches ? 2 : 1 }, column === FAILED_IN ? "failed" : "")];
-  const marked = best && best.includes(each),
+  const marked = column.best && PAYLOAD.best[column.best][each.id], // eval/results/differences.py
     error = column.error && column.error(each),
     said = known(error) && known(value) ? `± ${short(error)}` : "";
   const cells = [
@@ -140,7 +140,7 @@ function numberCells(column, each, best) {
   return cells;
 }
 
-function tableRow(each, marks) {
+function tableRow(each) {
   const chosen = state.chosen.includes(each.id);
   const box = h("input", {
     type: "checkbox",
@@ -163,7 +163,7 @@ function tableRow(each, marks) {
           { "data-cell": column.key, class: "name", title: column.text(each) },
           each.failed ? "" : column.text(each) || NA,
         )
-      : numberCells(column, each, marks[column.key]),
+      : numberCells(column, each),
   );
   const names = [chosen && "chosen", each.isReference && "reference", each.failed && "failed"].filter(Boolean).join(" ");
   return h("tr", { class: names || null, "data-model": each.id, onclick: () => toggleModel(each.id) }, label, cells);
@@ -190,9 +190,7 @@ function tableSection() {
   );
   for (const width of [narrow, phone]) width.addEventListener("change", changed, { signal: SIGNAL });
   onChange(() => {
-    const models = sorted(MODELS.filter(visible)),
-      marks = {};
-    for (const column of COLUMNS) marks[column.key] = column.best ? bestModels(models, column.best) : null;
+    const models = sorted(MODELS.filter(visible));
     buttons.replaceChildren(groupButtons("table"));
     const left = scroll.scrollLeft;
     scroll.replaceChildren(
@@ -203,7 +201,7 @@ function tableSection() {
         h(
           "tbody",
           {},
-          models.map((each) => tableRow(each, marks)),
+          models.map(tableRow),
         ),
       ),
     );

@@ -74,6 +74,13 @@ def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
     assert read_model(write(tmp_path / "m.gguf", tied)).storage().bpw_head == 16.0
 
 
+def test_a_matrix_of_the_vocabularys_size_is_no_layer(tmp_path: Path) -> None:
+    other = {"to_logits.weight": (Type.F16, (8, 256))}
+    storage = read_model(write(tmp_path / "m.gguf", MATRICES | other)).storage()
+    assert (storage.bpw_layer, storage.vram_bits) == (None, None)
+    assert storage.note.startswith("to_logits.weight: has the vocabulary's size, ")
+
+
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     """GLM and DeepSeek count their multi-token-prediction modules among the blocks."""
     drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}

@@ -83,6 +83,60 @@ def test_left_out(tmp_path: Path, name: str) -> None:
     assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
 
 
+@pytest.mark.parametrize(
+    ("embedding", "layer", "head"),
+    [
+        ("model.embed_tokens", Q, "lm_head"),
+        ("transformer.embedding.word_embeddings", "transformer.encoder.layers.0.mlp.dense_h_to_4h",
+         "transformer.output_layer"),  # ChatGLM
+        ("language_model.model.tok_embeddings", "language_model.model.layers.0.feed_forward.w1",
+         "language_model.output"),  # InternLM2 in InternVL
+        ("tok_embeddings", "layers.0.feed_forward.w1", "output"),  # Mistral's own
+        ("transformer.embd.wte", "transformer.h.0.mlp.fc1", "lm_head.linear"),  # Phi
+        ("gpt_neox.embed_in", "gpt_neox.layers.0.mlp.dense_h_to_4h", "embed_out"),
+        ("model.transformer.wte", "model.transformer.blocks.0.ff_out", "model.transformer.ff_out"),  # OLMo
+        ("rwkv.embeddings", "rwkv.blocks.0.attention.output", "head"),
+        ("embed", "layers.0.attn.wq_a", "head"),  # DeepSeek-V4
+        ("biogpt.embed_tokens", "biogpt.layers.0.fc1", "output_projection"),
+        ("model.language_model.embed_tokens", f"{LAYER}.mlp.up_proj", "thinker.lm_head"),
+        ("transformer.tokens_embed", "transformer.h.0.attn.c_attn", "lm_head"),
+        ("backbone.embedding", "backbone.layers.0.mixer.in_proj", "lm_head"),
+    ],
+)  # fmt: skip
+def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) -> None:
+    """An int8 layer of 32 weights with a scale of 32 bits: 9; a bf16 head of 40; the same tied, where it is F32."""
+    quantized = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
+    entries = {**quantized, f"{embedding}.weight": ("F32", 10, 4)}
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
+    entries[f"{head}.weight"] = ("BF16", 10, 4)
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 16.0, 288 + 640)
+    roles = {role: [each for each in (embedding, layer, head) if stored_bits.role_of(each, None) == role]
+             for role in ("embedding", "layer", "head")}  # fmt: skip
+    assert roles == {"embedding": [embedding], "layer": [layer], "head": [head]}
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "config"),
+    [
+        ("model.to_logits.weight", ("BF16", 10, 4), {}),  # as large as the embedding
+        ("to_logits.weight", ("BF16", 16, 4), {"vocab_size": 10, "hidden_size": 4}),  # padded
+        ("to_logits.weight", ("BF16", 64, 4), {"padded_vocab_size": 10, "n_embd": 4}),
+        ("model.rows.qweight", ("I32", 1, 5), {}),  # 8 packed in each word: 40
+    ],
+)
+def test_a_matrix_of_the_vocabularys_size_is_no_layer(
+    tmp_path: Path, name: str, entry: Entries, config: dict[str, int]
+) -> None:
+    """Neither is it the head for certain: a model may have another embedding of that size."""
+    entries = {**ENDS, f"{Q}.weight": ("BF16", 10, 4)}  # a layer may happen to be as large
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries, config)) == Storage(16.0, 16.0, 1280)
+    scales = {name.replace("qweight", "scales"): ("F16", 1, 5), name.replace("qweight", "g_idx"): ("I32", 8)}
+    entries |= {name: entry, **(scales if "qweight" in name else {})}
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries, config))
+    assert (found.bpw_layer, found.bpw_head, found.vram_bits) == (None, None, None)
+    assert found.note.startswith(f"{name.rpartition('.')[0]}: has the vocabulary's size, ")
+
+
 @pytest.mark.parametrize("part", ["shared_head.head", "eh_proj", "mlp.up_proj", "lm_head"])
 def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     """DeepSeek and GLM number their multi-token-prediction modules on; the config counts the model's own layers."""

@@ -93,8 +93,8 @@ def test_pickled_weights_are_not_loaded(toy_model: Path, tmp_path: Path) -> None
 
 
 def test_noise_is_the_seeds(toy_model: Path) -> None:
-    """The same noise for the same seed; without its hooks the model is what it was."""
-    windows = toy_windows(2, 60)
+    """The same noise for the same seed, whatever was scored before; without its hooks the model is what it was."""
+    windows = toy_windows(3, 60)
     plain, first, again, other = (
         loaded(toy_model, "transformers_auto_bf16", **options)
         for options in ({}, {"noise": "bf16"}, {"noise": "bf16", "noise_seed": 0}, {"noise": "bf16", "noise_seed": 1})
@@ -104,6 +104,7 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
         assert torch.equal(logits, again.logits(window))
         assert not torch.equal(logits, other.logits(window))
         assert not torch.equal(logits, plain.logits(window))
+    assert torch.equal(first.logits(windows[1]), again.logits(windows[1]))  # as in a run that goes on after a crash
     assert first.provenance()["noise"]["seed"] == 0
     assert len(first.provenance()["notes"]) == 1
     assert not {"noise", "notes"} & plain.provenance().keys()
@@ -114,7 +115,7 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
 
 
 def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
-    """Layer by layer through three windows at a time, or window by window: each layer draws in the same order."""
+    """Layer by layer through three windows at a time, or window by window: each keeps its own tokens."""
     windows = toy_windows(5, 40)
     whole = loaded(toy_model, "transformers_auto_bf16", noise="bf16")
     streamed = loaded(toy_model, "transformers_auto_bf16", noise="bf16", streaming=True, streaming_windows=3)

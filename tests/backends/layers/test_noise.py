@@ -31,18 +31,24 @@ class Returns(nn.Module):
         return given if len(given) > 1 else given[0]
 
 
-def draws(seed: int, number: int, like: torch.Tensor, calls: int = 1) -> list[torch.Tensor]:
-    """What is left of 1 + SCALE * n after division, call by call."""
+def started(noise: Noise, length: int, first: int = 0) -> Noise:
+    """Noise at the beginning of a forward of ``length`` tokens at positions from 0 on: ``first``, ``first`` + 1, ..."""
+    noise.begin(torch.arange(first, first + length, dtype=torch.int32), torch.arange(length))
+    return noise
+
+
+def draws(seed: int, number: int, like: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """What is left of 1 + SCALE * n after division."""
     layer = Returns()
-    noise = Noise({number: layer}, seed)
-    found = [(layer(like) / like - 1) / SCALE for _ in range(calls)]
+    noise = started(Noise({number: layer}, seed), len(like), first)
+    found: torch.Tensor = (layer(like) / like - 1) / SCALE
     noise.remove()
     return found
 
 
 def test_size_in_float32() -> None:
     """A million draws: the standard deviation is known to 0.07 %, the fourth moment of a normal is 3."""
-    (n,) = draws(0, 0, torch.full((1000, 1000), 3.0))
+    n = draws(0, 0, torch.full((1000, 1000), 3.0))
     assert abs(n.mean()) < 0.005
     assert abs(n.std() - 1) < 0.004
     assert abs((n**4).mean() - 3) < 0.05
@@ -52,7 +58,7 @@ def test_size_in_float32() -> None:
 def test_size_in_bfloat16(value: float) -> None:
     """The result is rounded: it moves by k spacings where the noise is within half a spacing of k."""
     layer, given = Returns(), torch.full((1000, 1000), value, dtype=torch.bfloat16)
-    noise = Noise({0: layer}, 0)
+    noise = started(Noise({0: layer}, 0), 1000)
     moved = ((layer(given).double() - value) / SPACING).flatten()
     noise.remove()
     width = SPACING / (value * SCALE)  # of a spacing, in standard deviations
@@ -76,18 +82,45 @@ def test_uniform_noise_of_the_same_bound_would_be_rounded_away() -> None:
 
 def test_draws_are_repeatable_and_independent() -> None:
     like = torch.ones(200, 500)
-    first, second = draws(0, 0, like, 2)
-    assert torch.equal(draws(0, 0, like)[0], first)
-    others = [second, draws(0, 1, like)[0], draws(1, 0, like)[0], draws((1 << 20) - 1, 0, like)[0]]
-    for i, a in enumerate([first, *others]):
-        for b in others[i:]:
+    first = draws(0, 0, like)
+    assert torch.equal(draws(0, 0, like), first)
+    others = [draws(*at) for at in ((0, 0, like, 1), (0, 1, like), (1, 0, like), ((1 << 20) - 1, 0, like))]
+    for i, a in enumerate([first, first.roll(1, 0), *others]):
+        for b in [first.roll(1, 0), *others][i:]:
             assert abs((a * b).mean()) < 5 / math.sqrt(like.numel())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1)])
+def test_a_tokens_noise_is_its_own_in_every_batch(shape: tuple[int, ...]) -> None:
+    """Tokens of two windows in one step, the second in two parts, and in the order of another engine or another run."""
+    windows = torch.randint(0, 50_000, (2, 30)), torch.arange(30).repeat(2, 1)
+    layer = Returns()
+    noise = Noise({7: layer}, 3)
+
+    def of(*rows: int) -> torch.Tensor:
+        noise.begin(*(each.flatten()[list(rows)] for each in windows))
+        return layer(torch.ones(*shape, len(rows), 64)) if shape else layer(torch.ones(len(rows), 64))
+
+    whole, dim = of(*range(60)), len(shape)
+    mixed_up = [*range(40, 60), *range(17), *range(30, 40), *range(17, 30)]
+    assert torch.equal(of(*mixed_up), whole.index_select(dim, torch.tensor(mixed_up)))
+    assert torch.equal(of(*range(30, 60)), whole.narrow(dim, 30, 30))
+    assert len(torch.unique(whole.movedim(dim, 0).flatten(1), dim=0)) == 60
+    noise.remove()
+
+
+def test_a_forward_whose_tokens_are_not_known_is_refused() -> None:
+    layer = Returns()
+    noise = started(Noise({2: layer}, 0), 5)
+    with pytest.raises(ModelError, match=r"^engine\.noise: layer 2 returns \(4, 8\), and its tokens are 5$"):
+        layer(torch.ones(4, 8))
+    noise.remove()
 
 
 def test_both_tensors_of_a_pair_get_the_same_factor() -> None:
     """So that it is the factor of their sum, if the next layer adds them, and of the first, if it does not."""
     layer = Returns()
-    noise = Noise({3: layer}, 7, pairs=True)
+    noise = started(Noise({3: layer}, 7, pairs=True), 50)
     hidden, residual = torch.randn(50, 8), torch.randn(50, 8)
     a, b = layer(hidden, residual)
     torch.testing.assert_close(a / hidden, b / residual, atol=1e-6, rtol=0)
@@ -101,7 +134,7 @@ def test_both_tensors_of_a_pair_get_the_same_factor() -> None:
 def test_what_follows_the_states_is_left_alone() -> None:
     """Attention weights, router logits: in Transformers only the first is the stream."""
     layer = Returns()
-    noise = Noise({0: layer}, 0)
+    noise = started(Noise({0: layer}, 0), 4)
     states, router = torch.ones(4, 8), torch.ones(4, 8)
     found = layer(states, router, "cache")
     assert found[1] is router
@@ -132,7 +165,7 @@ def test_an_unknown_stream_is_refused(given: tuple[Any, ...], message: str) -> N
 def test_a_layer_that_ran_without_noise_is_found() -> None:
     """Something that calls ``forward`` itself, as a compiled graph does."""
     layers = {4: Returns(), 6: Returns()}
-    noise = Noise(layers, 0)
+    noise = started(Noise(layers, 0), 3)
     given = torch.ones(3, 3)
     layers[4](given)
     assert torch.equal(layers[6].forward(given), given)

@@ -23,6 +23,7 @@ from eval.stats.uncertainty import (
     places_of,
     root_of_mean,
     short_text_caution,
+    student_t,
 )
 
 LN2 = math.log(2)
@@ -127,26 +128,28 @@ def test_one_block_tells_no_error(tokens: list[int]) -> None:
 
 
 def test_student() -> None:
-    """The published quantiles, and all of them by integrating the density: 95 % lie within."""
+    """The published quantiles, and others by integrating the density."""
     published = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 14: 2.145, 20: 2.086, 29: 2.045}
-    assert {df: uncertainty.T975[df - 1] for df in published} == published
-    assert len(uncertainty.T975) >= uncertainty.MOST_WAVES
-    for df, quantile in enumerate(uncertainty.T975, start=1):
-        scale = math.gamma((df + 1) / 2) / math.gamma(df / 2) / math.sqrt(df * math.pi)
-        x = (np.arange(100_000) + 0.5) / 100_000 * quantile
-        inside = 2 * scale * float(np.mean((1 + x * x / df) ** (-(df + 1) / 2))) * quantile
-        assert inside == pytest.approx(0.95, abs=6e-5), df  # the table has three digits
+    assert {df: round(student_t(df), 3) for df in published} == published
+    assert [round(student_t(df, 0.005), 3) for df in (1, 2, 4, 15)] == [63.657, 9.925, 4.604, 2.947]
+    for df in range(1, 31):
+        for tail in (0.1, 0.025, 0.05 / 39):
+            quantile = student_t(df, tail)
+            scale = math.gamma((df + 1) / 2) / math.gamma(df / 2) / math.sqrt(df * math.pi)
+            x = (np.arange(100_000) + 0.5) / 100_000 * quantile
+            inside = 2 * scale * float(np.mean((1 + x * x / df) ** (-(df + 1) / 2))) * quantile
+            assert inside == pytest.approx(1 - 2 * tail, abs=1e-6), (df, tail)
 
 
 def test_interval() -> None:
     """2 degrees of freedom: 10 +- 4.303 * 2."""
-    assert interval_95(10, 2, 2) == pytest.approx((1.394, 18.606))
-    assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09))
+    assert interval_95(10, 2, 2) == pytest.approx((1.394, 18.606), rel=1e-3)
+    assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09), rel=1e-3)
 
 
-@pytest.mark.parametrize("freedom", [-1, 0, 30])
+@pytest.mark.parametrize("freedom", [-1, 0])
 def test_an_interval_of_other_degrees_of_freedom_is_refused(freedom: int) -> None:
-    with pytest.raises(ValueError, match=f"1 to 29 degrees of freedom, not {freedom}"):
+    with pytest.raises(ValueError, match=f"1 degree of freedom or more, not {freedom}"):
         interval_95(10, 2, freedom)
 
 

@@ -12,6 +12,7 @@ import pytest
 from backends.checkpoint.doctor import ends, leftovers, scales
 from backends.checkpoint.doctor.finding import Finding
 from backends.checkpoint.doctor.subject import Checkpoint
+from backends.checkpoint.doctor.summary import of_folder as of_checkpoint
 from backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 
@@ -52,6 +53,17 @@ def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said
     assert (found.severity, found.more) == ("wrong", 1)
     assert f"model.safetensors: {EXPERTS}." in str(found)
     assert said in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("language_model.output", "the head"), ("embed", "the embedding"), ("backbone.embeddings", "the embedding")],
+)
+def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, name: str, said: str) -> None:
+    folder = write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
+    (found,) = ends.check(Checkpoint(folder))
+    assert (found.where, found.what.startswith(said)) == (f"model.safetensors: {name}", True)
+    assert [what for what, _ in of_checkpoint(Checkpoint(folder)) if what in said] == [said.removeprefix("the ")]
 
 
 def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
