@@ -290,7 +290,8 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int) -> dict[str, Any
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [])
     gold, files, duration = [comparable(run.results) for run in whole], files_of(whole[0].cache), 0.0
-    todo = [Run.kill_one] * kills + [Run.signal_twice] * pairs
+    todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
+    todo += [Run.signal_twice for _ in range(pairs)]
     random.shuffle(todo)
     while todo:
         seen.runs += 1
