@@ -19,8 +19,8 @@ def replacing(target: Path) -> Iterator[Path]:
     """A temporary path, whose file replaces the target when the block ends well and else vanishes.
 
     What a link leads to is replaced, and not the link.  A device or a pipe is not replaced, but gets the content: if
-    root renamed a file over /dev/null, every program would write into that.  OSError if the target is a folder, cannot be
-    written, or is a pipe that nobody reads.
+    root renamed a file over /dev/null, every program would write into that.  OSError if the target is a folder,
+    cannot be written, or is a pipe that nobody reads.
     """
     if json_files.is_file(target) or not json_files.exists(target):
         real = Path(os.path.realpath(target))
