@@ -148,7 +148,7 @@ class StoreCopy:
 def parsed(origin: bytes) -> Manifest:
     """The manifest in these bytes; ModelError if they are damaged."""
     try:
-        return manifest.of_json(checked.load(origin) if checked.is_checked(origin) else checked.parse(origin))
+        return manifest.of_json(checked.load(origin))
     except (ValueError, KeyError, TypeError):
         raise ModelError("the reference's manifest came to its node damaged") from None
 
