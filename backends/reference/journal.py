@@ -166,9 +166,7 @@ def entry_of(file: Path, entries: Iterable[Stored], read: bool) -> Stored | None
 
     Without ``read`` it is only read if its size leaves that open.
     """
-    if not owned.is_regular(file):
-        return None
-    size = file.stat().st_size
+    size = owned.size_of(file)
     fitting = [entry for entry in entries if entry.bytes == size]
     if fitting and (read or len(fitting) > 1):
         found = digest_of(file)

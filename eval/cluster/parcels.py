@@ -165,7 +165,7 @@ def is_seen(folder: Path, origin: bytes) -> bool:
 
 def is_of_size(file: Path, size: int) -> bool:
     """Whether there is a file, and no link, of so many bytes."""
-    return owned.is_regular(file) and file.stat().st_size == size
+    return owned.size_of(file) == size
 
 
 def pieces(file: Path) -> Iterator[tuple[bytes, bool]]:

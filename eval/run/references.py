@@ -113,7 +113,9 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
     if reference.exists:
         if not (session.clear and logits_file is None):
             check(open_reference(path), identity)
-    elif path.exists():
+    elif path == in_cache and os.path.lexists(path / MANIFEST):
+        raise InputError(f"{path / MANIFEST}: is no file; delete it")
+    elif path != in_cache and path.exists():  # in the cache a killed run may leave the folder alone
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

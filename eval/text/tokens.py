@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common import checked
+from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
@@ -117,7 +117,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        digest.update(file.name.encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     return {
         "version": TOKENS_VERSION,
         "method": spec.method,
