@@ -7,6 +7,7 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from backends.checkpoint.files import INDEX, SINGLE
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_object
-from backends.common.messages import printable
+from backends.common.messages import printable, shortened
 from backends.layers import schemes
 
 QUANTIZATION = "quantization_config"
@@ -34,6 +35,9 @@ OTHER_CACHES = (
 )
 """Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
+MOST_LAYERS = 1_000
+COUNT_OF_LAYERS = re.compile(r"(?<!per_)layers?$")
+"""Keys such as ``num_hidden_layers`` and ``n_layer``, and not ``vocab_size_per_layer_input``."""
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -69,6 +73,7 @@ class CheckpointConfig:
                 f"{printable(file)}: transformers_weights: {printable(str(named))}: not every engine loads the weights "
                 f"from there; name the file {SINGLE}, and leave the key out"
             )
+        check_layers(config.raw, printable(file))
         legacy = folder / LEGACY_FILE
         stated = config.quantization
         mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
@@ -189,6 +194,14 @@ class CheckpointConfig:
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
         return value if type(value) is int and value > 0 else None  # True is an int of Python's
+
+
+def check_layers(found: Any, where: str) -> None:
+    """InputError for more layers than any model has: whoever builds that model makes them one by one, for hours."""
+    for key, value in found.items() if isinstance(found, dict) else ():
+        if type(value) is int and value > MOST_LAYERS and COUNT_OF_LAYERS.search(key):
+            raise InputError(f"{where}: {shortened(printable(key))}: {value:,} layers, of at most {MOST_LAYERS:,}")
+        check_layers(value, where)
 
 
 def extended_by_yarn(length: int, factor: float, original: int | None) -> int:

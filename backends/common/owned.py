@@ -112,7 +112,13 @@ def sweep(folder: Path) -> None:
 
 def is_regular(path: Path) -> bool:
     """Whether there is a file that is no link, no folder, no pipe."""
+    return size_of(path) is not None
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file that is no link, no folder, no pipe; None where there is none, or none any more."""
     try:
-        return stat.S_ISREG(path.lstat().st_mode)
+        found = path.lstat()
     except (OSError, ValueError):
-        return False
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

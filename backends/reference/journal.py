@@ -139,11 +139,11 @@ class Kept:
         return self.head is not None and (heads or self.contents == "logits")
 
 
-def kept(building: Path, folder: Path | None = None) -> Kept | None:
+def kept(building: Path, folder: Path | None = None, *, read: bool = False) -> Kept | None:
     """What is whole in ``building``, or in ``folder`` where files were on their way when a process was killed.
 
     The newest share says what is kept: shares of other contents, with another head or files of another form do not
-    count.  None if there is nothing.
+    count.  ``read``: every byte is checked, and not sizes alone.  None if there is nothing.
     """
     found = [share for share in shares(building) if share.files or share.head]
     if not found:
@@ -155,19 +155,20 @@ def kept(building: Path, folder: Path | None = None) -> Kept | None:
     for name in {name for share in agreeing for name in share.files}:
         entries = list(dict.fromkeys(share.files[name] for share in agreeing if name in share.files))
         places = [place / name for place in (building, folder) if place is not None]
-        whole = next((entry for place in places if (entry := entry_of(place, entries)) is not None), None)
+        whole = next((entry for place in places if (entry := entry_of(place, entries, read)) is not None), None)
         if whole is not None:
             files[name] = whole
     return Kept(newest.contents, newest.reason, head, of_one_form(files, newest, building, folder))
 
 
-def entry_of(file: Path, entries: Iterable[Stored]) -> Stored | None:
-    """Which of the entries, the newest first, a file has; None if it has none.  It is only read if that is open."""
-    if not owned.is_regular(file):
-        return None
-    size = file.stat().st_size
+def entry_of(file: Path, entries: Iterable[Stored], read: bool) -> Stored | None:
+    """Which of the entries, the newest first, a file has; None if it has none.
+
+    Without ``read`` it is only read if its size leaves that open.
+    """
+    size = owned.size_of(file)
     fitting = [entry for entry in entries if entry.bytes == size]
-    if len(fitting) > 1:
+    if fitting and (read or len(fitting) > 1):
         found = digest_of(file)
         return next((entry for entry in fitting if entry.sha256 == found), None)
     return fitting[0] if fitting else None
@@ -205,13 +206,15 @@ def form_of(file: Path, contents: Contents) -> tuple[str, int] | None:
 
 
 def recorded(building: Path, folder: Path | None = None) -> frozenset[int]:
-    """Windows that need not be recorded again: sizes are checked, checksums are in the journals.
+    """Windows that need not be recorded again: what an earlier run has left is checked by every byte.
 
     ``folder``: the place of the store, where ``seal`` may have been killed while it moved files.  As long as no process
     has come to its end, and so has left no head, one window is not among them: the run that records it writes the head.
     """
-    found = kept(building, folder)
+    found = kept(building, folder, read=True)
     if found is None:
         return frozenset()
     windows = manifest.windows_of(found.files)
-    return windows if found.closed or not windows else windows - {max(windows)}
+    heads = {name for share in shares(building) for name in share.files if manifest.HEAD.fullmatch(name)}
+    closed = found.closed and heads <= found.files.keys()
+    return windows if closed or not windows else windows - {max(windows)}

@@ -19,7 +19,8 @@ from backends.common.messages import one_line
 VERSION = 2
 """Version of the layout.
 
-1: one file a window, one or more for the head, and a manifest that names them; compare_q 0.1 and 0.2 wrote it.
+1: one file a window, one or more for the head, and a manifest that names them; compare_q 0.1 wrote it.  It is not read:
+   the manifest has no checksum, and says by what the logits are scaled.
 2: the manifest carries its own checksum, a store grows, and ``made`` says whose the folder is.
 """
 MANIFEST = "reference.json"
@@ -99,15 +100,9 @@ def read(folder: Path) -> Manifest:
     try:
         if not file.is_file():
             raise ValueError("it is not there")
-        data = file.read_bytes()
-        found = checked.load(data) if checked.is_checked(data) else checked.parse(data)
-        version = found["version"]
-        if type(version) is not int:
-            raise TypeError("version is of another type")
-        if version not in (1, VERSION):
+        found = checked.load(file.read_bytes())
+        if (version := found["version"]) != VERSION:
             raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
-        if version != 1 and not checked.is_checked(data):
-            raise ValueError("it has no checksum")
         return of_json(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
@@ -123,7 +118,7 @@ def of_json(found: Mapping[str, Any]) -> Manifest:
         raise TypeError("identity, reason or files is of another type")
     return Manifest(
         found["identity"], cast(Contents, contents), found["reason"], head_of(found["head"]),
-        {name: stored_of(name, entry) for name, entry in found["files"].items()}, found.get("made") is True,
+        {name: stored_of(name, entry) for name, entry in found["files"].items()}, found["made"] is True,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from backends.base import LoadRequest, Task, Window
+from backends.common import checked
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.messages import one_line
@@ -190,17 +191,15 @@ def write_windows(file: Path, windows: Sequence[Window]) -> None:
     ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
     shape = [[each.index, len(each.token_ids), len(each.spans)] for each in windows]
     spans = [span for each in windows for span in each.spans]
-    with file.open("wb") as stream:
-        np.savez(
-            stream, ids=ids, shape=np.array(shape, np.int64).reshape(-1, 3),
-            spans=np.array(spans, np.int64).reshape(-1, 2),
-        )  # fmt: skip
+    checked.write_arrays(
+        file, ids=ids, shape=np.array(shape, np.int64).reshape(-1, 3), spans=np.array(spans, np.int64).reshape(-1, 2)
+    )
 
 
 def read_windows(file: Path) -> list[Window]:
     """The windows that ``write_windows`` wrote, in their order."""
-    with np.load(file, allow_pickle=False) as arrays:
-        ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
+    arrays = checked.read_arrays(file)
+    ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
     windows, token, span = [], 0, 0
     for index, length, n_spans in shape:
         scored = tuple((begin, end) for begin, end in spans[span : span + n_spans])

@@ -52,10 +52,10 @@ def listed(text: str) -> frozenset[int]:
 
 
 def named(folder: Path) -> Iterator[Named]:
-    """The segments of a folder by their names, in the order of these; nothing is opened."""
+    """The segments of a folder by their names, in the order of these; no link, folder or pipe is one."""
     for file in files_of(folder):
         match = SEGMENT.fullmatch(file.name)
-        if match is not None:
+        if match is not None and owned.is_regular(file):
             yield Named(file, match[1], listed(match[2]), match[3])
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
 from backends.base import TokenScores, Window
-from backends.common import checked, owned
+from backends.common import checked, json_files, owned
 from backends.common.errors import InputError, ModelError
 from backends.worker import segment_names as names
 from backends.worker.segment_names import MORE, RECORD, SEGMENT, Named, files_of, is_ours, named
@@ -223,8 +223,6 @@ def windows_of(segment: Segment, wanted: Mapping[int, Window]) -> Iterator[tuple
 
 def read(candidate: Named) -> Segment | None:
     """A segment; None if it is damaged, or is not what its name says."""
-    if not owned.is_regular(candidate.file):
-        return None
     try:
         data = candidate.file.read_bytes()
         if hashlib.sha256(data).hexdigest()[:40] != candidate.digest:
@@ -261,8 +259,8 @@ def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
 
 def record_in(file: Path) -> tuple[str, dict[str, Any]] | None:
     """(session, its record); None if the file is damaged, or is another session's."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = checked.load(file.read_bytes())
+    with suppress(InputError, ValueError, KeyError, TypeError):
+        found = checked.load(json_files.read_bytes(file))
         session, record = found["session"], found["record"]
         if file.name == f"record.{session}.json" and isinstance(record, dict):
             return session, record

@@ -49,7 +49,7 @@ def entries(cache: Cache) -> list[Entry]:
 def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
     """The entries of one section; files that vanish meanwhile are left out."""
     parts: dict[str, list[Path]] = {}
-    with suppress(FileNotFoundError):  # nothing was ever kept
+    with suppress(OSError):  # nothing was ever kept
         for path in sorted((cache.root / section).iterdir()):
             match = KEPT[section].fullmatch(path.name)
             if match and (own_files(section, path) or is_empty(path)):
@@ -65,7 +65,9 @@ def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
 
 def is_empty(path: Path) -> bool:
     """Whether a path is a folder in which nothing lies, as a killed run may leave one."""
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    with suppress(OSError):  # another run has removed it meanwhile
+        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    return False
 
 
 def label_of(cache: Cache, section: str, key: str) -> str:

@@ -67,7 +67,7 @@ def deliver(args: argparse.Namespace, finished: FinishedRun, cache: Cache, outpu
 def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed."""
     table = columns.ordered(run, args.sort)
-    with outputs.printing():
+    with outputs.writing("standard output"):
         terminal.show(table, Console(), args.columns)
         if args.timing:
             terminal.show_timing(table, Console())

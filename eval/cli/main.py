@@ -2,7 +2,7 @@
 
 Exit status: 0 if all models were scored (or a finished run was shown); 1 if some models failed and the others are in
 the table, or if --doctor or --check find that a number or an answer would be wrong; 2 for bad input, if no model was
-scored, or if an output could not be written.
+scored, or if an output could not be written.  Standard output that is closed, or whose reader goes (| head), is none.
 
 What only a run or a listing needs is imported where it begins, so that --help and --from answer sooner.
 """
@@ -10,7 +10,6 @@ What only a run or a listing needs is imported where it begins, so that --help a
 from __future__ import annotations
 
 import argparse
-import io
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +24,9 @@ import backends
 from backends.common.errors import CompareQError, InputError
 from backends.common.messages import one_line, printable
 from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags, several_texts
+from eval.common import streams
 from eval.common.cache import Cache
-from eval.common.outputs import Outputs
+from eval.common.outputs import CURE, Outputs
 from eval.common.progress import Progress
 from eval.plots.measures import ACCURACIES, has_answers
 from eval.results import texts_json
@@ -42,11 +42,20 @@ if TYPE_CHECKING:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a name that is no text must not end a run
-            stream.reconfigure(errors="backslashreplace")
+    if words is None:
+        streams.make_safe()
     try:
-        words = sys.argv[1:] if words is None else words
+        status = answer(sys.argv[1:] if words is None else words)
+    except SystemExit as end:  # --help, --version
+        status = int(end.code or 0)
+    if error := streams.lost():
+        status = max(status, complain(f"standard output: could not be written: {error}; {CURE}"))
+    return status
+
+
+def answer(words: Sequence[str]) -> int:
+    """Do what the words ask for; returns the exit status."""
+    try:
         if words[:1] == ["trace"]:
             from eval.cli.trace import command
 
@@ -189,11 +198,11 @@ def deliver(args: argparse.Namespace, finished: FinishedRun | FinishedTexts, cac
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
             print(cache_listing.limited(cache, args.cache_limit))
-    status = status_of(outputs)
+    status = status_of(outputs) or int(delivering.is_incomplete(finished.results))
     if finished.signal:
         print("interrupted; run again to go on", file=sys.stderr)
         return 128 + finished.signal
-    return status or int(delivering.is_incomplete(finished.results))
+    return status
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
@@ -232,8 +241,6 @@ def show_again(args: argparse.Namespace) -> int:
 
 def status_of(outputs: Outputs) -> int:
     """The exit status after all outputs were tried; prints a line for each that failed."""
-    with outputs.printing():
-        pass  # what was printed last may still wait in the buffer
     return complain("\n".join(outputs.failures)) if outputs.failures else 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from backends.common.errors import InputError
 from eval.cli import plot_flags
 from eval.cli.flag_values import path_argument
+from eval.common.files import is_writable
 from eval.table import registry
 
 
@@ -73,8 +74,10 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
              "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
     taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
+    if (printed := Path("/dev/stdout").resolve()).is_file():
+        taken[printed] = "standard output"
     for flag, file in given.items():
-        if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+        if not is_writable(file):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
         if taken.setdefault(file.resolve(), flag) != flag:
             raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")

@@ -110,11 +110,15 @@ def seconds(given: str) -> float:
 
 
 def byte_size(given: str) -> int:
-    """``--cache-limit`` in bytes: a number alone, with KB to TB (powers of 1,000), or KiB to TiB (powers of 1,024)."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", given.strip(), re.IGNORECASE)
+    """``--cache-limit`` in bytes: a number with B, KB to TB (powers of 1,000), or KiB to TiB (powers of 1,024).
+
+    A number alone is refused: 20 bytes, where 20 GB were meant, would empty the cache.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)", given.strip(), re.IGNORECASE)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{given!r} is no size; give for example 20GB or 500MiB")
-    power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
+        example = f"{given.strip()}GB" if given.strip().isdecimal() else "20GB"
+        raise argparse.ArgumentTypeError(f"{given!r} is no size with a unit; give for example {example} or 500MiB")
+    power = "KMGT".find(found[2].upper()) + 1 if found[2] else 0
     wanted = float(found[1]) * (1024 if found[3] else 1000) ** power
     if not math.isfinite(wanted):
         raise argparse.ArgumentTypeError(f"{given[:20]}... is too large")

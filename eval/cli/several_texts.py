@@ -48,7 +48,7 @@ def deliver(args: argparse.Namespace, finished: FinishedTexts, cache: Cache, out
 def show(args: argparse.Namespace, result: TextsResult, outputs: Outputs) -> None:
     """Print the table, and whatever else is to be printed; what is about one text stands below its name."""
     table, console = text_columns.ordered(result, args.sort), Console()
-    with outputs.printing():
+    with outputs.writing("standard output"):
         (several_texts.show_by_text if args.by_text else several_texts.show)(table, console, args.columns)
         if args.timing:
             console.print(terminal.timing_table(*several_texts.timing_of_texts(table)))

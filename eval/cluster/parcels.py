@@ -148,7 +148,7 @@ class StoreCopy:
 def parsed(origin: bytes) -> Manifest:
     """The manifest in these bytes; ModelError if they are damaged."""
     try:
-        return manifest.of_json(checked.load(origin) if checked.is_checked(origin) else checked.parse(origin))
+        return manifest.of_json(checked.load(origin))
     except (ValueError, KeyError, TypeError):
         raise ModelError("the reference's manifest came to its node damaged") from None
 
@@ -165,7 +165,7 @@ def is_seen(folder: Path, origin: bytes) -> bool:
 
 def is_of_size(file: Path, size: int) -> bool:
     """Whether there is a file, and no link, of so many bytes."""
-    return owned.is_regular(file) and file.stat().st_size == size
+    return owned.size_of(file) == size
 
 
 def pieces(file: Path) -> Iterator[tuple[bytes, bool]]:

@@ -13,6 +13,7 @@ Deleting knows our files by their names, and neither follows nor removes a link.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from typing import Any, TypeAlias
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from backends.common import owned
+from backends.common import json_files, owned
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.reference import store as reference_store
@@ -129,7 +130,9 @@ class Cache:
         """The log file of the engine that computes an entry."""
         self.check_writable()
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
-        return self.root / "logs" / f"{name[:60]}.{key}.log"
+        numbered = (f"{name[:60]}{f'.{number}' if number else ''}.{key}.log" for number in itertools.count())
+        files = (self.root / "logs" / each for each in numbered)
+        return next(file for file in files if owned.is_regular(file) or not os.path.lexists(file))  # no pipe, say
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
@@ -184,20 +187,20 @@ class Cache:
         for file in (self.root / "runs").glob("*.keys"):
             lock = file.with_suffix(".lock")
             if file.stem != self.run.name:
-                with suppress(Timeout), FileLock(str(lock), timeout=0):
+                with suppress(Timeout, OSError), FileLock(str(lock), timeout=0):
                     file.unlink(missing_ok=True)
                     lock.unlink(missing_ok=True)
-            with suppress(FileNotFoundError):
-                keys.update(file.read_text(encoding="utf-8").split())
+            with suppress(InputError):  # gone, or no file of ours
+                keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
     @staticmethod
     def read_json(file: Path) -> dict[str, Any]:
         """A JSON object in the cache; empty if it is not there or damaged."""
-        with suppress(OSError, ValueError):
-            found = json.loads(file.read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
-        return {}
+        try:
+            return json_files.read_object(file, strict=False)
+        except InputError:
+            return {}
 
     def clear(self, section: str, key: str) -> None:
         """Remove an entry: its files, and in its folder what compare_q wrote there; logs stay."""

@@ -1,20 +1,55 @@
-"""Files in the user's folders that a reader finds old or new, never half-written."""
+"""Files in the user's folders that a reader finds old or new, never half-written; devices and pipes stay."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from backends.common import owned
+from backends.common import json_files, owned
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside the target, which replaces the target when the block ends well and else vanishes.
+    """A temporary path, whose file replaces the target when the block ends well and else vanishes.
 
-    What a killed run left beside the target goes first.
+    What a link leads to is replaced, and not the link.  A device or a pipe is not replaced, but gets the content: if
+    root renamed a file over /dev/null, every program would write into that.  OSError if the target is a folder,
+    cannot be written, or is a pipe that nobody reads.
     """
-    owned.sweep(target.parent)
-    with owned.replacing(target) as temporary:
+    if json_files.is_file(target) or not json_files.exists(target):
+        real = Path(os.path.realpath(target))
+        owned.sweep(real.parent)  # what a killed run left there
+        with owned.replacing(real) as temporary:
+            yield temporary
+        return
+    with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
+        temporary = Path(folder) / "content"
         yield temporary
+        with open(target, "wb", opener=at_once) as stream, temporary.open("rb") as content:
+            shutil.copyfileobj(content, stream)
+
+
+def at_once(file: str, _: int) -> int:
+    """An opener for writing that neither waits for a pipe's reader nor writes over a disk; afterwards writing waits."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise OSError(error.errno, "nobody reads from it") if error.errno == errno.ENXIO else error from None
+    if stat.S_ISBLK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENOTSUP, "it is a disk")
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def is_writable(target: Path) -> bool:
+    """Whether ``replacing`` may write the target, as far as that can be told before."""
+    if json_files.is_file(target) or not json_files.exists(target):
+        return os.access(Path(os.path.realpath(target)).parent, os.W_OK)
+    return not json_files.is_folder(target) and os.access(target, os.W_OK)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,16 +41,3 @@ class Outputs:
             self.failures.append(f"{target}: could not be written: {type(error).__name__}: {one_line(error)}")
             if self.verbose:
                 traceback.print_exc()
-
-    @contextmanager
-    def printing(self) -> Iterator[None]:
-        """A block that prints on standard output; once that has failed, nothing more is printed there."""
-        with self.writing("standard output"):
-            try:
-                yield
-                sys.stdout.flush()
-            except OSError:
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, sys.stdout.fileno())  # what waits in the buffer would fail again at the program's end
-                os.close(null)
-                raise

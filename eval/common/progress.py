@@ -20,6 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from backends.common.messages import bytes_in_words, printable
+from eval.common import streams
 
 
 class EtaColumn(ProgressColumn):
@@ -94,7 +95,7 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8"), quiet=quiet)
+        self.console = Console(file=streams.opened(os.dup(2)), quiet=quiet)
         self.lock = threading.Lock()
         self.bars: RichProgress | None = None
 

@@ -15,6 +15,8 @@ from eval.results.run_result import RunResult
 from eval.results.texts import TextsResult
 
 Row = dict[str, Any]
+FORMULAS = tuple("=+-@\t\r＝＋－＠")
+"""How text begins that spreadsheets run; the last four are the signs as Japanese writes them."""
 
 
 def csv_text(result: RunResult | TextsResult, fields: Sequence[str] | None = None) -> str:
@@ -39,7 +41,7 @@ def rows_of(run: RunResult) -> list[Row]:
     """The flat fields of every model of a run, and its notes."""
     return [
         {key: csv_cell(value) for key, value in flat_json(model, run).items()}
-        | {"notes": printable("; ".join(model.notes))}
+        | {"notes": csv_cell("; ".join(model.notes))}
         for model in run.models
     ]
 
@@ -51,8 +53,10 @@ def rows_of_text(name: str, run: RunResult | None, error: str) -> list[Row]:
 
 
 def csv_cell(value: Any) -> Any:
-    """A value for a cell; text without control characters."""
-    return printable(value) if isinstance(value, str) else value
+    """A value for a cell; text without control characters, and with an apostrophe where it would be a formula."""
+    if not isinstance(value, str):
+        return value
+    return f"'{printable(value)}" if value.startswith(FORMULAS) else printable(value)
 
 
 def write_csv(result: RunResult | TextsResult, file: Path, fields: Sequence[str] | None = None) -> None:

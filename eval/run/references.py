@@ -36,7 +36,6 @@ RECORDING_VERSION = 3
 MEANING = {
     "vocabulary": "was made with another tokenizer",
     "series": "was made of other windows: another text, method, eval_len, eval_stride or warm-up",
-    "windows": "was made of other windows: another text, method, eval_len, eval_stride, warm-up or number of windows",
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",
@@ -113,8 +112,10 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
     key_name = "--logits_file" if logits_file is not None else "out_logits"
     if reference.exists:
         if not (session.clear and logits_file is None):
-            check(open_reference(path), identity, data)
-    elif path.exists():
+            check(open_reference(path), identity)
+    elif path == in_cache and os.path.lexists(path / MANIFEST):
+        raise InputError(f"{path / MANIFEST}: is no file; delete it")
+    elif path != in_cache and path.exists():  # in the cache a killed run may leave the folder alone
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     """A reference from a store alone: compare_q's own, or upstream's, which does not say where it comes from."""
     store = open_reference(path)
     if not isinstance(store, UpstreamReader):
-        check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}, data)
+        check(store, {"series": data.series, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION})
     elif data.method != "exllamav3":
         instead = "no conversations; name another path" if data.method == "chat" else "no others; leave method out"
         raise InputError(f"{path}: upstream's stores hold exllamav3's windows and {instead}")
@@ -153,14 +154,8 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     return HeldReference(Cache.key("reference", identity), path, label, identity, divergences=session.divergences)
 
 
-def check(store: ReferenceStore, expected: Mapping[str, Any], data: EvalData) -> None:
-    """InputError that says in what a store's identity differs from the ``expected`` entries.
-
-    A store of compare_q 0.1 is of these windows and no others: it names them all, in place of their series.
-    """
-    if "windows" in store.identity and "series" in expected:
-        expected = {**expected, "windows": data.digest}
-        expected.pop("series")
+def check(store: ReferenceStore, expected: Mapping[str, Any]) -> None:
+    """InputError that says in what a store's identity differs from the ``expected`` entries."""
     for name in sorted(expected, key=lambda name: list(MEANING).index(name) if name in MEANING else len(MEANING)):
         if store.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")

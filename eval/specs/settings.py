@@ -11,6 +11,7 @@ from pathlib import Path
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from backends.common import json_files
 from backends.common.errors import InputError
 from backends.common.options import describe
 
@@ -37,8 +38,6 @@ def load() -> Settings:
     if not file.is_file():
         return Settings()
     try:
-        return Settings.model_validate_json(file.read_bytes())
+        return Settings.model_validate(json_files.read_object(file))
     except ValidationError as error:
         raise InputError(f"{file}: {describe(error, Settings.model_fields)}") from None
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read: {error.strerror}") from None

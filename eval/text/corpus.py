@@ -14,6 +14,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,14 @@ from eval.text.hub_datasets import (
 
 TABLES = (".jsonl", ".parquet")
 TRACE = ".json"
-LARGEST_TEXT = 8_000_000_000
-"""Bytes of a plain text file, which is held in memory as a whole; wikitext-103 has 0.5 GB."""
+LARGEST_TEXT, LARGEST_TABLE = 8_000_000_000, 100_000_000_000
+"""Bytes of a plain text file, which is held in memory as a whole, and of a table; wikitext-103 has 0.5 GB."""
+LARGEST_RATIO = 100
+"""Bytes that a parquet file may hold for each of its own; text takes a third to a tenth."""
+BATCH_ROWS, BATCH_BYTES = 1024, 1 << 26
+"""Rows of a parquet file that are read at a time, and bytes that they may take."""
+DAMAGED = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError)
+"""What pyarrow raises for a file that is none of its own."""
 MOST_FILES = 10_000
 """Files of a local data set: a run reads and hashes them all."""
 
@@ -73,16 +80,21 @@ def identity(spec: DataSpec) -> dict[str, Any]:
             "rows": row_limit(spec),
         }
     source = source_of(spec)
-    names = names_in(source.data_files)
-    local = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
-    if exists(Path(source.path)) and Path(source.path).is_dir():
-        local += first_files(Path(source.path).rglob("*"), source.path)
-    return {**vars(source), "files": digests(local), "rows": row_limit(spec)}
+    return {**vars(source), "files": digests(local_files(source)), "rows": row_limit(spec)}
 
 
 def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Path -> SHA-256 of the regular ones of some files: by their names a library tells splits, and sorts rows."""
+    """Path -> SHA-256 of some files: by their names a library tells splits, and sorts rows."""
     return {str(file): file_digest(file) for file in files if is_file(file)}
+
+
+def local_files(source: hub_datasets.Source) -> list[Path]:
+    """The files of a data set that lies on this machine; none of one on the hub."""
+    names = names_in(source.data_files)
+    found = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
+    if exists(Path(source.path)) and Path(source.path).is_dir():
+        found += first_files(Path(source.path).rglob("*"), source.path)
+    return [file for file in found if is_file(file)]
 
 
 def is_here(spec: DataSpec) -> bool:
@@ -124,6 +136,9 @@ def text_file(spec: DataSpec) -> Path:
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
     if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):
         raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
+    size, most = file.stat().st_size, LARGEST_TABLE if suffix in TABLES else LARGEST_TEXT
+    if size > most:  # before hours are spent on its checksum
+        raise InputError(f"path: {file}: {bytes_in_words(size)}, of at most {bytes_in_words(most)}; give a part of it")
     return file
 
 
@@ -197,10 +212,7 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     name = f"path: {printable(file)}"
     try:
         with open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > LARGEST_TEXT:
-                raise InputError(f"{name}: {bytes_in_words(size)} of plain text; give a part of it, or .jsonl")
-            content = io.BytesIO(stream.read(size))
+            content = io.BytesIO(stream.read(os.fstat(stream.fileno()).st_size))
         text = io.TextIOWrapper(content, encoding="utf-8", newline="" if raw else None).read()
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
@@ -214,24 +226,49 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
 def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
     """The chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
     if spec.path is None:
+        for file in local_files(source_of(spec)):
+            if file.suffix.lower() == ".parquet":
+                with suppress(*DAMAGED):  # the library, which reads it, will say that
+                    all(True for _ in parquet_batches(file, f"dataset: {printable(file)}"))
         yield from hub_records(spec, choose)
         return
     file = text_file(spec)
     name = f"path: {printable(file)}"
     try:
         yield from (parquet_records if file.suffix.lower() == ".parquet" else jsonl_records)(file, choose, name)
-    except (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError) as error:  # pyarrow's
+    except DAMAGED as error:
         raise InputError(f"{name}: not a {file.suffix[1:]} file: {one_line(error)}") from None
 
 
 def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
     """The chosen columns of a parquet file, which errors call ``name``."""
-    import pyarrow.parquet as parquet
-
-    table = parquet.ParquetFile(file)
-    batches = table.iter_batches(columns=choose(table.schema_arrow.names, name))
+    batches = parquet_batches(file, name, choose)
     for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
         yield f"{name}: row {number}", row
+
+
+def parquet_batches(file: Path, name: str, choose: Choose | None = None) -> Iterator[Any]:
+    """The chosen columns, or all, some rows at a time; InputError for a file that holds far more than its own bytes.
+
+    A value that is stored once and meant 30,000 times makes 30 GB of 289 bytes.
+    """
+    import pyarrow.parquet as parquet
+
+    table, size = parquet.ParquetFile(file), file.stat().st_size
+    columns = table.schema_arrow.names if choose is None else choose(table.schema_arrow.names, name)
+    groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    # One value may be as large as all that is stored of its column.
+    widest = max(
+        (each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in columns), default=1
+    )
+    read, most = 0, LARGEST + LARGEST_RATIO * size
+    for batch in table.iter_batches(min(max(BATCH_BYTES // max(widest, 1), 1), BATCH_ROWS), columns=columns):
+        read += batch.nbytes
+        if read > most:
+            told = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
+            raise InputError(f"{name}: {told}; give it as .jsonl if that is so")
+        yield batch
 
 
 def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from backends.common.errors import InputError
-from backends.common.json_files import exists, is_file
+from backends.common.json_files import exists, is_file, read_bytes
 from backends.common.messages import one_line, printable
 from backends.common.packages import installed_versions, package_folder
 from eval.specs.types import DataSpec
@@ -114,8 +114,8 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
     if file in inside:
         raise InputError(f"{name}: includes itself")
     try:
-        config = yaml.load(file.read_bytes(), Loader=Loader)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        config = yaml.load(read_bytes(file), Loader=Loader)
+    except (InputError, OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: cannot be read as a task: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise InputError(f"{name}: a task is an object of keys and values")

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
@@ -125,7 +125,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        digest.update(file.name.encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     return {
         "version": TOKENS_VERSION,
         "method": spec.method,
@@ -275,18 +275,18 @@ def chat_prefix(tokenizer: Any) -> list[int]:
 def load(cache: Cache, key: str) -> Tokens | None:
     """Tokens from the cache; None if they are not there, or damaged and so to be made again."""
     try:
-        with np.load(cache.path("tokens", key, ".npz"), allow_pickle=False) as arrays:
-            lead, n_bytes, words = map(int, arrays["numbers"])
-            sizes = arrays["sizes"]
-            return Tokens(
-                arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
-                None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
-                Chat(arrays["scored"], *json.loads(str(arrays["chat"]))) if "chat" in arrays else None,
-                Requests(*(arrays[each] for each in COLUMNS), *json.loads(str(arrays["task"])))
-                if "task" in arrays else None,
-            )  # fmt: skip
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError, RuntimeError):
+        arrays = checked.read_arrays(cache.path("tokens", key, ".npz"))
+    except (InputError, OSError, ValueError):
         return None
+    lead, n_bytes, words = map(int, arrays["numbers"])
+    sizes = arrays["sizes"]
+    return Tokens(
+        arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
+        None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
+        Chat(arrays["scored"], *json.loads(str(arrays["chat"]))) if "chat" in arrays else None,
+        Requests(*(arrays[each] for each in COLUMNS), *json.loads(str(arrays["task"])))
+        if "task" in arrays else None,
+    )  # fmt: skip
 
 
 def save(file: Path, tokens: Tokens) -> None:
@@ -299,9 +299,8 @@ def save(file: Path, tokens: Tokens) -> None:
     if tokens.requests is not None:
         more = {each: getattr(tokens.requests, each) for each in COLUMNS}
         more["task"] = json.dumps([tokens.requests.task, tokens.requests.num_fewshot])
-    with file.open("wb") as stream:
-        np.savez(
-            stream, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
-            numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
-            **more,
-        )  # fmt: skip
+    checked.write_arrays(
+        file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
+        numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
+        **more,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backends.common import json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from eval.common import processes
@@ -76,9 +77,9 @@ def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | No
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(folder / FILE))
+        tokenizer = Tokenizer.from_buffer(json_files.read_bytes(folder / FILE))
         config = folder / "tokenizer_config.json"
-        marks = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        marks = json_files.read_object(config, strict=False) if config.is_file() else {}
         special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         special |= {int(number) for number, token in marks.get("added_tokens_decoder", {}).items() if token["special"]}
     except Exception:  # tokenizers raises bare Exception; the config may hold anything

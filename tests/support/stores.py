@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.torch import save_file
 
 from backends.common.dtypes import dtype_name
 from backends.common.head import Head
-from backends.reference.store import MANIFEST, Reader, Writer, building_of, seal
+from backends.reference.store import Reader, Writer, building_of, seal
 
 HEAD = Head(300, "float32")
 IDENTITY = {"windows": "abc", "label": "bf16"}
@@ -60,16 +59,6 @@ def state_store(folder: Path, windows: int = 2) -> Reader:
 def contents_of(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def older_manifest(folder: Path, identity: Mapping[str, Any] = IDENTITY) -> None:
-    """Make of a store one of compare_q 0.2: layout 1, without a checksum."""
-    manifest = json.loads((folder / MANIFEST).read_text())
-    for name in ("made", "sha256"):
-        del manifest[name]
-    rows = sum(name.startswith("row.") for name in manifest["files"])
-    manifest |= {"version": 1, "rows": rows, "identity": dict(identity)}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 UPSTREAM = [numbers(1, 5, 8, seed=window) * 4 for window in range(3)]

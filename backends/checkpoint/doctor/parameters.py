@@ -7,10 +7,12 @@ own, since the driver imports neither.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,8 @@ BESIDE = re.compile(
 )
 """Tensors beside the weights that engines read or that are computed again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
+SURPLUS = 10_000
+"""Tensors that a config may ask for, beside ten times those that are there: of many files there may be one."""
 REDO = "download the files again, or save the model with the class that its config names"
 WITHOUT = "give the config.json that belongs to these files, or save the model without it"
 
@@ -79,7 +83,8 @@ def compared(folder: str) -> dict[str, Any]:
     checkpoint = Checkpoint(Path(folder))
     stored = stored_weights(checkpoint)
     try:
-        model = built(checkpoint)
+        with at_most(SURPLUS + 10 * len(checkpoint.tensors)):
+            model = built(checkpoint)
         renamed = new_names(model, list(stored))
     except InputError:
         raise
@@ -161,6 +166,24 @@ def built(checkpoint: Checkpoint) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()
     return model
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """A block that makes models of so many tensors; ValueError where a config asks for more, which may take hours."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    made = itertools.count(1)
+
+    def counted(*_: Any) -> None:
+        if next(made) > count:
+            raise ValueError(f"the config asks for more than {count:,} tensors, ten times what the files have")
+
+    handle = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def new_names(model: Any, names: list[str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """A trace on disk: answers are added to a file beside it as they come, and the trace appears when it has all of them.
 
 That file, with ``.partial`` behind the trace's name, is JSON lines: first ``{"compare_q_trace": 1, "made": ...}``, then
-a record an answer.  ``made`` (JSON types) says by what model and how the answers were made; those of two runs are mixed
-only where it is the same.
+a record an answer, each line with its checksum.  ``made`` (JSON types) says by what model and how the answers were
+made; those of two runs are mixed only where it is the same.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from backends.common import json_files
+from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.common.files import replacing
@@ -71,7 +71,7 @@ class Partial:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add one line; OSError if the disk is full."""
-        self.stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self.stream.write(checked.dump(line))
         self.stream.flush()
 
     def take(self, source: Path, made: Any, records: Mapping[str, dict[str, Any]], same: Same) -> None:
@@ -168,14 +168,10 @@ def resume(partial: Partial, file: Path, same: Same) -> bool:
 
 def record_of(line: bytes, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """A line of a partial as an object that has what ``kinds`` names; InputError."""
-    damaged = InputError(f"{where}: is damaged; move it away")
-    try:
-        found = json_files.parsed(line, where)
-    except InputError:
-        raise damaged from None
-    if not has(found, kinds):
-        raise damaged
-    return dict(found)
+    with suppress(ValueError):
+        if has(found := checked.load(line + b"\n"), kinds):
+            return found
+    raise InputError(f"{where}: is damaged; move it away")
 
 
 def has(found: Any, kinds: Mapping[str, type]) -> bool:

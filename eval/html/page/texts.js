@@ -121,7 +121,8 @@ function overviewMarkdown(rows, columns) {
 }
 function overviewCsv(rows, columns) {
   const quoted = (value) => (/[",\r\n]/.test(value) ? `"${value.replace(/"/g, '""')}"` : value),
-    line = (cells) => `${cells.map((each) => quoted(String(each ?? ""))).join(",")}\r\n`,
+    plain = (value) => (/^[=+\-@\t\r＝＋－＠]/.test(value) && typeof value === "string" ? `'${value}` : value), // no formula
+    line = (cells) => `${cells.map((each) => quoted(String(plain(each) ?? ""))).join(",")}\r\n`,
     numbers = ({ value, stderr }) => [value, stderr];
   const names = columns.flatMap(({ field }) => [field, `${field}_stderr`]);
   const values = (row) => [row.raw, row.bpw, row.bytes, ...columns.flatMap((column) => numbers(column.of(row.i)))];

@@ -78,6 +78,23 @@ def test_every_flipped_bit_of_a_journal_is_found(tmp_path: Path) -> None:
     assert recorded(tmp_path) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize("kind", ["row", "head"])
+def test_every_flipped_bit_of_what_a_killed_run_left_is_found(tmp_path: Path, kind: str) -> None:
+    """The file is of the size that its writer noted; it is made again, and the store is what it would have been."""
+    for number in range(20):
+        building, store = tmp_path / f"building {number}", tmp_path / f"store {number}"
+        record(building, range(4))
+        for _ in flips(sorted(building.glob(f"{kind}.*")), seed=number, count=1):
+            missing = set(range(4)) - recorded(building)
+            assert len(missing) == 1
+            record(building, sorted(missing))
+            whole = {file.name: file.read_bytes() for file in building.glob("*.safetensors")}
+        for name, data in whole.items():  # flips has put the old bytes there
+            (building / name).write_bytes(data)
+        seal(building, store, IDENTITY, 4)
+        Reader(store).verify()
+
+
 def test_a_journal_that_ends_anywhere(tmp_path: Path) -> None:
     """Cut off at each of its bytes; and a line after a torn one is read."""
     record(tmp_path, range(3), closed=False)

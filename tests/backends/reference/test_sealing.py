@@ -29,7 +29,6 @@ from tests.support.stores import (
     WEIGHT,
     contents_of,
     numbers,
-    older_manifest,
     record,
     state_store,
 )  # fmt: skip
@@ -50,13 +49,10 @@ def grown(folder: Path, windows: int) -> None:
     seal(building, folder, IDENTITY, windows)
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_store_grows(tmp_path: Path, older: bool) -> None:
-    """Windows that it has stay as they are; a store of the older layout becomes one of the newer."""
+def test_a_store_grows(tmp_path: Path) -> None:
+    """Windows that it has stay as they are."""
     folder = state_store(tmp_path / "store", windows=2).path
     before = contents_of(folder)
-    if older:
-        older_manifest(folder)
     building = building_of(folder, IDENTITY)
     record(building, [1, 2, 3], seed=9)
     record(building, [6], seed=9)
@@ -70,7 +66,7 @@ def test_a_store_grows(tmp_path: Path, older: bool) -> None:
     }
     assert torch.equal(store.window(6), numbers(3, 4, seed=15))  # behind a gap, and kept for a run that closes it
     assert names(tmp_path) == {"store"}
-    assert store.manifest.made is not older
+    assert store.manifest.made
     grown(folder, 6)
     assert Reader(folder).n_windows == 7
 

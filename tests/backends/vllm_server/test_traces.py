@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from backends.common import checked
 from tests.support.chats import WEATHER, write_lines
 from tests.support.toy import Ran, assert_refused
 from tests.support.vllm_server import Stub, new_weights
@@ -95,8 +96,8 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
     assert ran.err.splitlines()[-1] == f"error: -o: {out}: {told}"
     assert out.read_text() == "of another program"
     out.unlink()
-    whole, prompts = partial.read_text(), asked.read_text()
-    head, first, *rest = map(json.loads, whole.splitlines())
+    whole, prompts = partial.read_bytes(), asked.read_text()
+    head, first, *rest = map(checked.load, whole.splitlines(keepends=True))
     assert len(rest) == 3
     del stub.chats[:]
     asked.write_text("two\nfive\n")
@@ -106,19 +107,22 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
 
     without = {key: value for key, value in first.items() if key != "key"}
     damaged: list[tuple[list[Any], int]] = [
-        ([head, without], 2), ([head, {**first, "input_ids": None}], 2), ([head, first, 3], 3),
-        ([["compare_q_trace"]], 1),
+        ([head, without], 2), ([head, {**first, "input_ids": None}], 2), ([head, {"x": 3}], 2),
+        ([{"x": "compare_q_trace"}], 1),
     ]  # fmt: skip
     for lines, at in damaged:
-        write_lines(partial, *lines)
+        partial.write_bytes(b"".join(map(checked.dump, lines)))
         assert_refused(compare_q(*words), f"{partial}: line {at}: is damaged; move it away")
-    partial.write_text(whole.replace('"key"', "\0", 1))
+    partial.write_bytes(whole.replace(b'"key"', b"\0", 1))
+    assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
+    (before, *_) = first["response_ids"]
+    partial.write_bytes(whole.replace(b'"response_ids": [%d' % before, b'"response_ids": [%d' % (before ^ 1), 1))
     assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
     for stamp in ("{", "[]", "{}", "3", "[1, {}, null, [[]]]"):
-        write_lines(partial, {**head, "made": {**head["made"], "stamp": stamp}}, first)
+        partial.write_bytes(checked.dump({**head, "made": {**head["made"], "stamp": stamp}}) + checked.dump(first))
         assert_refused(compare_q(*words), f"{partial}: has 1 answers that were made otherwise (the model's weights)")
 
-    partial.write_text(whole)
+    partial.write_bytes(whole)
     stub.refuses = lambda body: ""
     assert compare_q(*words).status == 0
     assert [prompt for prompt, _, _ in rows_of(out)] == WORDS

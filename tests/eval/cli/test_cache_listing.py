@@ -17,7 +17,7 @@ from eval.cli import cache_listing, run_flags
 from eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import record
-from tests.support.toy import Ran
+from tests.support.toy import Ran, assert_refused
 
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
@@ -120,8 +120,7 @@ def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
-        ("0", 0),
-        ("1500", 1500),
+        ("0B", 0),
         ("2KB", 2000),
         ("1.5GB", 1_500_000_000),
         ("3 MiB", 3 * 1024**2),
@@ -131,6 +130,20 @@ def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
 )
 def test_sizes(text: str, gold: int) -> None:
     assert run_flags.byte_size(text) == gold
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("20", "20GB"), (" 7 ", "7GB"), ("0", "0GB"), ("0.5", "20GB"), ("", "20GB")]
+)
+def test_a_size_without_a_unit_removes_nothing(
+    cache: Cache, compare_q: Callable[..., Ran], text: str, meant: str
+) -> None:
+    """20 was read as bytes, and every entry was removed."""
+    before = cache_listing.entries(cache)
+    refused = f"--cache-limit: {text!r} is no size with a unit; give for example {meant} or 500MiB; see --help"
+    assert_refused(compare_q("--cache", "--cache-dir", cache.root, "--cache-limit", text), refused)
+    assert cache_listing.entries(cache) == before
+    assert before
 
 
 def test_scores_in_a_folder_are_one_entry_with_the_older_files(cache: Cache) -> None:
@@ -201,4 +214,4 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")
     bad = compare_q("--cache", "--cache-limit", "lots")
     assert bad.status == 2
-    assert "'lots' is no size; give for example 20GB or 500MiB" in bad.err
+    assert "'lots' is no size with a unit; give for example 20GB or 500MiB" in bad.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,32 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
     problem = f"error: standard output: could not be written: No space left on device; {CURE}"
     assert (ran.returncode, ran.stderr.splitlines()) == (2, [problem])
     assert results_json.load(tmp_path / "r.json")[0].models
+
+
+@pytest.mark.engine
+def test_what_is_printed_on_a_full_disk_outside_of_a_run() -> None:
+    """--list-engines prints more than a buffer holds, --version less, and argparse ends the program there."""
+    for flag in ("--list-engines", "--version"):
+        with open("/dev/full", "w") as full:
+            ran = in_a_process(flag, stdout=full)
+        problem = f"error: standard output: could not be written: No space left on device; {CURE}"
+        assert (ran.returncode, ran.stderr.splitlines()) == (2, [problem])
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("shell", [">&-", ">&- 2>&- <&-", "| head -1", "2>&1 | true", "2>/dev/full | true"])
+def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str) -> None:
+    """The files are written, none of them gets the number of a closed stream, and the status is the run's own."""
+    words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "--from", str(finished), "--statistics"])
+    script = f"set -o pipefail; {words} -o {tmp_path / 'r.json'} --csv {tmp_path / 'r.csv'} {shell}"
+    for unbuffered in ("", "1"):
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=environment)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert results_json.load(tmp_path / "r.json")[0].models
+        assert (tmp_path / "r.csv").read_text().startswith("label,")
+        assert ran.stdout.count("\n") == ("head" in shell)
+        (tmp_path / "r.json").unlink()
 
 
 def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> None:

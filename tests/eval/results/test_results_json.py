@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.common.messages import printable
 from eval import __version__
 from eval.results import results_csv, results_json
 from eval.results.run_result import ModelResult, RunResult
+from eval.results.texts import TextResult, TextsResult
 from eval.stats.estimates import summarize
 from eval.stats.uncertainty import Mean
 from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, run_of, with_against
@@ -210,6 +213,19 @@ def test_csv_is_flat(tmp_path: Path) -> None:
     assert (quant["entropy"], quant["notes"], quant["noise_floor"]) == ("1.25", "a, b; c", "False")
     assert (failed["kld"], failed["error"]) == ("", "told to fail")
     assert not {"spec", "provenance", "estimates"} & quant.keys()
+
+
+@pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, sign: str) -> None:
+    """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
+    text = f"{sign}HYPERLINK(A1)"
+    told = replace(QUANT, label=text, notes=(text,), load_seconds=-1.5)
+    result = TextsResult((TextResult(text, run_of(REF, told)), TextResult("failed", None, text)))
+    rows = list(csv.reader(io.StringIO(results_csv.csv_text(result), newline="")))
+    for cell in (cell for row in rows for cell in row if "HYPERLINK" in cell):
+        assert cell == f"'{printable(text)}"
+    assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
+    assert "-1.5" in rows[2]
 
 
 def test_what_no_run_writes_is_refused() -> None:

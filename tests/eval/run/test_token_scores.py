@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from backends.base import TokenScores, Window
 from backends.common.errors import ModelError
 from backends.fake import FakeBackend
 from backends.worker import scoring_job, segments
+from eval.cli import cache_listing
 from eval.common.cache import Cache
 from eval.run import token_scores
 from tests.support.comparisons import N_WINDOWS, Compare, fake
@@ -161,6 +163,25 @@ def test_seconds_of_the_last_load_of_an_engine(cache: Cache) -> None:
     keep(cache)
     assert token_scores.expected_load(cache, "fake") == 1.5
     assert token_scores.expected_load(cache, "other") is None
+
+
+def test_a_folder_that_another_run_removes_meanwhile(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed and is gone when it is looked at: a model's row failed of that."""
+    keep(cache)
+    gone = cache.path("scores", "9" * 40, "")
+    real = Path.glob
+
+    def listed(self: Path, pattern: str) -> Iterator[Path]:
+        gone.mkdir(exist_ok=True)
+        found = list(real(self, pattern))
+        gone.rmdir()
+        return iter(found)
+
+    monkeypatch.setattr(Path, "glob", listed)
+    assert token_scores.expected_load(cache, "fake") == 1.5
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", lambda _: True)
+        assert not cache_listing.is_empty(gone)
 
 
 @pytest.mark.parametrize("what", ["a segment", "the record", "no record"])

@@ -251,6 +251,30 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert str(file) in refusal(path=str(file))
 
 
+@pytest.mark.usefixtures("offline")
+def test_a_parquet_file_that_holds_far_more_than_its_bytes(tmp_path: Path) -> None:
+    """A value of 1 MB that is stored once and stands in 1,000 rows; 30,000 took 30 GB of memory."""
+    file = tmp_path / "a.parquet"
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000), ["x" * 1_000_000])
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), file, compression="brotli", store_schema=False)
+    size = file.stat().st_size
+    assert size < 1000
+    rows = {"dataset": "parquet", "dataset_data_files": str(file), "split": "train"}
+    before = pyarrow.total_allocated_bytes()
+    for keys in ({"path": str(file)}, rows):
+        assert f"{file}: {size} bytes that hold more than 100.0 MB; give it as .jsonl" in refusal(**keys)
+    assert pyarrow.default_memory_pool().max_memory() - before < 800_000_000
+    assert len(corpus.load_text(spec(path=str(file), max_text_rows=2), Progress(quiet=True))) == 2_000_002
+
+
+@pytest.mark.parametrize(("name", "size"), [("a.txt", "8.0 GB"), ("a.jsonl", "100.0 GB"), ("a.parquet", "100.0 GB")])
+def test_terabytes_are_not_read(tmp_path: Path, name: str, size: str) -> None:
+    with (tmp_path / name).open("wb") as stream:
+        stream.truncate(1 << 43)
+    with pytest.raises(InputError, match=rf"{name}: 8\.8 TB, of at most {size}; give a part of it"):
+        corpus.identity(spec(path=str(tmp_path / name)))
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
     file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"

@@ -16,7 +16,8 @@ from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
 from eval.specs.types import DataSpec
 from eval.text import tokens, vocabulary
-from eval.text.tokens import Tokens
+from eval.text.tokens import Chat, Requests, Tokens
+from tests.support.flips import flips
 from tests.support.toy import refusal, save_toy_tokenizer
 
 END = 256
@@ -221,3 +222,22 @@ def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -
     for name, value in vars(text).items():
         np.testing.assert_array_equal(getattr(loaded, name), value, strict=isinstance(value, np.ndarray))
     assert tokens.load(cache, "other") is None
+
+
+NUMBERS = np.array([0, 1], np.int32)
+KINDS = {
+    "text": {},
+    "conversations": {"chat": Chat(np.array([True, False]), "rendered prefixes", 0, "t")},
+    "requests": {"requests": Requests(NUMBERS, NUMBERS, np.array([True, False]), NUMBERS, "task", 0)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str) -> None:
+    """A flipped bit in the name of the array that says which tokens are scored had the whole conversation scored."""
+    cache = Cache(tmp_path)
+    with cache.write("tokens", "k", ".npz") as file:
+        tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]))
+    for _, position in flips([cache.path("tokens", "k", ".npz")], seed=6):
+        assert tokens.load(cache, "k") is None, position
+    assert tokens.load(cache, "k") is not None

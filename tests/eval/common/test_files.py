@@ -1,0 +1,107 @@
+"""Outputs: regular files are replaced, whatever else has the name stays what it is and gets the content."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from eval.common.files import is_writable, replacing
+from eval.results import results_json
+from tests.support.command_line import Run
+from tests.support.made import QUANT, REF, run_of
+from tests.support.toy import assert_refused
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """results.json of a finished run."""
+    results_json.write_json(run_of(REF, QUANT), tmp_path / "finished.json", [])
+    return tmp_path / "finished.json"
+
+
+def write(target: Path, content: bytes = b"new") -> None:
+    with replacing(target) as part:
+        part.write_bytes(content)
+
+
+def device(file: Path, minor: int) -> Path:
+    """A copy of /dev/null (3) or /dev/full (7), which a test may break."""
+    try:
+        os.mknod(file, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+    return file
+
+
+def reader_of(file: Path) -> int:
+    """The other end of a new pipe."""
+    os.mkfifo(file)
+    return os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+
+
+def test_links_stay_and_what_they_lead_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "old").write_bytes(b"old")
+    for name in ("old", "not there yet"):
+        link = tmp_path / f"link to {name}"
+        link.symlink_to(Path("below") / name)
+        write(link)
+        assert os.readlink(link) == f"below/{name}"
+        assert (tmp_path / "below" / name).read_bytes() == b"new"
+    assert sorted(os.listdir(tmp_path / "below")) == ["not there yet", "old"]
+
+
+def test_a_pipe_gets_the_content_also_through_a_link(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    reader = reader_of(pipe)
+    link.symlink_to(pipe)
+    for target in (pipe, link):
+        assert is_writable(target)
+        write(target, b"content")
+        assert os.read(reader, 99) == b"content"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert link.is_symlink()
+    with pytest.raises(OSError, match="nobody reads from it"):
+        write(pipe)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_what_fails_before_its_end_sends_a_pipe_nothing(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path / "pipe")
+
+    def fail() -> None:
+        with replacing(tmp_path / "pipe") as part:
+            part.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert os.read(reader, 99) == b""
+    os.close(reader)
+
+
+FLAGS = ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
+
+
+def test_devices_are_written_through_by_every_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """To root the device was replaced by a file, and every other program then wrote into that."""
+    targets = {flag: device(tmp_path / f"full{flag}.png", 7) for flag in FLAGS}
+    ran = compare_q("--from", finished, *(word for pair in targets.items() for word in pair))
+    errors = sorted(line.partition(": could not be written: ")[::2] for line in ran.err.splitlines())
+    assert [name for name, _ in errors] == sorted(f"error: {file}" for file in targets.values())
+    assert all(why.startswith("No space left on device; ") for _, why in errors)
+    assert ran.status == 2
+    null = device(tmp_path / "null", 3)
+    assert compare_q("--from", finished, "-o", null).status == 0
+    assert all(stat.S_ISCHR(file.lstat().st_mode) for file in (*targets.values(), null))
+
+
+def test_what_no_output_can_be(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    assert not is_writable(tmp_path)
+    assert not is_writable(tmp_path / "no" / "folder")
+    (tmp_path / "link").symlink_to(tmp_path / "no" / "folder")
+    assert_refused(compare_q("--from", finished, "-o", tmp_path / "link"), "--output: ", "link: cannot be written")
