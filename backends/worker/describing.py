@@ -1,4 +1,4 @@
-"""What a Python has of an engine, found out without importing the engine."""
+"""What a Python has of an engine, found out without importing the engine, and what a model is that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import importlib.util
 import sys
 
 import backends
+from backends.base import ModelFacts
 from backends.common import machine
-from backends.common.errors import CompareQError
+from backends.common.errors import InputError, ModelError
 from backends.worker.messages import Described, DescribeJob
 
 
@@ -18,12 +19,16 @@ def describe(job: DescribeJob) -> Described:
     installed = capabilities.installed()
     if installed is None:
         return Described(None)
-    problem = ""
+    problem, silence, facts, stamp = "", "", None if capabilities.here else ModelFacts(), ""
     try:
         backend.check(job.request)
-    except CompareQError as error:
+        if not capabilities.here:
+            facts, stamp = backend.facts(job.request), backend.stamp(job.request)
+    except InputError as error:
         problem = str(error)
+    except ModelError as error:
+        silence = str(error)
     if capabilities.here and not problem and importlib.util.find_spec("torch") is None:
         problem = f"load_fn: scoring needs torch, which {sys.executable} lacks"
     cpu_only = capabilities.torch and machine.cpu_build_of_torch()
-    return Described(installed, backend.versions(), cpu_only, problem)
+    return Described(installed, backend.versions(), cpu_only, problem, facts, stamp, silence)
