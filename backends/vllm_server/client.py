@@ -198,7 +198,8 @@ class Server:
             text = content.decode(errors="replace")
         text = self.quoted(text) or response.reason_phrase
         hint = "; give engine.api_key_env" if response.status_code == 401 and self.key is None else ""
-        hint = "; give the URL to which it leads" if response.is_redirect else hint
+        if response.has_redirect_location:
+            hint = f"; give the URL to which it leads: {self.quoted(response.headers['Location'])}"
         return f"HTTP {response.status_code} from {path}: {text}{hint}"
 
     def quoted(self, text: str) -> str:

@@ -94,7 +94,7 @@ MANNERS: dict[str, tuple[Act, str]] = {
     "no UTF-8": (whole(b'{"data": "\xff"}'), "not UTF-8 text"),
     "a list": (whole(b"[]"), "{path} answers no JSON object"),
     "elsewhere": (
-        whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give the URL to which it leads"
+        whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give the URL to which it leads: http://"
     ),
     "a file": (whole(b"", 307, Location="file:///etc/passwd"), "HTTP 307 from {path}"),
     "204": (whole(b"", 204), "HTTP 204 from {path}"),
@@ -231,11 +231,12 @@ def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     """Whatever the server's own limits are; else it says what the model is."""
+    stub.tokens = {"tokens": [5], "token_strs": ["water"]}
     good = Hosts().describe(None, DescribeJob("vllm_server", request_for(stub.url)))
-    assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255))
+    assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
     stub.bad = lambda handler: time.sleep(20) is None
-    with pytest.raises(ModelError, match=r"did not load for 3 s, and was ended \(--deadline\)"):
-        Hosts(deadline_s=3.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
+    with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
+        Hosts(deadline_s=1.0).describe(None, DescribeJob("vllm_server", request_for(stub.url)))
 
 
 def test_others_are_measured(
