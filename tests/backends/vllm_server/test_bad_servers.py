@@ -277,7 +277,7 @@ def test_others_are_measured(
 def test_a_server_that_is_there_at_its_turn(
     stub: Stub, compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]]
 ) -> None:
-    """It is asked again, and then measured."""
+    """It is asked again, and then measured, under a key that tells its weights."""
     first = [True]
 
     def once(handler: Handler) -> bool:
@@ -289,6 +289,10 @@ def test_a_server_that_is_there_at_its_turn(
 
     stub.bad = once
     data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
-    ran = compare_q("-d", data, "-m", models)
-    assert ran.status == 0, ran.err
-    assert f"served: {stub.url}: HTTP 404 from /v1/models: starting; asked again at its turn" in ran.err
+    for model in (0, 1):
+        stub.model, first[:] = model, [True]
+        stub.windows.clear()
+        ran = compare_q("-d", data, "-m", models)
+        assert ran.status == 0, ran.err
+        assert f"served: {stub.url}: HTTP 404 from /v1/models: starting; asked again at its turn" in ran.err
+        assert stub.windows
