@@ -271,7 +271,11 @@ class Backend(ABC):
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        """InputError if the request cannot work with the installed packages and the files on disk."""
+        """InputError if the request cannot work with the installed packages and the files on disk.
+
+        ModelError, as from ``facts`` and ``stamp``, if the model runs elsewhere and is silent, or not what it must be:
+        only a worker may ask it, for it may never answer.
+        """
 
     @classmethod
     def is_remote(cls, request: LoadRequest) -> bool:

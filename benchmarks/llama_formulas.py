@@ -55,13 +55,16 @@ def name_of(percent: str, unit: str) -> str:
 
 
 def percentile(values: Array, percent: str) -> float:
-    """llama.cpp's percentile of sorted values: linear, with fraction and place in float32."""
-    n = len(values)
+    """llama.cpp's percentile of sorted values: linear, with fraction and place in their dtype, in the tool float32.
+
+    A float32 place of 99.9 % among 2,040 values is 6e-5 of the gap between two of them too high: 1.1e-5 nats of 0.18.
+    """
+    n, dtype = len(values), values.dtype.type
     if percent == "50":
-        return float(values.dtype.type(0.5) * (values[n // 2] + values[(n - 1) // 2]))
+        return float(dtype(0.5) * (values[n // 2] + values[(n - 1) // 2]))
     if percent in NAMES:
         return float(values[0 if percent == "min" else -1])
-    place = np.float32(float(percent) / 100) * np.float32(n - 1)
+    place = dtype(float(percent) / 100) * dtype(n - 1)
     part = place - np.floor(place)
     return float((1 - part) * values[int(place)] + part * values[min(int(place) + 1, n - 1)])
 

@@ -2,6 +2,7 @@
 
 On its own the client retries: without a network it gave up on a data set after 24 s where connections are refused, and
 not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
+Nor does it bound what a hub, or what stands in its place, sends: here an answer has an end, and so has a download.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,12 +18,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.messages import one_line
+from backends.common.json_files import LARGEST
+from backends.common.messages import bytes_in_words, one_line
 from backends.common.watch import Watch
 
 REMEMBERED_S = 60.0
 """Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""
-
+LONGEST_ANSWER_S, LONGEST_WAIT_S = 120.0, 300
+"""Seconds for all of an answer that is no file, and that the hub may ask to wait: its own longest."""
+SLACK = 1 << 26
+"""Bytes by which a download may exceed what the hub has announced: beginnings that come again."""
 SIGN_IN = "`hf auth login` or HF_TOKEN"
 _answers: dict[str, tuple[float, str]] = {}
 """Endpoint -> when it was asked (seconds of the monotonic clock), and why it cannot be reached ("" if it can)."""
@@ -73,6 +79,38 @@ def _why_unreachable(endpoint: str) -> str:
     return answers[0] if answers else late
 
 
+def bound_answers() -> None:
+    """Have the client's answers bounded by ``_bound``, until a connection that fails makes it a new one."""
+    from huggingface_hub import get_session
+
+    hooks = get_session().event_hooks["response"]
+    if _bound not in hooks:
+        hooks.append(_bound)
+
+
+def _bound(response: Any) -> None:
+    """Bound a wait that is asked for, and the bytes and seconds of an answer that is no file: files have a bar."""
+    for header, number in (("Retry-After", r"\d+"), ("ratelimit", r"(?<=t=)\d+")):
+        asked = response.headers.get(header, "")
+        if any(float(each) > LONGEST_WAIT_S for each in re.findall(number, asked, re.ASCII)):
+            response.headers[header] = re.sub(number, str(LONGEST_WAIT_S), asked)
+    path = response.request.url.path
+    if "/api/" not in path or "/resolve" in path:
+        return
+    pieces, until = response.iter_bytes, time.monotonic() + LONGEST_ANSWER_S
+
+    def bounded(*arguments: Any) -> Iterator[bytes]:
+        size = 0
+        for piece in pieces(*arguments):
+            size += len(piece)
+            if size > LARGEST or time.monotonic() > until:
+                most = f"{bytes_in_words(LARGEST)} or {LONGEST_ANSWER_S:.0f} s"
+                raise InputError(f"the hub's answer goes on beyond {most}: HF_ENDPOINT or a proxy leads to no hub")
+            yield piece
+
+    response.iter_bytes = bounded
+
+
 @contextmanager
 def offline() -> Iterator[None]:
     """While it holds, both clients use the files in their caches, and do not ask the hub."""
@@ -108,10 +146,11 @@ def warnings_told(watch: Watch, name: str) -> Iterator[None]:
         logger.handlers = before
 
 
-def bar_for(watch: Watch) -> type[Any]:
-    """The class of a bar for the client, which draws nothing, and tells ``watch`` how many bytes have come.
+def bar_for(watch: Watch, total: int) -> type[Any]:
+    """The class of a bar for the client, which draws nothing, and tells ``watch`` how many of ``total`` bytes came.
 
-    The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.
+    The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.  Where more come
+    than can be, the bar raises InputError, which ends the download.
     """
     lock, told = threading.Lock(), [0]
     counts: dict[int, float] = {}
@@ -137,6 +176,8 @@ def bar_for(watch: Watch) -> type[Any]:
                     counts[id(self)] = self.n
                     more = int(max(counts.values())) - told[0]
                     told[0] += more
+                    if told[0] > total + SLACK:
+                        raise InputError(f"more comes than the {bytes_in_words(total)} that the hub has announced")
                     watch.advance(more)
 
     return Bar

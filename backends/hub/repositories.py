@@ -128,7 +128,7 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
         with client.warnings_told(watch, name) if shown else nullcontext():
             folder = snapshot_download(
                 name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns),
-                tqdm_class=client.bar_for(watch) if shown else None,
+                tqdm_class=client.bar_for(watch, missing) if shown else None,
             )  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
         raise InputError(
@@ -147,6 +147,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
+    client.bound_answers()
     try:
         found: Any = HfApi().repo_info(
             name, repo_type=repo_type, revision=revision, timeout=client.deadline_s(),
@@ -155,7 +156,9 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
         if found.gated:  # anybody may ask what there is, not everybody may have it
             HfApi().auth_check(name, repo_type=repo_type)
         sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-        return Repo(repo_type, name, found.id, found.sha or "", sizes)
+        if not all(type(each) is int and each >= 0 for each in sizes.values()):
+            raise ValueError("the hub's answer has sizes that are no numbers")
+        return Repo(repo_type, name, str(found.id), str(found.sha or ""), sizes)
     except Exception as error:  # the hub's answers, and whatever the layers below the client raise
         why = client.failure_reason(error, repository_page(repo_type, name), revision)
         status = getattr(getattr(error, "response", None), "status_code", None)

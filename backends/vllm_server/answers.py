@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from backends.common.answers import Answer, Finish, Question, Sampling
-from backends.vllm_server.client import Card, ServedModel, ServerError
+from backends.common.messages import shortened
+from backends.vllm_server.client import (
+    MOST_LOGITS,
+    PER_TOKEN,
+    SMALL,
+    Card,
+    ServedModel,
+    ServerError,
+    fingerprint_of,
+    shape_of_vllm,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,8 +27,10 @@ NEUTRAL = {
     "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
 }  # fmt: skip
 """What a server else takes from the model's generation config, as Qwen2.5's repetition penalty of 1.05 to 1.1."""
-SHOWN = ("content", "tool_calls", "reasoning_content", "reasoning")
-"""Of a server's message, what belongs to the conversation."""
+SHOWN = {"content": str, "tool_calls": list, "reasoning_content": str, "reasoning": str}
+"""Of a server's message, what belongs to the conversation, and its types."""
+PER_LETTER = 16
+"""Bytes of an answer for each of a request: the ids of the prompt's tokens."""
 NO_IDS = (
     "its answer has no token ids, which vLLM's own server returns (return_token_ids); "
     "give -o a name that ends in .jsonl, and the text is kept"
@@ -28,21 +41,21 @@ async def answer(
     client: httpx2.AsyncClient, served: ServedModel, card: Card, question: Question, sampling: Sampling
 ) -> tuple[Answer, str | None]:
     """(the answer to a question, the server's fingerprint); ServerError."""
-    found: dict[str, Any] = await served.server.ask(
-        client, "/v1/chat/completions", body(card.model, question, sampling)
-    )
-    try:
+    asked = body(card.model, question, sampling)
+    largest = SMALL + PER_TOKEN * sampling.max_tokens + PER_LETTER * len(json.dumps(asked))
+    found = await served.server.ask(client, "/v1/chat/completions", asked, within=inf, largest=largest)
+    fingerprint = fingerprint_of(found)
+    with shape_of_vllm():
         choice = found["choices"][0]
         finish = choice.get("finish_reason")
         message = {key: choice["message"][key] for key in SHOWN if choice["message"].get(key)}
         new: Any = choice.get("token_ids")
         prompt: Any = found.get("prompt_token_ids")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ServerError(f"its answer has another shape than vLLM's: {error!r}") from None
+        if wrong := [key for key, value in message.items() if not isinstance(value, SHOWN[key])]:
+            raise TypeError(f"message.{wrong[0]}")
     if finish not in ("stop", "length", "tool_calls"):
-        raise ServerError(f"an answer ended by {finish!r}, and neither by itself nor by --max-tokens")
+        raise ServerError(f"an answer ended by {shortened(repr(finish))}, and neither by itself nor by --max-tokens")
     ended: Finish = "length" if finish == "length" else "stop"
-    fingerprint = found.get("system_fingerprint")
     if sampling.as_text:
         told = {"role": "assistant", "content": message.pop("content", ""), **message}
         return Answer(question.number, None, ended, message=told), fingerprint
@@ -53,7 +66,7 @@ async def answer(
 
 def are_ids(found: Any) -> bool:
     """Whether these are token ids, at least one."""
-    return isinstance(found, list) and bool(found) and all(type(each) is int and each >= 0 for each in found)
+    return isinstance(found, list) and bool(found) and all(type(one) is int and 0 <= one < MOST_LOGITS for one in found)
 
 
 def body(model: str, question: Question, sampling: Sampling) -> dict[str, Any]:

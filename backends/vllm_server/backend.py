@@ -89,14 +89,14 @@ class VllmServerBackend(ScoringBackend):
             card = await served.card(client)
             longest = card.max_model_len
             if longest is not None and longest <= request.max_tokens:
-                raise ServerError(
-                    f"takes {longest} tokens, windows of {request.max_tokens} and one more to generate need a server "
-                    f"started with --max-model-len {request.max_tokens + 1}"
+                raise InputError(
+                    f"model_dir: {served.server.url}: takes {longest} tokens, windows of {request.max_tokens} and one "
+                    f"more to generate need a server started with --max-model-len {request.max_tokens + 1}"
                 )
             await served.sample(client, card.model)
 
         stored_size(parse_options(ServerOptions, request.options))
-        before_load(request, look)
+        over_a_connection(served_model(request), look)
 
     @classmethod
     def facts(cls, request: LoadRequest) -> ModelFacts:
@@ -106,7 +106,11 @@ class VllmServerBackend(ScoringBackend):
             context = None if card.max_model_len is None else card.max_model_len - 1
             return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
 
-        return before_load(request, look)
+        return over_a_connection(served_model(request), look)
+
+    @classmethod
+    def content(cls, request: LoadRequest) -> str:
+        return ""  # a server is the same from every machine
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:
@@ -115,7 +119,7 @@ class VllmServerBackend(ScoringBackend):
             sample = await served.sample(client, card.model)
             return json.dumps([served.server.url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
 
-        return before_load(request, look)
+        return over_a_connection(served_model(request), look)
 
     @classmethod
     def same_model(cls, stamp: str, other: str) -> bool:
@@ -139,10 +143,7 @@ class VllmServerBackend(ScoringBackend):
             tokens = await served.vocabulary(client, card.model)
             self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
 
-        try:
-            over_a_connection(self.served, look)
-        except ServerError as error:
-            raise ModelError(f"{self.served.server.url}: {error}") from None
+        over_a_connection(self.served, look)
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
@@ -194,19 +195,16 @@ class VllmServerBackend(ScoringBackend):
             if not self.sample.agrees(await served.sample(client, self.card.model)):
                 raise ServerError("the server's model changed while it was scored; run again")
 
-        try:
-            over_a_connection(self.served, look)
-        except ServerError as error:
-            raise ModelError(f"{self.served.server.url}: {error}") from None
+        over_a_connection(self.served, look)
 
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         assert self.card is not None
         ids = window.token_ids.tolist()
         try:
-            answer = await self.served.completion(client, self.card.model, ids, 0)
+            answer, fingerprint = await self.served.completion(client, self.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
-            self.check_fingerprint(answer.get("system_fingerprint"))
+            self.check_fingerprint(fingerprint)
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
         return TokenScores(window.index, logprob[window.positions - 1])
@@ -280,22 +278,16 @@ Look = Callable[[ServedModel, "httpx2.AsyncClient"], Coroutine[Any, Any, T]]
 
 
 def over_a_connection(served: ServedModel, look: Look[T]) -> T:
-    """What ``look`` finds over a connection of its own; ServerError."""
+    """What ``look`` finds over a connection of its own; ModelError."""
 
     async def connected() -> T:
         async with served.server.client() as client:
             return await look(served, client)
 
-    return asyncio.run(connected())
-
-
-def before_load(request: LoadRequest, look: Look[T]) -> T:
-    """What ``look`` finds before anything is loaded; InputError."""
-    served = served_model(request)
     try:
-        return over_a_connection(served, look)
+        return asyncio.run(connected())
     except ServerError as error:
-        raise InputError(f"model_dir: {served.server.url}: {error}") from None
+        raise ModelError(f"{served.server.url}: {error}") from None
 
 
 async def first_of(tasks: set[asyncio.Task[T]]) -> set[asyncio.Task[T]]:

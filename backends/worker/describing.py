@@ -1,4 +1,4 @@
-"""What a Python has of an engine, found out without importing the engine."""
+"""What a Python has of an engine, found out without importing the engine, and what a model is that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib.util
 import sys
 
 import backends
-from backends.base import LoadRequest
+from backends.base import LoadRequest, ModelFacts
 from backends.common import machine
-from backends.common.errors import CompareQError, InputError
+from backends.common.errors import InputError, ModelError
 from backends.common.messages import printable
 from backends.common.options import named_files, strings_in
 from backends.hub import repositories
@@ -22,21 +22,25 @@ def describe(job: DescribeJob) -> Described:
     installed = capabilities.installed()
     if installed is None:
         return Described(None)
-    problem = ""
+    problem, silence, facts, stamp = "", "", None if capabilities.here else ModelFacts(), ""
     try:
         backend.check(job.request)
         if capabilities.here:
             check_pinned(job.request)
-    except CompareQError as error:
+        else:
+            facts, stamp = backend.facts(job.request), backend.stamp(job.request)
+    except InputError as error:
         problem = str(error)
+    except ModelError as error:
+        silence = str(error)
     if capabilities.here and not problem and importlib.util.find_spec("torch") is None:
         problem = f"load_fn: scoring needs torch, which {sys.executable} lacks"
     cpu_only = capabilities.torch and machine.cpu_build_of_torch()
     try:
         versions = {**backend.versions(), **named_files(job.request.options)}
-    except CompareQError as error:
-        return Described(installed, {}, cpu_only, problem or str(error))
-    return Described(installed, versions, cpu_only, problem)
+    except InputError as error:
+        return Described(installed, {}, cpu_only, problem or str(error), facts, stamp, silence)
+    return Described(installed, versions, cpu_only, problem, facts, stamp, silence)
 
 
 def check_pinned(request: LoadRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from backends.base import LoadRequest, Task, Window
+from backends.base import LoadRequest, ModelFacts, Task, Window
 from backends.common import checked
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import ModelError
@@ -159,13 +159,18 @@ class Described:
     """What a Python has of an engine.
 
     ``installed``: (distribution, version) that provides the engine, or None; ``versions``: what is part of the scores'
-    key; ``cpu_only``: its torch has no code for GPUs; ``problem``: why the request cannot work, else empty.
+    key; ``cpu_only``: its torch has no code for GPUs; ``problem``: why the request cannot work, else empty.  Of a model
+    that is not on this machine, also what it is: ``facts``, else None, and ``stamp``; or ``silence``, why it did not
+    say so.
     """
 
     installed: tuple[str, str] | None
     versions: dict[str, str] = field(default_factory=dict)
     cpu_only: bool = False
     problem: str = ""
+    facts: ModelFacts | None = None
+    stamp: str = ""
+    silence: str = ""
     type: Literal["described"] = "described"
 
 

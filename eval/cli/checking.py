@@ -69,6 +69,8 @@ def check(
         except InputError as error:
             problems.append(f"{job.request.label}: {error}")
             continue
+        if job.described.silence:
+            problems.append(f"{job.request.label}: {job.described.silence}")
         named = {name if len(texts) > 1 else "": data for name, data in found.items()}
         problems += jobs.vocabulary_problems(job, named)
     lines += filter(None, [jobs.emulated_dtypes(planned)])

@@ -26,7 +26,7 @@ from backends.worker.messages import JOB, MESSAGE
 from eval import __version__
 from eval.cluster.parcels import Outbox, Parcel, StoreCopy, is_seen
 from eval.common.cache import Cache, default_root
-from eval.run import worker_process
+from eval.run.hosts import Hosts
 from eval.run.worker_process import WorkerProcess
 from eval.run.workers import Deadline, Wanted
 
@@ -84,7 +84,7 @@ class Node:
         InputError if the node's Python cannot run workers.
         """
         question = JOB.validate_json(job)
-        found = describing.describe(question) if python is None else worker_process.describe(python, question)
+        found = describing.describe(question) if python is None else Hosts().describe(python, question)
         content = ""
         with suppress(CompareQError, OSError):
             content = backends.engine_class(question.engine).content(question.request)

@@ -237,7 +237,7 @@ class Cluster:
             for node, reference in asked.items():
                 try:
                     described, found = self.agents[node].result(reference)
-                except (InputError, LostError) as error:
+                except (InputError, ModelError) as error:
                     reasons.append(f"node {self.hosts[node]}: {error}")
                     continue
                 if content is not None and found != content:

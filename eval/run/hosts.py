@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from filelock import Timeout
 
 from backends.common import machine
-from backends.common.errors import InputError, StoppedError
+from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.json_files import expanded
 from backends.common.watch import Watch
 from backends.worker.messages import Described, DescribeJob
@@ -25,6 +26,8 @@ from eval.run.workers import Deadline, InThisProcess, Make, Wanted, Worker
 from eval.specs import settings
 
 LOCK_POLL_S = 0.5
+DESCRIBED_S = 600.0
+"""Seconds for a worker that imports no engine; what an engine may ask a server takes less."""
 
 
 @dataclass
@@ -142,6 +145,16 @@ class Hosts:
     def worker(self, wanted: Wanted) -> Worker:
         """A worker that is not started yet."""
         return InThisProcess(wanted) if self.in_process else self.make_worker(wanted)
+
+    def describe(self, python: str | None, question: DescribeJob) -> Described:
+        """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
+        worker = WorkerProcess(Wanted(question.request.label, python, Path(os.devnull)))
+        with self.running.started(worker):
+            for message in worker.perform(question, Deadline(min(DESCRIBED_S, self.limits.load_s))):
+                if isinstance(message, Described):
+                    return message
+                raise ModelError(message.reason)
+        raise ModelError(f"its worker said nothing of {question.engine}")
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.

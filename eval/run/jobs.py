@@ -12,14 +12,13 @@ from typing import Any
 import backends
 from backends.base import Backend, LoadRequest, ModelFacts
 from backends.common import machine
-from backends.common.errors import InputError
+from backends.common.errors import InputError, ModelError
 from backends.common.machine import Gpu
 from backends.common.options import strings_in
 from backends.layers import noise
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
-from eval.run import worker_process
 from eval.run.devices import Devices, Kind
 from eval.run.hosts import Hosts, Stoppable
 from eval.run.session import Session
@@ -67,9 +66,18 @@ class Job:
         """Whether the model still has to be fetched."""
         return self.backend.is_remote(self.request)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the model is known before its turn: then it is neither fetched, nor asked what it is, nor checked."""
+        return self.backend.capabilities.here and not self.is_remote
+
     def facts(self) -> ModelFacts:
-        """What the files of a fetched model say."""
-        return self.backend.facts(self.request)
+        """What the files of a fetched model say, or what a model elsewhere has said."""
+        return self.described.facts or self.backend.facts(self.request)
+
+    def stamp(self) -> str:
+        """What changes with a fetched model's files, or with a model elsewhere."""
+        return self.described.stamp if self.described.facts else self.backend.stamp(self.request)
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,13 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
 def check(job: Job, hosts: Hosts) -> Job:
     """The job with what its Python says of the engine and the GPUs that it will get.
 
-    InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.
+    InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.  A model
+    elsewhere that does not say what it is (``Described.silence``) is asked again at its turn (``fetch``).
     """
     capabilities, request = job.backend.capabilities, job.request
     backends.check_files(request.model_dir, job.backend)
     described, kind = describe(job, hosts)
+    job = replace(job, described=described, kind=kind)
     if described.installed is None:
         where = "" if job.python is None else f" in {job.python}"
         raise InputError(f"load_fn: {request.load_fn!r} is not installed{where}: {capabilities.install}")
@@ -134,17 +144,26 @@ def check(job: Job, hosts: Hosts) -> Job:
                 f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}"
             )
     devices = hosts.devices if kind is None else kind.devices
-    return replace(job, described=described, kind=kind, gpus=devices.of(wanted_gpus(job, devices)))
+    return replace(job, gpus=devices.of(wanted_gpus(job, devices)))
 
 
 def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
-    """What the Python of a job has of the job's engine, there where it runs; InputError if it cannot run workers."""
-    question = DescribeJob(job.engine, job.request)
+    """What the Python of a job has of the job's engine, there where it runs; InputError if it cannot run workers.
+
+    A model elsewhere is only talked to in a worker.
+    """
+    question, here = DescribeJob(job.engine, job.request), job.backend.capabilities.here
     if hosts.nodes is not None:
         content = None if job.is_remote else job.backend.content(job.request)
         return hosts.nodes.place(job.request.label, job.spec.resources, job.python, question, content)
-    found = describing.describe(question) if job.python is None else worker_process.describe(job.python, question)
-    return found, None
+    if job.python is None and (here or hosts.in_process):
+        return describing.describe(question), None
+    try:
+        return hosts.describe(job.python, question), None
+    except ModelError as error:
+        if here:
+            raise InputError(f"python: {job.python}: {error}") from None
+        return Described(("", ""), facts=ModelFacts(), silence=str(error)), None
 
 
 def wanted_gpus(job: Job, devices: Devices) -> int:
@@ -210,7 +229,7 @@ def emulated_dtypes(jobs: Sequence[Job]) -> str | None:
     """
     if machine.cpu_kind() != "AVX2":
         return None
-    here = [job for job in jobs if not (job.gpus or job.is_remote or job.kind) and job.backend.capabilities.torch]
+    here = [job for job in jobs if job.is_settled and job.backend.capabilities.torch and not (job.gpus or job.kind)]
     labels = [job.request.label for job in here if job.facts().dtype in ("bfloat16", "float16")]
     if not labels:
         return None
@@ -242,16 +261,21 @@ def check_vocabulary(job: Job, data: EvalData) -> None:
 def fetch(job: Job, session: Session) -> Job:
     """The job with its model on this machine: downloaded where need be, and then checked as a local model is.
 
-    InputError or ModelError if the model cannot be had, or if its files are damaged.
+    A model elsewhere is asked again what it is.  InputError or ModelError if the model cannot be had, or if its files
+    are damaged.
     """
-    if not job.is_remote:
+    if job.is_settled:
         return job
-    with (
-        session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
-        backends.other_engines_named(),
-    ):
-        local = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
-    return check(local, session.hosts)
+    if job.is_remote:
+        with (
+            session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
+            backends.other_engines_named(),
+        ):
+            job = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
+    local = check(job, session.hosts)
+    if local.described.silence:
+        raise ModelError(local.described.silence)
+    return local
 
 
 def on_text(local: Job, data: EvalData, session: Session, *, is_new: bool) -> FetchedJob:
@@ -272,7 +296,7 @@ def without_download(job: Job, data: EvalData, session: Session) -> FetchedJob |
 
 def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
     """A fetched job with what its scores depend on; reads the headers of the model's files (InputError if damaged)."""
-    stamp = job.backend.stamp(job.request)
+    stamp = job.stamp()
     identity = {
         "version": SCORES_VERSION,
         "series": data.series,

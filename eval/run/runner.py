@@ -111,6 +111,9 @@ def checked(session: Session, data_specs: Sequence[DataSpec], specs: Sequence[Mo
         raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     planned, problems = jobs.plan(specs, max(spec.longest for spec in data_specs), session.hosts)
     raise_all(problems)
+    for job in planned:
+        if job.described.silence:
+            session.progress.say(f"{job.request.label}: {job.described.silence}; asked again at its turn")
     return planned
 
 

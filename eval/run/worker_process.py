@@ -27,10 +27,7 @@ from backends.common.lifeline import WORKER
 from backends.worker.messages import (
     JOB,
     AnswerJob,
-    Described,
-    DescribeJob,
     Done,
-    Failed,
     Ready,
     ScoreJob,
     parse_message,
@@ -236,20 +233,3 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=CLOSE_S)
         os.close(self.messages)
-
-
-def describe(python: str, job: DescribeJob) -> Described:
-    """What another Python has of an engine; InputError if that Python cannot run workers."""
-    worker = WorkerProcess(Wanted(job.request.label, python, Path(os.devnull)))
-    worker.start()
-    try:
-        for message in worker.perform(job, Deadline(load_s=120.0)):
-            if isinstance(message, Described):
-                return message
-            if isinstance(message, Failed):
-                raise InputError(message.reason)
-    except ModelError as error:
-        raise InputError(f"python: {python}: {error}") from None
-    finally:
-        worker.close()
-    raise InputError(f"python: {python}: said nothing of {job.engine}")

@@ -37,6 +37,9 @@ CHUNKS = 8
 DOCUMENTS = ((600, 640), (700, 780), (1000, 1090))
 """Lines of the text that are the documents of lm_eval_three.json."""
 BOS = "<|im_start|>"
+FLOAT32 = 160 * 2**-24
+"""What float32 leaves on a token, in nats: some twenty roundings (of a sum of 49,152 terms sixteen) of up to eight nats
+between two models' logits.  1.4e-6 was seen."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def test_our_block_is_that_of_the_exact_logits(llama: Llama) -> None:
             assert ours[0] == pytest.approx(values[0], abs=1e-4 * values[1]), name
             assert ours[1] == pytest.approx(values[1], rel=1e-4), name
         else:
-            assert ours[0] == pytest.approx(values[0], abs=1e-5 if name.endswith("KLD") else 1e-3), name
+            percent = 1 if name.endswith("KLD") else 100
+            assert ours[0] == pytest.approx(values[0], abs=percent * FLOAT32), name
     assert llama.ours["Mean PPL(Q)"] == pytest.approx(llama.exact["Mean PPL(Q)"], rel=1e-6)
 
 

@@ -6,7 +6,8 @@ their sources: ``/api/{models,datasets}/...`` (info, revision, refs, tree in pag
 server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``, so Xet is never used.
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``stale`` (a
-token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file).
+token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file), ``endless`` (files whose
+bytes come again and again), ``instead`` (answers what is asked of the model org/odd).
 Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which they read when they are imported:
 start them with ``Hub.environment()``.
 
@@ -21,9 +22,11 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -66,8 +69,11 @@ class Hub:
         self.gated: dict[str, int] = {}
         self.failing: list[int] = []
         self.stale = ""
+        self.instead: Callable[[Any], Any] | None = None
         self.cut: dict[str, int] = {}
+        self.endless: list[bytes] = []
         self.requests: list[Request] = []
+        self.poured = 0
         self.blobs: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler(self, where)) for where in ("hub", "storage")]
@@ -162,6 +168,8 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.reply({"error": "no"}, status, {"Retry-After": "300"} if status == 429 else {})
             elif token and token == hub.stale:
                 self.fail(401, "", "Invalid credentials in Authorization header")
+            elif hub.instead is not None and self.path.startswith("/api/models/org/odd"):
+                hub.instead(self)
             elif where == "storage":
                 self.send_file(hub.blobs[self.path.removeprefix("/lfs/")], {}, self.path)
             else:
@@ -262,11 +270,23 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 return
             part = data[first : last + 1]
             ranged = {"Content-Range": f"bytes {first}-{last}/{len(data)}"} if low else {}
+            if data in hub.endless and self.command == "GET":
+                self.pour(data)
+                return
             keep = hub.cut.pop(path.rpartition("/")[2], None) if self.command == "GET" else None
             self.begin(206 if low else 200, {**headers, **ranged, "Content-Length": str(len(part))})
             if self.command != "HEAD":
                 self.wfile.write(part[:keep])
             self.close_connection = keep is not None
+
+        def pour(self, data: bytes, head: Mapping[str, str] = MappingProxyType({})) -> None:
+            """The same bytes again and again, until the client hangs up or 200 MB are sent."""
+            self.close_connection = True
+            self.begin(200, {**head, "Connection": "close"})
+            with suppress(OSError):
+                for _ in range(200_000_000 // len(data)):
+                    self.wfile.write(data)
+                    hub.poured += len(data)
 
         def fail(self, status: int, code: str, text: str, headers: dict[str, str] | None = None) -> None:
             """An error as the hub words it."""

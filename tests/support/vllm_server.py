@@ -16,6 +16,8 @@ import pytest
 from backends.base import LoadRequest, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.vllm_server.backend import VllmServerBackend
+from backends.worker import describing
+from backends.worker.messages import Described, DescribeJob
 from tests.support.toy import toy_windows
 
 VOCAB = 320
@@ -39,9 +41,13 @@ def gold(token: int, before: int, model: int = 0) -> float:
 
 
 class Stub(ThreadingHTTPServer):
-    """A vLLM server with closed-form scores; ``faults`` are what the next windows get, ``edit`` changes answers."""
+    """A vLLM server with closed-form scores; ``faults`` are what the next windows get, ``edit`` changes answers.
+
+    ``bad`` says whether it has answered a request itself, as no server should.
+    """
 
     daemon_threads = True
+    block_on_close = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -56,6 +62,7 @@ class Stub(ThreadingHTTPServer):
         self.chats: list[dict[str, Any]] = []
         self.refuses: Callable[[dict[str, Any]], str] = lambda body: ""
         self.answered = 0
+        self.bad: Callable[[Handler], bool] = lambda handler: False
 
     @property
     def url(self) -> str:
@@ -103,7 +110,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self) -> None:
-        if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+        if self.server.bad(self):
+            self.close_connection = True
+        elif self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             self.reply(401, {"error": f"Unauthorized: {self.headers.get('Authorization')}"})
         elif self.path == "/v1/models" and self.server.cards:
             self.reply(200, {"data": self.server.cards})
@@ -114,7 +123,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize" and self.server.tokens:
+        if self.server.bad(self):
+            self.close_connection = True
+        elif self.path == "/tokenize" and self.server.tokens:
             self.reply(200, self.server.tokens)
         elif self.path == "/v1/completions":
             self.complete(body)
@@ -150,6 +161,11 @@ class Handler(BaseHTTPRequestHandler):
 
 def request_for(url: str, tokens: int = 100, **options: Any) -> LoadRequest:
     return LoadRequest("served", "vllm_server", url, tokens, {"timeout_s": 30, **options})
+
+
+def described(stub: Stub, **options: Any) -> Described:
+    """What a worker says of the server, before its turn."""
+    return describing.describe(DescribeJob("vllm_server", request_for(stub.url, **options)))
 
 
 def loaded(stub: Stub, **options: Any) -> VllmServerBackend:

@@ -20,7 +20,6 @@ from eval.common.cache import Cache
 from eval.common.processes import apart
 from eval.common.progress import Phase
 from eval.run import jobs
-from eval.run.hosts import Stoppable
 from eval.run.jobs import Job
 from eval.run.session import Session
 from eval.run.spares import error_of
@@ -59,14 +58,9 @@ class Model:
 
 def ready(session: Session, asked: Asked, found: Sequence[Prompt]) -> Model:
     """The model, checked, fetched, and with windows as long as its prompts and answers; InputError before it loads."""
-    job = checked(session, asked)
+    job = jobs.fetch(checked(session, asked), session)
     if job.backend.capabilities.answers == "messages":
         return Model(stamped(job))
-    with session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase:
-        if job.is_remote:
-            with backends.other_engines_named():
-                watch = Stoppable(phase, session.hosts.running)
-                job = jobs.check(replace(job, request=job.backend.fetch(job.request, watch)), session.hosts)
     facts = job.facts()
     if not isinstance(facts.tokenizer, Path):
         raise InputError("model_dir: has no tokenizer; compare-q trace needs the model's own, with its chat template")
@@ -111,8 +105,8 @@ def checked(session: Session, asked: Asked) -> Job:
 
 def stamped(job: Job) -> Job:
     """The job with what its model's files, or its server, are now."""
-    says = job.backend.content if job.backend.capabilities.here else job.backend.stamp
-    return replace(job, request=replace(job.request, stamp=says(job.request)))
+    stamp = job.backend.content(job.request) if job.backend.capabilities.here else job.stamp()
+    return replace(job, request=replace(job.request, stamp=stamp))
 
 
 def made_by(asked: Asked, model: Model) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def parts_of(session: Session, job: Job, texts: Sequence[TextRun]) -> list[Part]
     found = []
     for text in texts:
         try:
-            found.append(Part(text, jobs.on_text(local, text.data, session, is_new=job.is_remote)))
+            found.append(Part(text, jobs.on_text(local, text.data, session, is_new=not job.is_settled)))
         except Exception as error:
             fail(session, job, [text], error)
     return found

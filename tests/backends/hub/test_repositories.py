@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,56 @@ def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client)
     server.add("models", "org/busy", MODEL)
     server.failing = [status]
     assert refused(client, "org/busy") == f"org/busy: {reason.format(server.url + '/org/busy')}"
+
+
+INFO = {"_id": "0", "id": "org/odd", "sha": "0" * 40, "gated": False, "siblings": [{"rfilename": "a.safetensors"}]}
+
+
+@pytest.mark.parametrize(
+    ("instead", "reason"),
+    [
+        (lambda handler: handler.pour(b" " * 65536), "the hub's answer goes on beyond 100.0 MB or 120 s: HF_ENDPOINT"),
+        (lambda handler: handler.send_file(b"[" * 100_000, {}, ""), "recursion"),
+        (lambda handler: handler.reply([1]), "not list"),
+        (lambda handler: handler.reply({**INFO, "siblings": 3}), "'int'"),
+        (lambda handler: handler.reply({**INFO, "siblings": [{"rfilename": "a", "size": "1"}]}), "are no numbers"),
+    ],
+)
+def test_what_is_no_hub(
+    instead: Callable[[Any], Any], reason: str, server: Hub, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an answer is one line, and what the cache has can be used."""
+    monkeypatch.setattr(server, "instead", instead)
+    server.poured = 0
+    text = refused(client, "org/odd")
+    assert text.startswith("org/odd: not in the local cache, and ")
+    assert reason in text
+    assert server.poured < 150_000_000
+
+
+def test_a_file_without_an_end(server: Hub, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = bytes([9]) * 2_000_000
+    server.add("models", "org/endless", {**MODEL, SHARDS[0]: weights})
+    monkeypatch.setattr(server, "endless", [weights])
+    server.poured = 0
+    text = refused(client, "org/endless")
+    assert text == "org/endless: more comes than the 5.0 MB that the hub has announced"
+    assert server.poured < 150_000_000
+
+
+def test_a_wait_has_an_end(client: Client) -> None:
+    found = client.run(
+        """
+from backends.hub.client import _bound
+import httpx2
+def capped(**headers):
+    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://hub/a/resolve/main/b"))
+    _bound(answer)
+    return [answer.headers[name] for name in headers]
+value = [capped(retry_after="7"), capped(**{"Retry-After": "9" * 400}), capped(ratelimit='"api";r=0;t=86400')]
+"""
+    )
+    assert found == [["7"], ["300"], ['"api";r=0;t=300']]
 
 
 def test_a_token_that_is_no_longer_known(server: Hub, client: Client) -> None:

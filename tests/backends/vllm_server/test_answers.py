@@ -81,8 +81,8 @@ def wordy(body: dict[str, Any], answer: dict[str, Any]) -> None:
         (wordy, "another shape than vLLM's"),
         (another, "vllm-0.1-def answers in place of vllm-0.0-abc"),
         (without, "needs vLLM's own server"),
-        (lambda body, answer: [1], "answered no JSON object"),
-        (lambda body, answer: b"<html>", "answered no JSON object"),
+        (lambda body, answer: [1], "answers no JSON object"),
+        (lambda body, answer: b"<html>", "answers no JSON object"),
         (lambda body, answer: {"choices": []}, "another shape than vLLM's"),
     ],
 )
