@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.json_files import open_regular
-from backends.common.messages import one_line, printable, shortened
+from backends.common.json_files import LARGEST, open_regular
+from backends.common.messages import bytes_in_words, one_line, printable, shortened
 from backends.common.packages import package_folder
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -148,28 +148,38 @@ class _Reader:
         fields = {}
         for _ in range(n_fields):
             name = self.string().decode()
+            if name in fields:
+                raise ValueError(f"{shortened(name)}: stands twice")
             fields[name] = self.value(self.numbers("I")[0], keep=name == TOKENS)
-        found = [self.tensor() for _ in range(n_tensors)]
+        found: dict[str, tuple[GgufTensor, int]] = {}
+        for _ in range(n_tensors):
+            tensor, offset = self.tensor()
+            if found.setdefault(tensor.name, (tensor, offset))[0] is not tensor:
+                raise ValueError(f"{shortened(tensor.name)}: stands twice")
         check_fields(fields)
         alignment = fields.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
-        for tensor, offset in found:
+        for tensor, offset in found.values():
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(fields, tuple(tensor for tensor, _ in found), digest)
+        return GgufHeader(fields, tuple(tensor for tensor, _ in found.values()), digest)
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
         """The next numbers, little-endian and without padding; ``codes`` as ``struct`` has them."""
-        values = struct.unpack_from(f"<{codes}", self.data, self.at)
-        self.at += struct.calcsize(f"<{codes}")
-        return values
+        return struct.unpack_from(f"<{codes}", self.data, self.passed(struct.calcsize(f"<{codes}")))
+
+    def passed(self, size: int) -> int:
+        """Where the next ``size`` bytes begin, which count as read; the header of a sparse file may have terabytes."""
+        self.at += size
+        if self.at > LARGEST:
+            raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
+        return self.at - size
 
     def string(self) -> bytes:
         """The next string."""
-        (length,) = self.numbers("Q")
-        self.at += length
-        return self.data[self.at - length : self.at]
+        begin = self.passed(self.numbers("Q")[0])
+        return self.data[begin : self.at]
 
     def value(self, field_type: int, *, keep: bool = False) -> Any:
         """A field's value; None for an array of strings (mostly merges), unless ``keep`` asks for it."""
@@ -179,6 +189,7 @@ class _Reader:
             return values if field_type == ARRAY else values[0]
         if inner != STRING:  # llama.cpp has no arrays of arrays either
             raise ValueError(f"a field of unknown type {inner}")
+        self.at = self.passed(8 * count)  # no string is shorter
         if field_type == STRING:
             return self.string().decode(errors="replace")
         if keep:

@@ -237,6 +237,23 @@ def test_field_that_is_something_else_is_one_line(tmp_path: Path, message: str) 
     assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {message}"
 
 
+def test_a_header_of_terabytes_is_not_read(tmp_path: Path) -> None:
+    """Sparse: fields and tensors without a name, strings of nothing, numbers; the header says that there are 2^60."""
+    file, many = tmp_path / "m.gguf", 1 << 60
+    endless = "its header is longer than 100.0 MB"
+    for start, told in (
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, many), ": stands twice"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, many, 0), ": stands twice"),
+        (header(array(b"a", 8, many, b"")), endless),
+        (header(array(b"a", 0, 1 << 40, b"")), endless),
+        (header(struct.pack("<Q", 1 << 40)), endless),
+        (header(number(b"a", 1), number(b"a", 2)), "a: stands twice"),
+    ):
+        file.write_bytes(start)
+        os.truncate(file, 1 << 42)
+        assert refusal(read_model, file) == f"{file}: not a readable GGUF file: {told}"
+
+
 def test_stamp_tells_weights_apart_that_have_one_size_and_time(tmp_path: Path) -> None:
     """Images and reproducible builds give all files one time."""
     file = write(tmp_path / "m.gguf", MATRICES)
