@@ -51,8 +51,8 @@ class Running:
     def held(self, lock: Lock, let_go: Callable[[], object] = lambda: None) -> Iterator[None]:
         """A lock of the cache, waited for as long as another run holds it; StoppedError.
 
-        ``let_go`` gives back the GPUs that the thread holds; it is called before the lock is waited for.  No two runs
-        wait for each other for ever, whatever the order of their models and texts, since all wait in one order:
+        ``let_go`` gives back the GPUs that the thread holds, if the lock is not free soon.  No two runs wait for each
+        other for ever, whatever the order of their models and texts, since all wait in one order:
 
         1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only as long
            as that thread neither waits for GPUs nor any thread of the run for a lock (``Crew.give_way``);
@@ -62,7 +62,7 @@ class Running:
         """
         self.check()
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=LOCK_POLL_S)
         except Timeout:
             let_go()
             self.blocked.append(lock)
@@ -180,6 +180,7 @@ def of_this_machine(
     Without GPUs there are spares only if asked for: on two cores their imports took more from the model that scores
     than the next start gained (three toy models in vLLM: 201 s with spares, 177 s without; 168 and 111).
     """
+    machine.code()  # of now: the digest that workers are compared with is to be that of what has been imported
     usable, said = devices.chosen(machine.gpus(), gpus)
     found = {**settings.load().python, **(pythons or {})}
     spares = bool(usable) or overlap == "always"
