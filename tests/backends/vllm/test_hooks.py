@@ -134,6 +134,17 @@ def test_the_installed_vllm_has_the_expected_signatures(generation: str) -> None
         hooks.check_signature(PromptLogprobsWorker.add_request, ("self", *hooks.V2_ADD))
 
 
+def test_the_drop_in_misses_rows_whose_states_are_zero() -> None:
+    """It counts the rows that were kept, and refuses a window that has too few."""
+    extension = ScoringExtension()
+    extension._compare_q_source = SimpleNamespace(gathered=lambda states: 2 * states)  # type: ignore[assignment]
+    extension.compare_q_keep_logits(chunk_rows=2)
+    states = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, torch.inf], [3.0, 1.0]])
+    extension._compare_q_keep(states, [Segment(True, 0, 0, 5, 5, None)])
+    assert extension._compare_q_logits is not None
+    assert torch.cat(extension._compare_q_logits).tolist() == [[2.0, 0.0], [0.0, float("inf")], [6.0, 2.0]]
+
+
 def pass_with(buffers: dict[int, Buffer]) -> ScoringPass:
     """A worker's pass with these windows in it."""
     scorer: Any = SimpleNamespace(
