@@ -16,6 +16,13 @@ LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/
 ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
+# `make test CPU=avx2` and `make demo CPU=avx2` run as on a CPU without AVX-512, `CPU=avx512` as on one without AMX.
+CPU ?=
+MASKED := MASKED_CPU=$(CPU) PYTHONPATH=$(CURDIR)/tests/support/masked_cpu
+MASK_avx2 := $(MASKED) ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+  GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F
+MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
+MASK := $(MASK_$(CPU))
 
 .PHONY: install llama demo demo-all test quick bench fuzz check format schema lock clean
 
@@ -25,14 +32,15 @@ install: $(READY)  ## the environment, and compare_q in it
 llama: $(LLAMA)  ## llama.cpp beside it, compiled
 
 demo: $(READY)  ## the main job on a built-in default: table, and report.html, results.json, plot.png in demo/results
-	$(BIN)/python -m demo
+	$(MASK) $(BIN)/python -m demo
 
 demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
-	$(BIN)/python -m demo --all
+	$(MASK) $(BIN)/python -m demo --all
 
 test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(MASK) $(BIN)/python -c 'from backends.common.machine import cpu, cpu_kind as kind; print("tests on:", cpu(), kind())'
+	$(MASK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
 	$(BIN)/python -m pytest -n 2 -m "not engine and not slow" --durations=3

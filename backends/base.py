@@ -185,13 +185,15 @@ class ModelFacts:
 
     ``vocab_size``: the number of its logits; ``context``: the number of tokens that it can take; ``tokenizer``: a
     folder with its own tokenizer, or its vocabulary (id -> token, without special tokens).  ``rope_changes_above``: so
-    many tokens of context from which the engine takes other rotary factors, whatever the length of a window.
+    many tokens of context from which the engine takes other rotary factors, whatever the length of a window; ``dtype``:
+    what unquantized products are computed in, by the spec and the files.
     """
 
     vocab_size: int | None = None
     context: int | None = None
     tokenizer: Path | Mapping[int, str] | None = None
     rope_changes_above: int | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,17 @@
 """What kills at random moments cost: runs that are killed again and again until they are finished, and what is left.
 
     python -m benchmarks.kills OUT.json --kills 200
+    python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
 
 A table of two models on a toy Llama (a reference that leaves its store behind, and a model that is compared with it) is
 measured once undisturbed, and then in new caches, where the driver, a worker, the process above it or vLLM's engine
 core is killed at a random moment and the run is started again.  For Transformers the final results must be equal but
 for times; for vLLM, whose batches differ then, the largest difference is reported.  After every kill no process may be
 left, and at the end no file that an undisturbed run does not leave.
+
+"two runs" are two at the same time on one cache, of closed-form models on two texts in other orders: each one's
+reference is the other one's second model, and a random one of the two is disturbed.  ``--pairs``: so many times two
+different signals reach a driver within a second, after which it must show what it has, as after one signal.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +40,33 @@ ROOT = Path(__file__).resolve().parents[1]
 WINDOWS, LENGTH = 400, 200
 PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
-MODELS: dict[str, list[dict[str, Any]]] = {
+HANG_S = 300.0
+"""Seconds after which a run that nothing disturbs hangs."""
+ROWS = {"two runs": 60}
+"""Windows of a campaign that needs fewer than all."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLOSED_FORM: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02}}
+BOOSTED: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02, "boost": 3.0}}
+RUNS: dict[str, list[tuple[str, list[dict[str, Any]]]]] = {
     "Transformers": [
-        {"load_fn": "transformers_auto_bf16", "label": "a", "reference": True},
-        {"load_fn": "transformers", "label": "b"},
+        ("x", [{"load_fn": "transformers_auto_bf16", "label": "a", "reference": True},
+               {"load_fn": "transformers", "label": "b"}]),
     ],
     "vLLM": [
-        {"load_fn": "vllm_score", "label": "a", "reference": True, "engine": {"enforce_eager": True}},
-        {"load_fn": "vllm_score", "label": "b", "engine": {"enforce_eager": True, "dtype": "float16"}},
+        ("x", [{"load_fn": "vllm_score", "label": "a", "reference": True, "engine": {"enforce_eager": True}},
+               {"load_fn": "vllm_score", "label": "b", "engine": {"enforce_eager": True, "dtype": "float16"}}]),
     ],
-}
+    "two runs": [
+        ("xy", [{**BOOSTED, "label": "a", "reference": True}, {**CLOSED_FORM, "label": "b"}]),
+        ("yx", [{**CLOSED_FORM, "label": "c", "reference": True}, {**BOOSTED, "label": "d"}]),
+    ],
+}  # fmt: skip
+"""The runs of a campaign, which are on one cache at the same time: the letters of their texts, and their models."""
+TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "beside", "from_cache", "seconds",
+         "timing"}  # fmt: skip
+SHOWN = re.compile(r"^ label ", re.MULTILINE)
+NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
+"""What a run says that had not begun to score, or had no row yet, or was showing its table already."""
 
 
 @dataclass
@@ -50,6 +74,11 @@ class Seen:
     """What a campaign has seen."""
 
     kills: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    tables_lost: list[str] = field(default_factory=list)
+    failed_alone: list[str] = field(default_factory=list)
+    hangs: int = 0
     phases: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     differing: int = 0
@@ -75,78 +104,134 @@ def make_model(folder: Path) -> None:
     write_tokenizer(folder)
 
 
-def start(folder: Path, engine: str, cache: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a run; its results go beside the log."""
-    models = [{**model, "model_dir": str(folder / "model")} for model in MODELS[engine]]
-    (folder / f"{engine}.json").write_text(json.dumps(models), encoding="utf-8")
-    words = ["-d", folder / "data.json", "-m", folder / f"{engine}.json", "--cache-dir", cache, "-o", results(log)]
-    environment = {**os.environ, "COMPARE_Q_CACHE": str(cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)],
-            stdout=output, stderr=output, env=environment, start_new_session=True,
-        )  # fmt: skip
+@dataclass
+class Run:
+    """One of a campaign's runs, which is started again until it has finished.
 
+    ``begin``: of its last start in the log; ``disturbed``: whether a process of that start was killed.
+    """
 
-def results(log: Path) -> Path:
-    """Where the results of a run go."""
-    return log.with_suffix(".json")
+    folder: Path
+    engine: str
+    number: int
+    cache: Path
+    log: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    begin: int = 0
+    disturbed: bool = False
 
+    def start(self) -> None:
+        """Start it; its results go beside the log."""
+        self.results.unlink(missing_ok=True)
+        self.disturbed = False
+        texts, models = RUNS[self.engine][self.number]
+        spec = self.log.with_suffix(".models.json")
+        spec.write_text(json.dumps([{"model_dir": str(self.folder / "model"), **model} for model in models]))
+        data = [self.folder / f"{text}.json" for text in texts]
+        words = ["-d", *data, "-m", spec, "--cache-dir", self.cache, "-o", self.results, "-r", ROWS.get(self.engine, 0)]
+        environment = {**os.environ, "COMPARE_Q_CACHE": str(self.cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+                       "KILLED_RUN": str(self.log)}  # fmt: skip
+        with self.log.open("ab") as output:
+            self.begin = output.tell()
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)],
+                stdout=output, stderr=output, env=environment, start_new_session=True,
+            )  # fmt: skip
 
-def processes(cache: Path) -> dict[int, str]:
-    """Process id -> what it is, of the runs that use a cache."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if str(cache).encode() not in (folder / "environ").read_bytes():
-                continue
-            name = (folder / "comm").read_text().strip()
-            words = (folder / "cmdline").read_bytes().decode(errors="replace")
-            kind = "driver" if "compare_q.py" in words else "engine" if name.startswith("VLLM") else "other"
-            if "backends.worker" in words:
-                above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                kind = "worker" if "backends.worker" in mine else "supervisor"
-            found[int(folder.name)] = kind
-    return found
+    @property
+    def results(self) -> Path:
+        """Where the results go."""
+        return self.log.with_suffix(".json")
 
+    @property
+    def said(self) -> str:
+        """What it has printed since its last start."""
+        return self.log.read_bytes()[self.begin :].decode(errors="replace")
 
-def kill_one(process: subprocess.Popen[bytes], cache: Path, seen: Seen, log: Path) -> None:
-    """Kill a process of a random kind, or end the driver politely; wait for the run to end, and count what is left."""
-    there = processes(cache)
-    kinds = sorted(set(there.values()) - {"other"}) or ["driver"]
-    kind = random.choice([*kinds, "driver, by SIGTERM"])
-    number = signal.SIGTERM if kind.endswith("SIGTERM") else signal.SIGKILL
-    target = process.pid if kind.startswith("driver") else random.choice([p for p, k in there.items() if k == kind])
-    last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:] or ["starting"]
-    seen.phases[" ".join(last[0].split()[:1])] += 1
-    with suppress(ProcessLookupError):
-        os.kill(target, number)
-        seen.kills[kind] += 1
-    process.wait()
-    until = time.monotonic() + PATIENCE_S
-    while (left := processes(cache)) and time.monotonic() < until:
-        time.sleep(0.1)
-    seen.processes_left += len(left)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    def processes(self) -> dict[int, str]:
+        """Process id -> what it is."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"KILLED_RUN={self.log}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
+                    continue
+                name = (folder / "comm").read_text().strip()
+                words = (folder / "cmdline").read_bytes().decode(errors="replace")
+                kind = "driver" if "compare_q.py" in words else "engine" if name.startswith("VLLM") else "other"
+                if "backends.worker" in words:
+                    above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
+                    kind = "worker" if "backends.worker" in mine else "supervisor"
+                found[int(folder.name)] = kind
+        return found
+
+    def ended(self, seen: Seen) -> None:
+        """Wait for it to end, and count what is left of it."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(HANG_S)
+        seen.hangs += self.process.poll() is None
+        until = time.monotonic() + PATIENCE_S
+        while (left := self.processes()) and time.monotonic() < until:
+            time.sleep(0.1)
+        seen.processes_left += len(left)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_one(self, seen: Seen) -> None:
+        """Kill a process of a random kind, or end the driver politely."""
+        there = self.processes()
+        kinds = sorted(set(there.values()) - {"other"}) or ["driver"]
+        kind = random.choice([*kinds, "driver, by SIGTERM"])
+        number = signal.SIGTERM if kind.endswith("SIGTERM") else signal.SIGKILL
+        driver = kind.startswith("driver")
+        target = self.process.pid if driver else random.choice([p for p, k in there.items() if k == kind])
+        with suppress(ProcessLookupError):
+            os.kill(target, number)
+            seen.kills[kind] += 1
+        self.disturbed = True  # without a worker it goes on with its next model
+        if driver:
+            self.ended(seen)
+
+    def signal_twice(self, seen: Seen) -> None:
+        """Send the driver two different signals within a second; what it had finished by then must be shown."""
+        pair = random.sample(ENDING, 2)
+        before = self.said
+        self.process.send_signal(pair[0])
+        time.sleep(random.choice([0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 1.0)]))
+        self.process.send_signal(pair[1])
+        seen.pairs[" and ".join(number.name for number in pair)] += 1
+        self.ended(seen)
+        status, said = self.process.returncode, self.said
+        begun = "\nscoring " in before
+        seen.endings[f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"] += 1
+        is_shown = SHOWN.search(said) and (self.results.exists() or status in (0, 2))
+        is_told = status in (0, *(128 + number for number in pair)) and (is_shown or NOTHING_YET.search(said))
+        if before and ("Traceback" in said or not is_told or (begun and not SHOWN.search(said))):
+            seen.tables_lost.append(f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}")
 
 
 def comparable(file: Path) -> Any:
     """Results without times."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    for key in ("created", "command"):
-        found.pop(key)
-    for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "tokens_per_second", "beside", "from_cache", "seconds", "timing"):
-            model.pop(key, None)
-    return found
+
+    def stripped(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {key: stripped(value) for key, value in found.items() if key not in TIMES}
+        return [stripped(each) for each in found] if isinstance(found, list) else found
+
+    return stripped(json.loads(file.read_text(encoding="utf-8")))
+
+
+def models_of(found: Any) -> list[dict[str, Any]]:
+    """Every model of every text."""
+    return [model for text in found.get("texts", [found]) for model in text["models"]]
 
 
 def difference(a: Any, b: Any) -> float:
     """Largest relative difference of perplexity and divergence between two results."""
     largest = 0.0
-    for mine, other in zip(a["models"], b["models"], strict=True):
+    for mine, other in zip(models_of(a), models_of(b), strict=True):
         for name in ("ppl", "kld"):
             if mine[name] is not None:
                 largest = max(largest, abs(mine[name] - other[name]) / max(abs(other[name]), 1e-12))
@@ -164,39 +249,73 @@ def files_of(cache: Path) -> set[str]:
     return names
 
 
-def campaign(folder: Path, engine: str, kills: int) -> dict[str, Any]:
-    """Kill runs of one engine so many times."""
-    seen = Seen()
-    whole_cache, log = folder / f"{engine}-whole", folder / f"{engine}.whole.log"
-    if start(folder, engine, whole_cache, log).wait():
-        raise RuntimeError(log.read_text())
-    whole, files, duration = comparable(results(log)), files_of(whole_cache), 0.0
-    while seen.kills.total() < kills:
+def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
+    """The runs of an engine's campaign, not started yet, on a cache of that name."""
+    cache = folder / f"{engine}-{name}"
+    return [Run(folder, engine, at, cache, folder / f"{engine}.{name}.{at}.log") for at in range(len(RUNS[engine]))]
+
+
+def until_finished(runs: list[Run], seen: Seen, duration: float, todo: list[Callable[[Run, Seen], None]]) -> None:
+    """Run all of them to their end, and do at random moments what is still ``todo`` to one of them."""
+    for run in runs:
+        run.start()
+    while not all(run.process.poll() == 0 for run in runs):
+        until = time.monotonic() + (random.uniform(0.3, duration / len(runs) ** 2) if todo else HANG_S)
+        while time.monotonic() < until and any(run.process.poll() is None for run in runs):
+            time.sleep(0.02)
+        for run in runs:
+            if run.process.poll() not in (0, None):
+                run.ended(seen)
+                seen.failed_alone += [] if run.disturbed else [run.said[-2000:]]
+                run.start()
+        going = [run for run in runs if run.process.poll() is None]
+        if time.monotonic() < until or not going:
+            continue
+        run = random.choice(going)
+        last = run.said.splitlines()[-1:] or ["starting"]
+        seen.phases[" ".join(last[0].split()[:1])] += 1
+        if todo:
+            todo.pop()(run, seen)
+        else:
+            run.process.kill()
+            seen.hangs += 1
+            run.ended(seen)
+        if run.process.poll() not in (0, None):
+            run.start()
+
+
+def campaign(folder: Path, engine: str, kills: int, pairs: int) -> dict[str, Any]:
+    """Kill runs of one engine so many times, and send them so many pairs of signals."""
+    seen, began = Seen(), time.monotonic()
+    whole = runs_on(folder, engine, "whole")
+    until_finished(whole, seen, 0.0, [])
+    gold, files, duration = [comparable(run.results) for run in whole], files_of(whole[0].cache), 0.0
+    todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
+    todo += [Run.signal_twice for _ in range(pairs)]
+    random.shuffle(todo)
+    while todo:
         seen.runs += 1
-        cache, log = folder / f"{engine}-{seen.runs}", folder / f"{engine}.{seen.runs}.log"
-        shutil.copytree(whole_cache / "tokens", cache / "tokens")  # what is killed is a model's run
+        runs = runs_on(folder, engine, str(seen.runs))
+        shutil.copytree(whole[0].cache / "tokens", runs[0].cache / "tokens")  # what is killed is a model's run
         began = time.monotonic()
-        while True:
-            process = start(folder, engine, cache, log)
-            try:
-                status = process.wait(timeout=random.uniform(0.3, duration) if duration else None)
-            except subprocess.TimeoutExpired:
-                kill_one(process, cache, seen, log)
-                continue
-            if status == 0:
-                break
-        duration = duration or time.monotonic() - began  # of the first run, which nothing disturbs
-        found = comparable(results(log))
-        if engine == "Transformers" and found != whole:
-            seen.differing += 1
-        seen.largest = max(seen.largest, difference(found, whole))
-        seen.files_left += sorted(files_of(cache) - files)
+        until_finished(runs, seen, duration, todo if duration else [])
+        duration = duration or time.monotonic() - began  # of the first runs, which nothing disturbs
+        for run, other in zip(runs, gold, strict=True):
+            found = comparable(run.results)
+            seen.differing += engine != "vLLM" and found != other
+            seen.largest = max(seen.largest, difference(found, other))
+        seen.files_left += sorted(files_of(runs[0].cache) - files)
+        shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
         differing = f"{seen.differing} differ, by at most {seen.largest:.2g}"
-        print(f"{engine}: {seen.kills.total()} kills, {seen.runs} runs finished, {differing}, left: {left}", flush=True)
+        lost = f"{seen.hangs} hang, {len(seen.tables_lost)} tables lost, {len(seen.failed_alone)} fail undisturbed"
+        done = f"{seen.kills.total()} kills, {seen.pairs.total()} pairs of signals, {seen.runs} finished"
+        print(f"{engine}: {done}, {differing}, {lost}, left: {left}", flush=True)
     return {
-        "kills": dict(seen.kills), "phases": dict(seen.phases), "runs": seen.runs, "seconds_undisturbed": duration,
-        "results_that_differ": seen.differing, "largest_relative_difference": seen.largest,
+        "kills": dict(seen.kills), "pairs_of_signals": dict(seen.pairs), "endings_after_pairs": dict(seen.endings),
+        "phases": dict(seen.phases), "runs": seen.runs, "seconds_undisturbed": duration,
+        "results_that_differ": seen.differing, "largest_relative_difference": seen.largest, "hangs": seen.hangs,
+        "tables_lost": seen.tables_lost, "failed_undisturbed": seen.failed_alone,
         "processes_left": seen.processes_left, "files_left": seen.files_left,
     }  # fmt: skip
 
@@ -204,21 +323,27 @@ def campaign(folder: Path, engine: str, kills: int) -> dict[str, Any]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     p.add_argument("out", type=Path)
-    p.add_argument("--kills", type=int, default=200, help="in all; a third of them in vLLM")
-    p.add_argument("--engines", nargs="+", default=list(MODELS))
+    p.add_argument("--kills", type=int, default=200, help="in all; a third of them in vLLM if others are killed, too")
+    p.add_argument("--pairs", type=int, default=0, help="of signals, in each campaign")
+    p.add_argument("--engines", nargs="+", default=["Transformers", "vLLM"], choices=list(RUNS))
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args()
     random.seed(args.seed)
-    shares = {"Transformers": args.kills - args.kills // 3, "vLLM": args.kills // 3}
+    for number in ENDING:  # runs inherit what is ignored here, and then rightly ignore it
+        signal.signal(number, signal.SIG_DFL)
+    shares = dict.fromkeys(args.engines, args.kills)
+    if {"Transformers", "vLLM"} <= set(shares):
+        shares |= {"Transformers": args.kills - args.kills // 3, "vLLM": args.kills // 3}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_model(folder / "model")
-        letters = np.random.default_rng(0).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
-        (folder / "text.txt").write_text("".join(letters), encoding="utf-8")
-        data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / "text.txt")}
-        text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
-        (folder / "data.json").write_text(text, encoding="utf-8")
-        found = {engine: campaign(folder, engine, shares[engine]) for engine in args.engines}
+        for seed, name in enumerate("xy"):
+            letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
+            (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
+            data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / f"{name}.txt")}
+            text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+        found = {engine: campaign(folder, engine, shares[engine], args.pairs) for engine in args.engines}
     from backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu()}

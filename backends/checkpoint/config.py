@@ -6,11 +6,13 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from backends.checkpoint.files import INDEX, SINGLE
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_object
 from backends.common.messages import printable
@@ -62,6 +64,11 @@ class CheckpointConfig:
         if not exists(file):
             raise InputError(f"{printable(file)}: missing; model_dir must be a Hugging Face model folder")
         config = cls(read_object(file, strict=False))
+        if (named := config.text.get("transformers_weights")) not in (None, SINGLE, INDEX):
+            raise InputError(
+                f"{printable(file)}: transformers_weights: {printable(str(named))}: not every engine loads the weights "
+                f"from there; name the file {SINGLE}, and leave the key out"
+            )
         legacy = folder / LEGACY_FILE
         stated = config.quantization
         mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
@@ -84,6 +91,12 @@ class CheckpointConfig:
     def hidden_size(self) -> int | None:
         """Columns of the head; None if the config does not say."""
         return next((size for key in WIDTH_KEYS if (size := self._integer(key))), None)
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype of the weights that are not quantized; None if the config does not say."""
+        stated = self.text.get("dtype", self.text.get("torch_dtype"))
+        return stated if isinstance(stated, str) else None
 
     @property
     def hidden_layers(self) -> int | None:
@@ -123,6 +136,18 @@ class CheckpointConfig:
         """What the rope scaling is called: "yarn", "llama3", "longrope", ...; None if there is none."""
         name = self.rope_scaling.get("rope_type", self.rope_scaling.get("type"))
         return name if isinstance(name, str) else None
+
+    @property
+    def foreign_code(self) -> str | None:
+        """The code of another repository, ``owner/name--module.Class``, that the config names; None if there is none.
+
+        It is fetched when the model loads, in whichever version the hub has then.
+        """
+        named = self.raw.get("auto_map")
+        every = itertools.chain.from_iterable(
+            each if isinstance(each, list) else [each] for each in (named.values() if isinstance(named, dict) else [])
+        )
+        return next((str(each) for each in every if "--" in str(each)), None)
 
     @cached_property
     def quantization(self) -> dict[str, Any]:

@@ -16,6 +16,12 @@ from backends.common.errors import InputError
 from backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_bytes, read_object, reason
 from backends.common.messages import printable, shortened
 
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+STAMPED = (
+    "*config.json", "*.index.json", "*quant*.json", "params.json", "*.py", "*/*.py",
+    "*.safetensors", "*.bin", "*.pt", "*.pth",
+)  # fmt: skip
+"""Patterns of everything in a folder that an engine may open, asked for or not, but for the tokenizer's files."""
 MOST_DIMENSIONS = 8
 """Of a tensor; no format here has more than four."""
 BITS = {
@@ -42,11 +48,17 @@ class Tensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model: the files that the index names, else all files of the Hugging Face format.
+    """The safetensors files of the model: the files that the index names, else those of the Hugging Face format.
 
-    InputError for a damaged index, and for a file that it names and that is missing.
+    InputError for a damaged index, for a file that it names and that is missing, and for a folder with two sets of
+    weights, or with an adapter: of these, not every engine loads the same.
     """
-    index = folder / "model.safetensors.index.json"
+    index, single = folder / INDEX, folder / SINGLE
+    if exists(folder / ADAPTER):
+        raise InputError(
+            f"{printable(folder / ADAPTER)}: an adapter, which some engines add to the model and others ignore; merge "
+            "it into the weights, or move it out of the folder"
+        )
     if exists(index):
         weight_map = read_object(index, strict=False).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -54,10 +66,17 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(weight_map.values()))
         if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
             raise InputError(f"{printable(index)}: weight_map: {printable(outside[0])}: lies outside the folder")
+        if exists(single) and SINGLE not in names:
+            raise InputError(
+                f"{printable(single)}: beside {len(names)} other files that {INDEX} names: two sets of weights, of "
+                "which some engines load the one and others the other; move one of them out of the folder"
+            )
         missing = [printable(name) for name in names if not is_file(folder / name)]
         if missing:
             raise InputError(f"{folder / missing[0]}: named in {index.name} but missing; download the model again")
         return [folder / name for name in names]
+    if is_file(single):
+        return [single]
     files = sorted(folder.glob("*.safetensors"))
     # Mistral's repositories hold the same weights twice, as model*.safetensors and as consolidated*.safetensors.
     return [file for file in files if file.name.startswith("model")] or files
@@ -150,17 +169,22 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
     """Hex digest that changes when configs, code, or the headers, sizes, times or sampled weights of the files change.
 
-    generation_config.json counts, since engines take more from it than sampling defaults (for example the tokens that
-    Gemma 4 must never score).  Tokenizer, README and other files do not: after an edit of such a file nothing has to be
-    computed again.  With ``times`` off, a copy of the folder on another machine has the same digest.
+    Other weights in the folder count as well: engines differ in what they open, and nothing is served that was computed
+    from files of which one has changed.  generation_config.json counts, since engines take more from it than sampling
+    defaults (for example the tokens that Gemma 4 must never score).  Tokenizer, README and other files do not: after an
+    edit of such a file nothing has to be computed again.  With ``times`` off, a copy of the folder on another machine
+    has the same digest.
     """
     digest = hashlib.sha256()
-    patterns = ("config.json", "generation_config.json", "*quant*.json", "params.json", "*.py")
-    for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if not file.is_dir()}):
-        digest.update(os.fsencode(file.name) + b"\0" + read_bytes(file))
-    for file in [*weight_files(folder), *override_tensors]:
-        header, stat = header_bytes(file), file.stat()
+    weights = weight_files(folder)
+    found = {file for pattern in STAMPED for file in folder.glob(pattern) if not file.is_dir()} - {*weights}
+    read = {file for file in found if file.suffix in (".json", ".py") and not file.name.startswith("tokenizer")}
+    for file in sorted(read):
+        digest.update(os.fsencode(file.relative_to(folder)) + b"\0" + read_bytes(file))
+    others = sorted(file for file in found if file.suffix not in (".json", ".py"))
+    for file in [*weights, *override_tensors, *others]:
+        header, stat = b"" if file in others else header_bytes(file), file.stat()
         when = stat.st_mtime_ns if times else ""
-        digest.update(b"\0" + os.fsencode(file.name))
+        digest.update(b"\0" + os.fsencode(file.relative_to(folder) if file in weights else file.name))
         digest.update(f"\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
     return digest.hexdigest()

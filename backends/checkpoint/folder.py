@@ -13,6 +13,7 @@ from backends.base import Backend, LoadRequest, ModelFacts
 from backends.checkpoint import files
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
+from backends.common.messages import printable
 from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
 
@@ -52,7 +53,13 @@ class FolderModel(Backend):
         config = CheckpointConfig.read(folder)
         if not files.weight_files(folder):
             raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
-        return ModelFacts(config.vocab_size, config.context, folder)
+        if request.options.get("trust_remote_code") and (code := config.foreign_code):
+            raise InputError(
+                f"model_dir: {folder}: auto_map names code of another repository, {printable(code)}, which may change; "
+                "copy its .py files into the folder and leave its name out"
+            )
+        asked = str(request.options.get("dtype", "auto"))
+        return ModelFacts(config.vocab_size, config.context, folder, dtype=config.dtype if asked == "auto" else asked)
 
     @classmethod
     def stamp(cls, request: LoadRequest) -> str:

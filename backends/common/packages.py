@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from backends.common.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+COMPUTING = (
+    "torch", "triton", "mkl", "intel-openmp", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cutlass-dsl", "tilelang", "helion",
+    "triton-kernels", "conch-triton-kernels", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python",
+    "flashinfer-cubin", "flashinfer-jit-cache", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm",
+    "natten", "xformers", "deep-gemm", "deep-ep", "amd-aiter", "apex", "arctic-inference", "humming-kernels",
+    "liger-kernel", "kernels", "transformers", "accelerate", "peft", "torchao", "compressed-tensors", "bitsandbytes",
+    "amd-quark", "aqlm", "auto-round", "autoawq", "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai",
+    "flute-kernel", "fp_quant", "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant",
+    "vptq",
+)  # fmt: skip
+"""Distributions that an engine which computes with torch may import where they are installed, asked for or not."""
+PLUGINS = ("torch.backends",)
+"""Groups of entry points whose code torch imports with itself."""
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
@@ -19,6 +39,33 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
+    """Distribution name -> build, of all that may take part in computing with torch; part of scores' keys.
+
+    ``more``: further distributions; ``plugins``: groups of entry points, beside torch's, whose code is imported.
+    """
+    from importlib import metadata
+
+    loaded = {
+        each.dist.name for group in (*PLUGINS, *plugins) for each in metadata.entry_points(group=group) if each.dist
+    }
+    found = installed_versions((*COMPUTING, *more, *sorted(loaded - {"compare-q"})))
+    return {name: version + origin(metadata.distribution(name)) for name, version in found.items()}
+
+
+def origin(distribution: Distribution) -> str:
+    """What tells builds of one version apart: the commit that was installed, or when a working copy last changed."""
+    try:
+        noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if noted.get("dir_info", {}).get("editable"):
+            files = Path(noted["url"].removeprefix("file://")).rglob("*.py")
+            return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
+        known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
+    except (OSError, ValueError, AttributeError, KeyError):
+        return ""
+    return f" {known}" if known else ""
 
 
 def package_folder(module: str) -> Path | None:

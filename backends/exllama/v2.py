@@ -12,7 +12,6 @@ Products of more than 32 rows dequantize the weights to float16; they are added 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,13 @@ from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBa
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
+from backends.common import machine
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import expanded
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import installed_versions
+from backends.common.packages import computing
 from backends.exllama.common import OUTPUT_FACTOR, check_model
 from backends.layers.groups import group_layers
 
@@ -95,8 +95,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXLLAMA_NO_")}
-        return installed_versions(("exllamav2", "torch", "flash-attn", "xformers")) | settings
+        return computing("exllamav2") | machine.variables(("EXLLAMA_",))
 
     @classmethod
     def import_engine(cls, request: LoadRequest) -> None:

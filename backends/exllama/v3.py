@@ -13,7 +13,6 @@ there: logits are cut to the config's vocabulary.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,13 @@ from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBa
 from backends.checkpoint import files as checkpoint
 from backends.checkpoint import stored_bits
 from backends.checkpoint.folder import FolderModel
+from backends.common import machine
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import installed_versions
+from backends.common.packages import computing
 from backends.exllama.common import OUTPUT_FACTOR, check_model
 from backends.layers.groups import group_layers
 
@@ -95,8 +95,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("EXL3_")}
-        return installed_versions(("exllamav3", "torch", "triton", "xformers")) | settings
+        return computing("exllamav3") | machine.variables(("EXL3_",))
 
     @classmethod
     def import_engine(cls, request: LoadRequest) -> None:

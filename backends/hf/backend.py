@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import FolderModel
@@ -28,9 +29,8 @@ from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import check_installed, installed_versions
+from backends.common.packages import check_installed, computing
 from backends.hf.quantization import (
-    PACKAGES,
     check_complete,
     check_dtype,
     check_packages,
@@ -49,6 +49,8 @@ BF16 = {"transformers_auto_bf16"}
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 IMAGE_TEXT = {"transformers_mm"}
 PLACEMENT = ("device_map", "max_memory", "offload_folder")
+LONGEST_SEEN = "max_seq_len_cached"
+"""Where a rotary embedding notes the longest sequence that it has seen."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 
 
@@ -84,6 +86,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         self.options = parse_options(TransformersOptions, request.options)
         self.model: Any = None
         self.entered: Any = None
+        self.rotary: list[Any] = []
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
 
@@ -103,6 +106,11 @@ class TransformersBackend(FolderModel, LogitsBackend):
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
     @classmethod
+    def facts(cls, request: LoadRequest) -> ModelFacts:
+        found = super().facts(request)
+        return found if "dtype" in request.options else replace(found, dtype=default_dtype(request))
+
+    @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
         if {"device_map", "max_memory"} & request.options.keys():
             return 0
@@ -110,8 +118,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        quantizers = sorted({package for packages in PACKAGES.values() for package in packages})
-        return installed_versions(("torch", "transformers", "accelerate", *quantizers))
+        return computing()
 
     @cached_property
     def stored_quantization(self) -> dict[str, Any]:
@@ -147,6 +154,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         check_resident(folder, self.model, stored)
         self.model.eval()
+        self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.request.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
@@ -180,6 +188,9 @@ class TransformersBackend(FolderModel, LogitsBackend):
     def _forward(self, window: Window) -> torch.Tensor:
         import torch
 
+        for module in self.rotary:
+            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
+                setattr(module, name, 0)  # dynamic factors would stay those of a longer window before
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
@@ -256,6 +267,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
             self.streamer.close()
         self.streamer = None
         self.model = self.entered = self.noise = None
+        self.rotary = []
 
 
 def default_dtype(request: LoadRequest) -> str:

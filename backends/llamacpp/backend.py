@@ -143,7 +143,7 @@ class LlamacppBackend(LogitsBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        found = installed_versions((*cls.capabilities.packages, "gguf"))
+        found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
         return {**found, "llama.cpp build": ggml.build(), **ggml.environment()}
 
     def storage(self) -> Storage:

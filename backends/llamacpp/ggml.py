@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from backends.common import machine
 from backends.common.packages import package_folder
 from backends.layers.schemes import UNKNOWN
 
@@ -107,10 +108,7 @@ def has_tile_code(system_info: str) -> bool:
 
 def environment() -> dict[str, str]:
     """The variables that choose ggml's kernels or llama.cpp's library."""
-    return {
-        name: value for name, value in sorted(os.environ.items())
-        if name.startswith(("GGML_", "LLAMA_")) and not re.search("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG", name)
-    }  # fmt: skip
+    return machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
 
 
 def activations(weights: str, backend: str) -> str:

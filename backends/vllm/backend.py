@@ -10,7 +10,8 @@ Everything that the spec's ``engine`` object does not set is vLLM's default, but
 - ``skip_tokenizer_init``: windows arrive as token ids;
 - ``kv_cache_memory_bytes`` has room for the windows of two steps, where vLLM would claim 90 % of the memory, and
   measure first how much that is; unless the spec says how much, or the model keeps another kind of cache;
-- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start.
+- ``enforce_eager``: steps of prefill gain nothing from compiled graphs, which take most of a start;
+- ``swa_bounded_replay`` is off, where vLLM has it: it leaves out states that are scored.
 
 Two options are compare_q's own.  ``"emulate": true`` rounds NVFP4 and MXFP4 activations by vLLM's emulation where the
 GPU has no kernel for them and vLLM would leave them unquantized; weight-only layers run as their scheme says anywhere,
@@ -48,7 +49,7 @@ from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
-from backends.common.packages import installed_versions
+from backends.common.packages import computing
 from backends.layers import kv_cache, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver
@@ -64,7 +65,6 @@ from backends.vllm.options import (
     stored_on_load,
 )
 
-KERNEL_PACKAGES = ("torch", "triton", "compressed-tensors", "flashinfer-python")
 WORKSPACE = 3 << 30
 """Bytes that a rank takes beside weights and KV cache, counted generously: CUDA's context, activations, the scorer."""
 EXTENSION = "backends.vllm.plugin.ScoringExtension"
@@ -116,7 +116,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return installed_versions((*install.PACKAGES, *KERNEL_PACKAGES)) | kernel_environment()
+        return computing(*install.PACKAGES, plugins=install.PLUGIN_GROUPS) | kernel_environment()
 
     @classmethod
     def import_engine(cls, request: LoadRequest) -> None:
@@ -231,7 +231,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [*kv_cache.notes(caches), *floor.get("notes", ())],
+            "notes": [*kv_cache.notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
         }
 
     def close(self) -> None:

@@ -11,17 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.reference.reading import StoredRows
+from backends.scoring.statistics import Column
 from backends.vllm.packing import Part
 
 if TYPE_CHECKING:
     import torch
 
 
+NO_STATES = -1.0
+"""In place of the sum of exponentials, which is positive: the row's states are all zero.
+
+No final norm leaves such a row.  vLLM has not computed it: it leaves out prompt tokens whose states, it thinks, nobody
+reads.  Every model would score it alike, so that a quantized one had a KL divergence of 0.
+"""
+
+
 @dataclass
 class Buffer:
     """One window: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
 
-    ``written`` marks the scored positions [T] whose statistics are there, ``landed`` counts them, repetitions too.
+    ``written`` marks the scored positions [T] whose statistics are there and of states that vLLM has computed,
+    ``landed`` counts the positions that came, repetitions too.
     """
 
     statistics: NDArray[np.float32]
@@ -97,7 +107,7 @@ class Buffers:
                 if not buffer.statistics.size:
                     buffer.statistics = np.empty((len(buffer.written), values.shape[1]), np.float32)
                 buffer.statistics[rows] = values[begin : begin + part.n_rows]
-                buffer.written[rows] = True
+                buffer.written[rows] = buffer.statistics[rows, Column.SUM] != NO_STATES
                 buffer.landed += part.n_rows
                 begin += part.n_rows
 

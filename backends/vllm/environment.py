@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backends.base import LoadRequest
+from backends.common import machine
 from backends.common.lifeline import in_worker
 from backends.vllm import install
 from backends.vllm.options import ranks
 
-HARMLESS = (
-    "VLLM_LOGGING", "VLLM_CONFIGURE_LOGGING", "VLLM_LOG_", "VLLM_NO_USAGE", "VLLM_DO_NOT_TRACK", "VLLM_USAGE",
-    "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_NUM_OF_RESERVED_CPU",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY",
-)  # fmt: skip
+HARMLESS = re.compile(
+    "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|WORKER_MULTIPROC_METHOD|"
+    "ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|API_KEY)"
+)
 """What the names of variables begin with that change no score."""
+RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 LONGER_THAN_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def kernel_environment() -> dict[str, str]:
     """The VLLM_* variables that are set and may choose kernels or precision (VLLM_CPU_INT4_W4A8, ...)."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith("VLLM_") and not name.startswith(HARMLESS)
-    }
+    threads = {RESERVED: "0"} if install.is_cpu_build() else {}
+    return threads | machine.variables(("VLLM_",), HARMLESS)
 
 
 def set_environment(request: LoadRequest) -> None:
@@ -42,7 +41,7 @@ def set_environment(request: LoadRequest) -> None:
     if install.is_cpu_build():
         # vLLM keeps one core back for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores,
         # 6.5 s on both.
-        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+        os.environ.setdefault(RESERVED, "0")
         tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
         if tensor_parallel > 1:
             # By itself vLLM wants a NUMA node a rank.

@@ -23,6 +23,8 @@ PLUGINS = {
 }
 """Format -> the first vLLM without it, the distribution of the plugin that took it over (vllm PRs 39612 and 43529), and
 what else runs it."""
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
+"""Groups of entry points whose code vLLM runs before it loads a model."""
 
 
 def installed() -> tuple[str, Version] | None:

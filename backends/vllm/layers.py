@@ -26,7 +26,7 @@ from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
 from backends.layers.declared import Declared
 from backends.layers.groups import AFTER_LOADING, deviation, group_layers, groups_to_json
-from backends.layers.kv_cache import DYNAMIC, LOADED, ONE, KVCache, kv_cache
+from backends.layers.kv_cache import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Scheme, args_text, compressed_tensors
 from backends.vllm import install
@@ -34,6 +34,8 @@ from backends.vllm.environment import set_environment
 
 LENGTH = 64
 """Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""
+OWN_SCALES = re.compile(r"per_token_head$|_ds_mla$|^turboquant|^ultraquant|^octave")
+"""vLLM's words for caches that keep scales beside keys and values."""
 KERNEL_ATTRIBUTES = ("kernel", "fp8_linear", "linear_kernel", "ocp_mx_linear")
 WEIGHT_ONLY = re.compile(r"Marlin|W4A16|W8A16|WNA16|CPUFp8BlockScaledMMKernel|CPUFp8PerTensorScaledMM")
 """Classes whose kernels take activations in the model's dtype, whatever the checkpoint asks for."""
@@ -56,6 +58,22 @@ ONLINE = {
     "Int8Online": "int8 channel", "Nvfp4Online": "nvfp4 g16",
 }  # fmt: skip
 """How the names of methods begin that quantize while vLLM loads -> what their weights are stored as."""
+READ_IN_PREFILL = {
+    "FlashAttentionImpl", "FlashAttentionDiffKVImpl", "TritonAttentionImpl", "TritonAttentionDiffKVImpl",
+    "FlashInferImpl", "CompositeAttentionImpl", "FlexAttentionImpl", "CPUAttentionBackendImpl", "HpcAttentionImpl",
+    "B12xPagedAttentionImpl", "RocmAiterUnifiedAttentionImpl", "Qwen4ExpQSAFlashAttentionImpl",
+}  # fmt: skip
+"""Classes of attention whose prefill writes its keys and values to the cache and reads them there, by the sources of
+0.26 to 0.33; with decode context parallelism none does."""
+UNREAD_IN_PREFILL = {
+    "TurboQuantAttentionImpl": FIRST_STEP, "UltraQuantAttentionImpl": FIRST_STEP, "RocmAttentionImpl": FIRST_STEP,
+    "AiterFlashAttentionImpl": FIRST_STEP, "RocmOctaveAttentionImpl": FIRST_STEP,
+}  # fmt: skip
+"""Classes whose prefill attends to the keys and values that it has at hand."""
+LATENT = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
+"""Classes from which multi-head latent attention derives, dense and sparse, whose ``forward_mha`` is prefill."""
+NOT_CAUSAL = {"PrefillPrefixLMAttention", "EncoderOnlyAttention"}
+"""Attention of prefix language models (HRM-Text), and of models whose config has ``is_causal`` false."""
 SIZED = {"nvfp4": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32"}
 """Formats whose groups have one size only."""
 SHORT_NAMES = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "mxfp4"}
@@ -177,7 +195,27 @@ def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
         told = getattr(module, "kv_cache_dtype", None)
         if isinstance(told, str) and hasattr(module, "impl"):
             stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
-            yield kv_cache(name, stored, kv_scales(module, told), asked, dtype)
+            attention, scales = class_name(module.impl), kv_scales(module, told)
+            yield kv_cache(KVCache(name, stored, scales, "", attention, prefill(module.impl)), asked, dtype)
+
+
+def prefill(impl: Any) -> str:
+    """Whether attention of an object's class reads a quantized cache in prefill: "" or as ``kv_cache.PREFILL`` has it.
+
+    Classes that derive from a known one may do otherwise, but for those of multi-head latent attention.
+    """
+    name = class_name(impl)
+    if name in READ_IN_PREFILL:
+        return "" if getattr(impl, "dcp_world_size", 1) == 1 else FIRST_STEP
+    bases = [base.__name__ for base in type(impl).__mro__]
+    return UNREAD_IN_PREFILL.get(name) or next((LATENT[base] for base in bases if base in LATENT), UNKNOWN)
+
+
+def check_causal(model: Any) -> None:
+    """RuntimeError if prompt tokens of a vLLM model attend to those that follow them, which would be "predicted"."""
+    for name, module in model.named_modules():
+        if class_name(module) in NOT_CAUSAL:
+            raise RuntimeError(f"{name} ({class_name(module)}) lets prompt tokens see what follows; nothing to score")
 
 
 def cache_format(told: str) -> str:
@@ -190,7 +228,7 @@ def cache_format(told: str) -> str:
 
 def kv_scales(module: Any, told: str) -> str:
     """Where the scales of a layer's cache come from."""
-    if told.endswith("per_token_head") or getattr(module, "calculate_kv_scales", False):
+    if OWN_SCALES.search(told) or getattr(module, "calculate_kv_scales", False):
         return DYNAMIC
     scales = [getattr(module, f"_{letter}_scale", None) for letter in "kv"]
     return LOADED if any(bool((scale != 1.0).any()) for scale in scales if scale is not None) else ONE

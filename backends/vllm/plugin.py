@@ -1,4 +1,4 @@
-"""What vLLM imports of compare_q: NVFP4 kernels on CPUs, where vLLM registers none, and the scoring extension.
+"""What vLLM imports of compare_q: 4-bit kernels on CPUs, where vLLM has none, and the scoring extension.
 
 vLLM's workers import this file before they build a model, in two ways.  ``vllm_score`` names ``ScoringExtension`` of
 this file as its ``worker_extension_cls``: a checkout on ``PYTHONPATH`` is enough for that, and ``VLLM_PLUGINS`` cannot
@@ -24,25 +24,28 @@ EXPERTS = "vllm.model_executor.layers.fused_moe.oracle.nvfp4"
 
 
 def register() -> None:
-    """On the CPU platform, give vLLM the NVFP4 kernels that it lacks there; on any other, do nothing.
+    """On the CPU platform, give vLLM the 4-bit kernels that it lacks there; on any other, do nothing.
 
-    For W4A4 layers the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place: vLLM
-    takes Marlin by its name there, without looking at its list of kernels.  For experts the classes are ours.
+    For NVFP4 W4A4 layers the kernel is vLLM's own emulation.  For weight-only layers it is ours, put in Marlin's place:
+    vLLM takes Marlin by its name there, without looking at its list of kernels.  For experts the classes are ours.  For
+    int4 layers ours comes first, and takes those whose product vLLM lacks, as it would only notice in its first step.
     """
     from vllm.platforms import PlatformEnum, current_platform
 
     if not current_platform.is_cpu():
         return
     linear = importlib.import_module(WHERE[0])
+    own = importlib.import_module("backends.vllm.cpu.linear")
+    listed = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
+    if own.CpuInt4W4A16LinearKernel not in listed:
+        listed.insert(0, own.CpuInt4W4A16LinearKernel)
     linear._POSSIBLE_NVFP4_KERNELS.setdefault(PlatformEnum.CPU, [linear.EmulationNvFp4LinearKernel])
     if getattr(linear, MARLIN).is_supported()[0]:
         return
-    from backends.vllm.cpu.linear import CpuNvFp4W4A16LinearKernel
-
     for name in WHERE:
         module = importlib.import_module(name)
         if hasattr(module, MARLIN):
-            setattr(module, MARLIN, CpuNvFp4W4A16LinearKernel)
+            setattr(module, MARLIN, own.CpuNvFp4W4A16LinearKernel)
     register_experts()
 
 

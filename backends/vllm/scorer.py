@@ -21,7 +21,7 @@ from backends.reference.comparison import Comparison, head_key, load_head
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import divergences, statistics
-from backends.vllm.buffers import Buffers
+from backends.vllm.buffers import NO_STATES, Buffers
 from backends.vllm.hooks import Segment, Tokens
 from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 from backends.vllm.packing import Pack, Part, parts_of, states_of
@@ -217,6 +217,7 @@ class Scorer:
                 self.reports = False
             elif not self.error:
                 self.score(logits, reference, chunk)
+                chunk.out[:, statistics.Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
         except torch.OutOfMemoryError as error:
             if len(hidden) > 1 and not (self.together or self.error):
                 self.most_rows = len(hidden) // 2

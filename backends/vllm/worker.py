@@ -115,8 +115,12 @@ class ScoringExtension:
     _compare_q_chunk: int = 1024
 
     def compare_q_install(self) -> str:
-        """Set the hooks; returns the model runner's generation.  RuntimeError if this vLLM has an unknown shape."""
+        """Set the hooks; returns the model runner's generation.
+
+        RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token.
+        """
         generation = attach(self.model_runner, self._compare_q_step)
+        vllm_layers.check_causal(self.model_runner.get_model())
         self._compare_q_source = LogitsSource(self.model_runner.get_model())
         return generation
 
@@ -193,8 +197,8 @@ class ScoringExtension:
                 end = min(begin + self._compare_q_chunk, segment.begin + segment.n_rows)
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 logits = self._compare_q_source.gathered(hidden_states[begin:end])
-                if logits is not None:
-                    self._compare_q_logits.append(logits.cpu())
+                if logits is not None:  # rows without states are left out here, and missed where rows are counted
+                    self._compare_q_logits.append(logits[hidden_states[begin:end].any(1)].cpu())
 
     def compare_q_save_logits(self, path: str) -> int:
         """Write the kept rows, in order, to a safetensors file on the first rank and forget them; returns how many."""

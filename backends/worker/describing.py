@@ -6,8 +6,12 @@ import importlib.util
 import sys
 
 import backends
+from backends.base import LoadRequest
 from backends.common import machine
-from backends.common.errors import CompareQError
+from backends.common.errors import CompareQError, InputError
+from backends.common.messages import printable
+from backends.common.options import named_files, strings_in
+from backends.hub import repositories
 from backends.worker.messages import Described, DescribeJob
 
 
@@ -21,9 +25,25 @@ def describe(job: DescribeJob) -> Described:
     problem = ""
     try:
         backend.check(job.request)
+        if capabilities.here:
+            check_pinned(job.request)
     except CompareQError as error:
         problem = str(error)
     if capabilities.here and not problem and importlib.util.find_spec("torch") is None:
         problem = f"load_fn: scoring needs torch, which {sys.executable} lacks"
     cpu_only = capabilities.torch and machine.cpu_build_of_torch()
-    return Described(installed, backend.versions(), cpu_only, problem)
+    try:
+        versions = {**backend.versions(), **named_files(job.request.options)}
+    except CompareQError as error:
+        return Described(installed, {}, cpu_only, problem or str(error))
+    return Described(installed, versions, cpu_only, problem)
+
+
+def check_pinned(request: LoadRequest) -> None:
+    """InputError for an option that names a repository of the hub, whose content may change under its name."""
+    for name, value in request.options.items():
+        for each in filter(repositories.is_hub_id, strings_in(value)):
+            raise InputError(
+                f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; fetch it "
+                "and give its folder, or owner/name@commit where the engine takes that"
+            )

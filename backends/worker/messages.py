@@ -81,9 +81,13 @@ class DescribeJob:
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker has started; ``group`` is the process group of the worker and of all that its engine starts."""
+    """The worker has started; ``group`` is the process group of the worker and of all that its engine starts.
+
+    ``code``: which code it runs (``machine.code``); a worker of an older compare_q does not say.
+    """
 
     group: int
+    code: tuple[str, str] = ("", "")
     type: Literal["ready"] = "ready"
 
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
+from backends.common import machine
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
 from backends.worker import answering, describing, memory, scoring_job
@@ -39,7 +40,7 @@ def serve(jobs: IO[bytes], channel: IO[bytes]) -> None:
         channel.write(MESSAGE.dump_json(message) + b"\n")
 
     server = Server()
-    send(Ready(os.getpid()))
+    send(Ready(os.getpid(), machine.code()))
     for line in jobs:
         server.perform(JOB.validate_json(line), send)
     server.close()

@@ -15,6 +15,8 @@ from contextlib import suppress
 from backends.common.lifeline import die_with_parent
 
 POLL_S = 0.1
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
 
 
 def become_worker(messages: int, lifeline: int) -> None:
@@ -31,7 +33,7 @@ def become_worker(messages: int, lifeline: int) -> None:
         die_with_parent(supervisor)
         return
     os.close(messages)
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the driver decides what a signal to all of us ends
+    for ignored in ENDING:
         signal.signal(ignored, signal.SIG_IGN)
     with suppress(OSError):  # the worker has done so itself, and may have started another program
         os.setpgid(worker, worker)

@@ -71,6 +71,7 @@ def check(
             continue
         named = {name if len(texts) > 1 else "": data for name, data in found.items()}
         problems += jobs.vocabulary_problems(job, named)
+    lines += filter(None, [jobs.emulated_dtypes(planned)])
     return Checked(lines, problems, wrong)
 
 

@@ -172,27 +172,28 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
         divergences=args.divergences,
     )  # fmt: skip
-    finished: FinishedRun | FinishedTexts
-    with signals_interrupt():
+    with signals_interrupt(session.hosts.running):
         if len(texts) == 1:
-            finished = runner.run(session, next(iter(texts.values())), model_specs, args.rows)
-        else:
-            finished = runner.run_texts(session, texts, model_specs, args.rows)
+            return deliver(args, runner.run(session, next(iter(texts.values())), model_specs, args.rows), cache)
+        return deliver(args, runner.run_texts(session, texts, model_specs, args.rows), cache)
+
+
+def deliver(args: argparse.Namespace, finished: FinishedRun | FinishedTexts, cache: Cache) -> int:
+    """Show, write and plot a run that has just ended; the exit status."""
     if failures := delivering.nothing_scored(finished.results):
         complain("\n".join(failures))
         return 128 + finished.signal if finished.signal else 2
     outputs = Outputs(args.verbose)
-    if isinstance(finished, runner.FinishedRun):
-        delivering.deliver(args, finished, cache, outputs)
-    else:
-        several_texts.deliver(args, finished, cache, outputs)
+    show: Any = several_texts if isinstance(finished.results, TextsResult) else delivering
+    show.deliver(args, finished, cache, outputs)
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
             print(cache_listing.limited(cache, args.cache_limit))
+    status = status_of(outputs)
     if finished.signal:
         print("interrupted; run again to go on", file=sys.stderr)
         return 128 + finished.signal
-    return status_of(outputs) or int(delivering.is_incomplete(finished.results))
+    return status or int(delivering.is_incomplete(finished.results))
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:

@@ -73,9 +73,9 @@ class Node:
     def facts(self) -> dict[str, Any]:
         """What this node is: compare_q's version, the hardware, and what of the environment changes arithmetic."""
         return {
-            "version": __version__, "commit": machine.commit(), "host": platform.node(), "cpu": machine.cpu(),
-            "gpus": [asdict(gpu) for gpu in machine.gpus()], "settings": machine.settings(),
-            "threads": machine.threads(),
+            "version": __version__, "commit": machine.commit(), "code": machine.code()[1], "host": platform.node(),
+            "processor": machine.processor(), "gpus": [asdict(gpu) for gpu in machine.gpus()],
+            "settings": machine.settings(),
         }  # fmt: skip
 
     def describe(self, job: bytes, python: str | None) -> tuple[bytes, str]:

@@ -182,7 +182,9 @@ class Cluster:
                 continue
             self.hosts[node] = f"{facts['host']} ({node[:8]})"
             gpu = [(gpu["name"], gpu["driver"]) for gpu in facts["gpus"][:1]]
-            kind = (gpu, facts["cpu"], sorted(facts["settings"].items()), None if gpu else there[node]["CPU"])
+            processor, shared = facts["processor"], ("cpu", "instructions")
+            on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
+            kind = (gpu, [processor[name] for name in shared], sorted(facts["settings"].items()), on_cpu)
             found.setdefault(repr(kind), []).append((node, facts))
         self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(found.items())]
         if not self.kinds:
@@ -204,7 +206,8 @@ class Cluster:
         """Why a node takes no model; empty if it does."""
         if facts is None:
             return f"our process there said nothing for {READY_S:.0f} s"
-        ours, theirs = (__version__, machine.commit()), (facts["version"], facts["commit"])
+        ours = (__version__, machine.commit(), machine.code()[1][:12])
+        theirs = (facts["version"], facts["commit"], facts.get("code", "")[:12])
         if ours != theirs:
             return f"its compare_q is {' '.join(map(str, theirs))}, this one {' '.join(map(str, ours))}"
         names = {gpu["name"] for gpu in facts["gpus"]}
@@ -257,7 +260,7 @@ def kind_of_nodes(nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping
     largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
     gpus = [Gpu(**gpu) for gpu in facts["gpus"]]
     return Kind(
-        Devices(gpus), facts["cpu"], facts["settings"], facts["threads"], there[largest].get("CPU", 0),
+        Devices(gpus), facts["processor"], facts["settings"], there[largest].get("CPU", 0),
         tuple(node for node, _ in nodes),
     )  # fmt: skip
 

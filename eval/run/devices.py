@@ -172,21 +172,25 @@ def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
 class Kind:
     """A kind of machine elsewhere, on which a model has the same scores wherever it runs.
 
-    ``devices``: the GPUs of the largest such machine; ``cpu``, ``settings``, ``threads``: what ``machine`` says there;
+    ``devices``: the GPUs of the largest such machine; ``processor``, ``settings``: what ``machine`` says there;
     ``cpus``: processors that a model takes on a machine without GPUs; ``nodes``: the machines, by their ids.
     """
 
     devices: Devices
-    cpu: str
+    processor: Mapping[str, Any]
     settings: Mapping[str, str]
-    threads: Mapping[str, Any]
     cpus: float
     nodes: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """GPU or processor."""
-        return self.devices.gpus[0].name if self.devices.gpus else self.cpu
+        return self.devices.gpus[0].name if self.devices.gpus else str(self.processor["cpu"])
+
+    @property
+    def threads(self) -> dict[str, Any]:
+        """``machine.threads`` of such a machine."""
+        return {name: self.processor.get(name) for name in machine.threads()}
 
     @property
     def slots(self) -> int:
@@ -196,7 +200,8 @@ class Kind:
     def hardware(self, gpus: Sequence[Gpu], *, torch: bool, cpu_only: bool) -> dict[str, Any]:
         """``machine.hardware`` and ``machine.settings`` of such a machine."""
         found = machine.hardware(gpus, torch=torch, cpu_only=cpu_only)
-        return {**found, **({"cpu": self.cpu} if "cpu" in found else {}), **self.settings}
+        on_gpus: dict[str, Any] = {name: found[name] for name in ("gpus", "driver") if name in found}
+        return {**on_gpus, **(self.processor if "cpu" in found else {}), **self.settings}
 
 
 def chosen(found: Sequence[Gpu], wanted: Sequence[str] | None) -> tuple[tuple[Gpu, ...], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,9 +29,13 @@ LOCK_POLL_S = 0.5
 
 @dataclass
 class Running:
-    """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started."""
+    """The workers of a run that are at work; ``stop`` ends them, and keeps others from being started.
+
+    ``blocked``: the locks that its threads wait for, since other runs hold them.
+    """
 
     workers: set[Worker] = field(default_factory=set)
+    blocked: list[Lock] = field(default_factory=list)
     stopped: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -41,17 +45,39 @@ class Running:
             raise StoppedError("interrupted before it was scored; run again to go on")
 
     @contextmanager
-    def held(self, lock: Lock) -> Iterator[None]:
-        """A lock of the cache, waited for as long as another run holds it; StoppedError."""
-        while True:
-            self.check()
-            with suppress(Timeout):
-                lock.acquire(timeout=LOCK_POLL_S)
-                break
+    def held(self, lock: Lock, let_go: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """A lock of the cache, waited for as long as another run holds it; StoppedError.
+
+        ``let_go`` gives back the GPUs that the thread holds; it is called before the lock is waited for.  No two runs
+        wait for each other for ever, whatever the order of their models and texts, since all wait in one order:
+
+        1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only as long
+           as that thread neither waits for GPUs nor any thread of the run for a lock (``Crew.give_way``);
+        2. for the lock of a model's scores, with no other lock and no GPU;
+        3. for the lock of a reference's store, with no other lock but that one, and no GPU;
+        4. for GPUs, with these locks or without: who has the GPUs scores, or waits for 1.
+        """
+        self.check()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            let_go()
+            self.blocked.append(lock)
+            try:
+                self._await(lock)
+            finally:
+                self.blocked.remove(lock)
         try:
             yield
         finally:
             lock.release()
+
+    def _await(self, lock: Lock) -> None:
+        while True:
+            self.check()
+            with suppress(Timeout):
+                lock.acquire(timeout=LOCK_POLL_S)
+                return
 
     @contextmanager
     def started(self, worker: Worker) -> Iterator[Worker]:

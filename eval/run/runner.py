@@ -118,6 +118,8 @@ def fitting(session: Session, planned: Sequence[Job], texts: Mapping[str, EvalDa
     """The jobs for these texts; InputError with all problems."""
     fitted, problems = jobs.fit(planned, texts, session.hosts)
     raise_all(problems)
+    if said := jobs.emulated_dtypes(fitted):
+        session.progress.say(said)
     return fitted
 
 
@@ -158,7 +160,7 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
         else:
             model_rows.model_rows(session, job, texts, turn)
 
-    with interrupts_end(ended):
+    with interrupts_end(ended, session.hosts.running):
         if not marked:
             given = session.logits_file
             for text in texts:

@@ -96,8 +96,12 @@ class Crew:
         self.workers, self.hold, self.is_loaded = [], None, False
 
     def give_way(self) -> None:
-        """End the workers of a model that waits for a reference which needs their GPUs; they will load again."""
-        if self.hold is not None and self.session.hosts.devices.is_wanted_by_reference(self.hold):
+        """End the workers of a model that waits for a reference which needs their GPUs; they will load again.
+
+        So it does where another run holds a lock that this one waits for: it may need the GPUs to come to an end.
+        """
+        hosts = self.session.hosts
+        if self.hold is not None and (hosts.running.blocked or hosts.devices.is_wanted_by_reference(self.hold)):
             self.release()
 
     @property

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from eval.run.hosts import Hosts
+from backends.worker.supervisor import ENDING
+from eval.run.hosts import Hosts, Running
 from eval.run.spares import Turn
 
 Item = TypeVar("Item")
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 1.0
+"""Seconds after which the same signal interrupts once more, if nothing ends the run yet."""
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -32,26 +35,40 @@ class Ending(Protocol):
 
 
 @contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt as Ctrl-C does."""
+def signals_interrupt(running: Running) -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt as Ctrl-C does; what this process was started to ignore (nohup) stays ignored.
+
+    The first signal interrupts.  From then on to the end of this process others change nothing: an interrupt in the
+    midst of another one leaves threading's locks in a wrong state, and what was finished is still to be shown.  Only
+    the same signal interrupts once more, as long as nothing has stopped what is ``running``: Python can lose the first.
+    """
+    first, at = 0, 0.0
 
     def interrupt(number: int, _: Any) -> None:
-        raise InterruptedRun(number)
+        nonlocal first, at
+        now = time.monotonic()
+        if not first or (number == first and now > at + AGAIN_S and not running.stopped):
+            first, at = number, now
+            raise InterruptedRun(number)
 
-    before = {number: signal.signal(number, interrupt) for number in ENDING}
+    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, handler in before.items():  # Python's own end would let a handler of ours kill the process
+            signal.signal(number, signal.SIG_IGN if first else handler)
 
 
 @contextmanager
-def interrupts_end(ending: Ending) -> Iterator[None]:
+def interrupts_end(ending: Ending, running: Running) -> Iterator[None]:
     """An interrupt ends the block, is noted in ``ending``, and goes no further: the rows so far are shown."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
+        running.stop()
         ending.signal = getattr(interrupt, "signal", signal.SIGINT)
 
 

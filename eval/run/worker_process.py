@@ -1,11 +1,12 @@
 """A worker from the driver's side: start it, give it a job, read its messages, end it.
 
-The worker is ``backends/worker/__main__.py``, run by the Python of the model's engine.  It gets this repository's
-``backends`` on its path and nothing else of this process's Python.
+The worker is ``backends/worker/__main__.py``, run by the Python of the model's engine.  It gets this process's own
+``backends`` on its path and nothing else of this process's Python, and is refused if it runs any other code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
+from backends.common import machine
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
@@ -34,7 +36,7 @@ from backends.worker.messages import (
     parse_message,
 )
 from backends.worker.serving import LAST
-from backends.worker.supervisor import end_group
+from backends.worker.supervisor import ENDING, end_group
 from eval.common import processes
 from eval.run.workers import Deadline, Wanted
 
@@ -44,18 +46,21 @@ LONGEST_LINE = 1 << 24
 CLOSE_S = 30.0
 """Seconds that an engine may take to close, after which it is ended; its scores are there already."""
 LOG_TAIL = 1 << 20
+TOGETHER_S = 0.5
+"""Seconds in which a signal to all processes of a run reaches each of them: systemd and Slurm end runs by one."""
 
 
 def code_path(python: str) -> str:
     """What PYTHONPATH must be for a worker: the folder of ``backends``, before what the user has set.
 
-    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link.
+    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link,
+    of its own for each place where a compare_q is installed.
     """
     root = Path(backends.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
         from eval.common.cache import default_root
 
-        linked = default_root() / "code" / "backends"
+        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "backends"
         linked.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             linked.symlink_to(root / "backends")
@@ -129,13 +134,14 @@ class WorkerProcess:
                 raise ModelError(
                     f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline){self.told()}"
                 )
-            if not line and self.killed.is_set():
+            if not line and (self.killed.is_set() or (self.ending() in ENDING and self.killed.wait(TOGETHER_S))):
                 raise StoppedError("interrupted")
             if not line:
                 raise ModelError(f"its worker {self.cause_of_death()}{self.told()}")
             message = parse_message(line)
             if isinstance(message, Ready):
                 self.group = message.group
+                self.check_code(*message.code)
                 continue
             yield message
             if isinstance(message, LAST):
@@ -163,18 +169,33 @@ class WorkerProcess:
             elif time.monotonic() >= until:
                 return None
 
+    def check_code(self, folder: str, digest: str) -> None:
+        """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
+        ours, expected = machine.code()
+        if digest == expected:
+            return
+        if folder == ours:
+            raise InputError(f"{ours}: compare_q was changed while it ran; start it again")
+        raise InputError(
+            f"python: {self.python}: runs another compare_q, {folder or 'an older one'}, in place of {ours}; "
+            "uninstall that one there, or run the one that is installed there"
+        )
+
+    def ending(self) -> signal.Signals | None:
+        """The signal that has ended the process, once it has ended; None if none has."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=CLOSE_S)
+            with suppress(ValueError):
+                return signal.Signals(-status if status < 0 else status - 128)
+        return None
+
     def cause_of_death(self) -> str:
         """How the process ended, in words."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=CLOSE_S)
+        if (number := self.ending()) is not None:
+            full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
+            return f"was ended by {number.name}{full}"
         status = self.process.returncode
-        if status is None:
-            return "closed its channel"
-        with suppress(ValueError):
-            ending = signal.Signals(-status if status < 0 else status - 128)
-            full = ", as the system does when memory is full" if ending == signal.SIGKILL else ""
-            return f"was ended by {ending.name}{full}"
-        return f"ended with status {status}"
+        return "closed its channel" if status is None else f"ended with status {status}"
 
     def told(self) -> str:
         """The most telling line that the engine has logged in this worker, and where the log is."""

@@ -23,7 +23,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,11 @@ from eval.specs import reading
 from eval.specs.types import DataSpec
 from eval.text import conversations, corpus, hub_datasets, tokens, vocabulary
 from eval.text.conversations import Conversation
-from eval.text.tokens import Chat, Tokens
+from eval.text.tokens import TODAY, Chat, Tokens
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
 """Transformers places marks in one of these by what stands before all of it, and so too early."""
-TODAY = datetime(2024, 7, 26)
-"""The date that templates are told, which Llama 3.1's has built in; today's would change the tokens every day."""
 NO_TOOLS_AND_TOOLS: tuple[list[dict[str, Any]], ...] = ([], [{}])
 Parts = list[tuple[int, int]]
 """Ranges [begin, end) of a text's characters."""

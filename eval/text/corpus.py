@@ -63,7 +63,7 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the text depends on (JSON types): the content of local files, or where a data set lies on the hub."""
+    """What the text depends on (JSON types): names and content of local files, or where a data set lies on the hub."""
     if spec.path is not None:
         file = text_file(spec)
         return {
@@ -77,17 +77,17 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     local = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
     if exists(Path(source.path)) and Path(source.path).is_dir():
         local += first_files(Path(source.path).rglob("*"), source.path)
-    files = [file_digest(file) for file in local if is_file(file)]
-    return {**vars(source), "files": files, "rows": row_limit(spec)}
+    return {**vars(source), "files": digests(local), "rows": row_limit(spec)}
+
+
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """Path -> SHA-256 of the regular ones of some files: by their names a library tells splits, and sorts rows."""
+    return {str(file): file_digest(file) for file in files if is_file(file)}
 
 
 def is_here(spec: DataSpec) -> bool:
     """Whether the text lies in local files, so that nothing has to be downloaded."""
-    if spec.path is not None:
-        return True
-    source = source_of(spec)
-    names = names_in(source.data_files)
-    return exists(Path(source.path)) or (bool(names) and not any("://" in name for name in names))
+    return spec.path is not None or hub_datasets.is_local(source_of(spec))
 
 
 def first_files(found: Iterator[Any], name: str) -> list[Any]:

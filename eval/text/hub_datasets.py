@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
+from backends.common.json_files import exists
 from backends.common.messages import nearest, printable
 from backends.common.watch import SILENT
 from backends.hub import client, repositories
@@ -163,6 +164,12 @@ def is_fetched(source: Source, limit: int) -> bool:
     return bool(source.pattern) and one_split and not source.streamed and not is_streamed(source, limit)
 
 
+def is_local(source: Source) -> bool:
+    """Whether the data set lies in files of this machine."""
+    names = names_in(source.data_files)
+    return exists(Path(source.path)) or (bool(names) and not any("://" in name for name in names))
+
+
 def fetch(spec: DataSpec, progress: Progress) -> None:
     """Bring a known data set's files to this machine, if they are read whole; InputError with the reason.
 
@@ -213,9 +220,10 @@ def split_rows(source: Source, limit: int) -> Any:
     """The rows of a split, as the library's data set or stream."""
     library, stream = quiet_library(), is_streamed(source, limit)
     if not is_fetched(source, limit):
-        return ask_library(
-            library.load_dataset, source, split=source.base_split if stream else source.split, streaming=stream
-        )
+        # The library knows local files by names and times: it would serve the rows of others with the same.
+        anew = {"download_mode": "force_redownload"} if is_local(source) and not stream else {}
+        split = source.base_split if stream else source.split
+        return ask_library(library.load_dataset, source, split=split, streaming=stream, **anew)
     folder = repositories.fetch("dataset", source.path, source.revision, source.patterns)
     files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
     # A stream of local files is read where it lies; only a slice needs the library's own copy of them.

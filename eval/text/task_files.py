@@ -19,7 +19,7 @@ from backends.common.json_files import exists, is_file
 from backends.common.messages import one_line, printable
 from backends.common.packages import installed_versions, package_folder
 from eval.specs.types import DataSpec
-from eval.text.corpus import file_digest, first_files
+from eval.text.corpus import digests, first_files
 from eval.text.hub_datasets import names_in
 
 INSTALL = "pip install lm_eval==0.4.13"
@@ -68,8 +68,7 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     has_code = next(codes_in(config), None) is not None
     folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
     functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    files = [*parts, *sorted(functions), *data_files(config)]
-    return {**found, "task": file.name, "files": [file_digest(each) for each in files]}
+    return {**found, "task": file.name, "files": digests([*parts, *sorted(functions), *data_files(config)])}
 
 
 def task_file(spec: DataSpec) -> Path | None:

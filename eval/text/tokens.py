@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -36,7 +37,7 @@ from eval.specs.types import DataSpec
 from eval.text import corpus, detokenizers, hub_datasets, task_files, vocabulary
 from eval.text.cutting import Ids
 
-TOKENS_VERSION = 5
+TOKENS_VERSION = 6
 """Version of the tokens; a change of what is tokenized or kept raises it.
 
 1: token ids and the chat prefix.
@@ -44,13 +45,20 @@ TOKENS_VERSION = 5
 3: the digest of the vocabulary, since tokenizers are compared by content.
 4: the methods of other tools: documents, the token before them, and the bytes of every token.
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
+6: the chat prefix of a template that prints today's date has a fixed one.
 """
 CHAT_VERSION = 2
 """Version of the tokens of conversations; a change of what is rendered or scored raises it."""
+TOKENIZING = (
+    "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
+)  # fmt: skip
+"""Distributions that may take part in reading and tokenizing a text."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
+TODAY = datetime(2024, 7, 26)
+"""The date that templates are told, which Llama 3.1's has built in; today's would change the tokens every day."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
 
 
@@ -127,7 +135,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "chat_template": spec.chat_template,
         **({"chat": chat_identity(spec)} if spec.is_chat else {}),
         "trust_remote_code": spec.trust_remote_code,
-        "versions": installed_versions(("transformers", "tokenizers", "datasets")),
+        "versions": installed_versions(TOKENIZING),
     }
 
 
@@ -256,7 +264,9 @@ def n_words(text: str) -> int:
 def chat_prefix(tokenizer: Any) -> list[int]:
     """Token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
     try:
-        encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=True)
+        encoded = tokenizer.apply_chat_template(
+            CHAT, add_generation_prompt=True, tokenize=True, return_dict=True, strftime_now=TODAY.strftime
+        )
     except Exception as error:  # no template, or the template's own raise_exception
         raise InputError(f"chat_template: the tokenizer cannot apply it: {one_line(error)}") from None
     return list(encoded["input_ids"])

@@ -1,8 +1,11 @@
-"""A kernel for NVFP4 weights and unquantized activations, for a vLLM without Marlin; imported in vLLM's workers only.
+"""Kernels for 4-bit weights and unquantized activations, where vLLM has none on a CPU; imported in its workers only.
 
-W4A4 layers need no kernel of ours: vLLM's own emulation runs there.  The emulation dequantizes every weight in every
-step, which is bearable: a window of 2,048 tokens of SmolLM2-135M took 12.9 s, and 10.9 s weight-only with the kernel of
-this file, on two cores with other work.
+Both dequantize the weights once, at load, and then multiply in the model's dtype: NVFP4, for which vLLM only knows
+Marlin, and int4, whose product vLLM's library for CPUs without AVX-512 lacks, and no library has in float32.
+
+NVFP4 W4A4 layers need no kernel of ours: vLLM's own emulation runs there.  The emulation dequantizes every weight in
+every step, which is bearable: a window of 2,048 tokens of SmolLM2-135M took 12.9 s, and 10.9 s weight-only with the
+kernel of this file, on two cores with other work.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel
 from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype
+from vllm.model_executor.layers.quantization.utils.quant_utils import unpack_quantized_values_into_int32
 from vllm.model_executor.utils import replace_parameter
 
 GROUP_SIZE = 16
@@ -38,3 +43,38 @@ class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
 
     def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return torch.nn.functional.linear(x, layer.weight, bias)
+
+
+class CpuInt4W4A16LinearKernel(CPUWNA16LinearKernel):  # type: ignore[misc]
+    """Where vLLM's own kernel would fail in the first step, all that it takes: weights are dequantized at load."""
+
+    @classmethod
+    def can_implement(cls, c: Any) -> tuple[bool, str | None]:
+        if c.act_type != torch.float32 and hasattr(torch.ops._C, "cpu_gemm_wna16"):
+            return False, "vLLM has a kernel of its own"
+        implemented: tuple[bool, str | None] = super().can_implement(c)
+        return implemented
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replace the packed weights by their values [out, in] in the dtype of the scales, which is the model's.
+
+        As in vLLM's kernel a value is (number - zero point) x scale in float32, rounded once.  Along its inputs a
+        matrix is packed and grouped; the zero points of a group are packed along the outputs.
+        """
+        packed, scales, zeros = self._get_weight_params(layer)
+        numbers = unpack_quantized_values_into_int32(packed.data, self.config.weight_type, packed.packed_dim)
+        numbers = numbers if packed.input_dim == 1 else numbers.t()
+        by_group = scales.data if scales.output_dim == 0 else scales.data.t()
+        if self.config.zero_points:
+            zeros = zeros.data if zeros.output_dim == 1 else zeros.data.t()
+            offsets = unpack_quantized_values_into_int32(zeros, self.config.weight_type, 1).t()
+        else:
+            offsets = torch.full_like(by_group, self.config.weight_type.bias, dtype=torch.int32)
+        rows, groups = by_group.shape
+        centered = numbers.reshape(rows, groups, -1) - offsets.unsqueeze(-1)
+        values = (centered.float() * by_group.float().unsqueeze(-1)).to(by_group.dtype).view(rows, -1)
+        replace_parameter(layer, self.w_q_name, values)
+        replace_parameter(layer, self.w_s_name, scales.data.new_empty(0))
+
+    def apply_weights(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, getattr(layer, self.w_q_name), bias)

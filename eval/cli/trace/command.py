@@ -119,7 +119,7 @@ def run(words: Sequence[str]) -> int:
     if said:
         session.progress.say(said)
     try:
-        with signals_interrupt():
+        with signals_interrupt(here.running):
             records, model = answering.make(session, asked)
     except KeyboardInterrupt as interrupt:
         here.running.stop()

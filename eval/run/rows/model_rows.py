@@ -122,14 +122,14 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
         raise ModelError(text.error)
     cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
-    with session.hosts.running.held(cache.lock("scores", key)):
+    if expected and session.hosts.spares and not stores.is_stored(session, fetched, data, expected):
+        crew.make_ready()
+    reference = part.own or awaited(session, text.reference, crew.give_way)
+    tag = references.tag_for(reference, fetched.job)
+    with session.hosts.running.held(cache.lock("scores", key), crew.release):
         if session.clear and key not in session.cleared:  # another text may be the beginning of this one
             session.cleared.add(key)
             cache.clear("scores", key)
-        if expected and session.hosts.spares and not stores.is_stored(session, fetched, data, expected):
-            crew.make_ready()
-        reference = part.own or awaited(session, text.reference, crew.give_way)
-        tag = references.tag_for(reference, fetched.job)
 
         def load() -> StoredScores | None:
             return token_scores.load(cache, key, tag, data.windows, session.progress)

@@ -65,7 +65,7 @@ def score_once(session: Session, work: Work, crew: Crew) -> None:
     session.cache.check_writable()
     folder = session.cache.path("scores", work.fetched.scores_key, "")
     tag = tag_for(reference, job)
-    with task_of(session, job, reference, len(data.windows)) as (task, recorded):
+    with task_of(session, work, crew) as (task, recorded):
         crew.make_ready()
         there = segments.committed(folder, tag) & recorded
         wanted = [window for window in data.windows if window.index not in there]
@@ -149,8 +149,9 @@ def has_died(session: Session, job: Job, data: EvalData) -> bool:
 
 
 @contextmanager
-def task_of(session: Session, job: Job, reference: Reference, n_windows: int) -> Iterator[tuple[Task, frozenset[int]]]:
+def task_of(session: Session, work: Work, crew: Crew) -> Iterator[tuple[Task, frozenset[int]]]:
     """(what a model's run has to do with the reference, the windows that it need not score for that)."""
+    job, reference, n_windows = work.fetched.job, work.reference, len(work.text.data.windows)
     every = frozenset(range(n_windows))
     if not isinstance(reference, HeldReference):
         yield Task(), every
@@ -161,7 +162,7 @@ def task_of(session: Session, job: Job, reference: Reference, n_windows: int) ->
     elif reference.has(n_windows) or not job.backend.capabilities.compares:
         yield Task(), every
     else:
-        with recording_folder(session, reference) as folder:
+        with recording_folder(session, reference, crew) as folder:
             yield (
                 Task(record=folder),
                 frozenset(range(reference.n_windows)) | reference_store.recorded(folder, reference.path),
@@ -169,13 +170,13 @@ def task_of(session: Session, job: Job, reference: Reference, n_windows: int) ->
 
 
 @contextmanager
-def recording_folder(session: Session, reference: HeldReference) -> Iterator[Path]:
+def recording_folder(session: Session, reference: HeldReference, crew: Crew) -> Iterator[Path]:
     """The folder beside the place of the store where it is made; no other run records this reference meanwhile.
 
     What a run has written there that did not come to its end is there for the next run.
     """
     folder = reference_store.building_of(reference.path, reference.identity)
-    with session.hosts.running.held(session.cache.lock("references", reference.key)):
+    with session.hosts.running.held(session.cache.lock("references", reference.key), crew.release):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             yield folder

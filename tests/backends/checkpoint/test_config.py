@@ -133,3 +133,24 @@ def test_keys_of_another_type_say_nothing(wrong: Any) -> None:
     found = CheckpointConfig({"max_position_embeddings": 64, "rope_scaling": scaled, "text_config": wrong})
     assert isinstance(found.context, int)
     assert CheckpointConfig({"quantization_config": wrong}).quantization == (wrong if isinstance(wrong, dict) else {})
+
+
+def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
+    """Transformers would load them, and other engines the files of the usual names."""
+    folder = write_checkpoint(tmp_path, ENDS, {"transformers_weights": "other.safetensors"})
+    assert "transformers_weights: other.safetensors: not every engine" in refusal(CheckpointConfig.read, folder)
+    write_checkpoint(tmp_path, ENDS, {"transformers_weights": "model.safetensors"})
+    assert CheckpointConfig.read(folder).vocab_size is None
+
+
+@pytest.mark.parametrize(
+    ("auto_map", "gold"),
+    [
+        (None, None),
+        ({"AutoModelForCausalLM": "modeling_toy.Toy"}, None),
+        ({"AutoConfig": "toy.Config", "AutoModelForCausalLM": "some/other--toy.Toy"}, "some/other--toy.Toy"),
+        ({"AutoTokenizer": ["some/other--toy.Slow", None]}, "some/other--toy.Slow"),
+    ],
+)
+def test_code_of_another_repository(auto_map: Any, gold: str | None) -> None:
+    assert CheckpointConfig({"auto_map": auto_map}).foreign_code == gold

@@ -26,10 +26,33 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     names = {f"{Q}.weight": "model-1.safetensors", **dict.fromkeys(ENDS, "model-2.safetensors")}
     index.write_text(json.dumps({"metadata": {"total_size": 304}, "weight_map": names}))
+    (folder / "model.safetensors").rename(folder / "model-3.safetensors")
     assert stored_bits.storage_of(folder) == Storage(16.0, 16.0, 1152)
     (folder / "model-2.safetensors").unlink()
     for function in (checkpoint.weight_files, stored_bits.storage_of, checkpoint.stamp):
         assert str(folder / "model-2.safetensors") in refusal(function, folder)
+
+
+def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Path) -> None:
+    """Transformers loads model.safetensors, vLLM the files of the index; Transformers applies an adapter, vLLM not."""
+    folder = write_checkpoint(tmp_path, ENDS)
+    (folder / "model-1.safetensors").write_bytes(safetensors_bytes(ENDS))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}))
+    for function in (checkpoint.weight_files, stored_bits.storage_of, checkpoint.stamp):
+        assert "two sets of weights" in refusal(function, folder)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(ENDS, "model.safetensors")}))
+    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
+    (folder / "adapter_config.json").write_text("{}")
+    assert refusal(checkpoint.weight_files, folder).startswith(f"{folder / 'adapter_config.json'}: an adapter")
+
+
+def test_without_an_index_the_single_file_is_the_model(tmp_path: Path) -> None:
+    """As in Transformers; vLLM would load a second file as well, which makes that one a stray."""
+    folder = write_checkpoint(tmp_path, ENDS)
+    shutil.copy(folder / "model.safetensors", folder / "model.fp16.safetensors")
+    assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
+    assert checkpoint.strays(folder) == [folder / "model.fp16.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +121,14 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
         "quantize_config.json",
         "hf_quant_config.json",
         "params.json",
+        "preprocessor_config.json",
+        "consolidated.safetensors.index.json",
+        "modeling_toy.py",
+        "code/part.py",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
     ):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"bits": 4}')
         seen.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
@@ -106,7 +136,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # as large, and as old
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    assert len(seen) == 8
+    assert len(seen) == 14
 
 
 WHOLE = safetensors_bytes({f"{Q}.weight": ("F32", 8, 4)})  # the last 128 bytes are the weights

@@ -27,7 +27,7 @@ def write(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, 
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
     files: dict[str, dict[str, torch.Tensor]] = {}
     for path, scalars in layers.items():
-        shard = next((name for name, members in shards.items() if path in members), "model")
+        shard = next((name for name, members in shards.items() if path in members), "model_1" if shards else "model")
         packed = "weight" if "weight_scale_2" in scalars else "weight_packed"
         tensors = {f"{path}.{packed}": torch.zeros(1, 1, dtype=torch.uint8)}
         tensors |= {f"{path}.{name}": torch.tensor([value]) for name, value in scalars.items()}

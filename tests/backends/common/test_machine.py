@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_keys_name_the_kinds_of_gpus_and_never_which(monkeypatch: pytest.MonkeyP
     one = {"gpus": ["NVIDIA H200"], "driver": "580.159.04"}
     assert machine.hardware([FIRST]) == machine.hardware([SECOND]) == one
     assert machine.hardware([FIRST, SECOND]) == {"gpus": ["NVIDIA H200"] * 2, "driver": "580.159.04"}
-    cpu = {"cpu": machine.cpu()}
+    cpu = machine.processor()
     assert machine.hardware([FIRST], cpu_only=True) == machine.hardware([]) == cpu
     for cpu_only in (False, True):  # llama.cpp, say, may use the GPU beside a CPU build of torch
         assert machine.hardware([FIRST], torch=False, cpu_only=cpu_only) == cpu | one
@@ -88,11 +89,47 @@ def test_builds_of_torch(monkeypatch: pytest.MonkeyPatch, version: str, gold: bo
 
 
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(machine.SETTINGS)]:
+    for name in [name for name in os.environ if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS))]:
         monkeypatch.delenv(name)
+    before = machine.processor()
     assert machine.settings() == {}
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.setenv("TORCH_HOME", "/nowhere")
+    monkeypatch.setenv("CUBLASLT_LOG_LEVEL", "5")
     assert machine.settings() == {"NVIDIA_TF32_OVERRIDE": "0"}
+    assert machine.processor() == before
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert machine.processor() == before | {"ATEN_CPU_CAPABILITY": "avx2"}
+
+
+def test_a_variable_that_names_a_file_counts_with_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kernels.json"
+    monkeypatch.setenv("LOCAL_KERNELS", str(file))
+    seen = {machine.settings()["LOCAL_KERNELS"]}
+    for content in ("a", "b"):
+        file.write_text(content)
+        seen.add(machine.settings()["LOCAL_KERNELS"])
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "gold"),
+    [
+        (
+            "vendor_id : AuthenticAMD\ncpu family : 25\nmodel : 17\nmodel name : AMD EPYC\n"
+            "flags : fpu avx2 avx512_bf16 smep rdrand fma",
+            "AuthenticAMD 25 17 avx2 avx512_bf16 fma",
+        ),
+        ("CPU part : 0xd40\nFeatures : fp asimd evtstrm sve i8mm", "0xd40 asimd fp i8mm sve"),
+    ],
+)
+def test_instruction_sets(tmp_path: Path, lines: str, gold: str) -> None:
+    """Clouds call all their processors "AMD EPYC"."""
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"processor : 0\n{lines}\n\nprocessor : 1\nflags : other\n")
+    assert machine.processor(file)["instructions"] == gold
+    assert machine.processor(tmp_path / "none")["instructions"] == ""
+    assert machine.words({"cpu": "AMD EPYC", "instructions": gold, "cores": 2}) == "AMD EPYC"
 
 
 def test_no_nvidia_smi_means_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +165,26 @@ def test_commit_says_whether_files_were_edited(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(subprocess, "run", git)
     assert machine.commit() == gold
+
+
+@pytest.mark.parametrize(
+    ("flags", "most", "kind"),
+    [
+        ("avx2 avx512f amx_tile", None, "AMX"),
+        ("avx2 avx512f amx_tile", "AVX512_CORE_AMX", "AMX"),
+        ("avx2 avx512f amx_tile", "AVX512_CORE_BF16", "AVX-512"),
+        ("avx2 avx512f", "default", "AVX-512"),
+        ("avx2 avx512f", "AVX2_VNNI", "AVX2"),
+        ("avx2 avx_vnni", None, "AVX2"),
+        ("sse4_2", None, ""),
+    ],
+)
+def test_the_kind_of_cpu(
+    flags: str, most: str | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if most is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
+    assert machine.cpu_kind(tmp_path / "cpuinfo") == kind
+    assert machine.cpu_kind(tmp_path / "missing") == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     logits = backend.logits(window)
     assert tuple(backend.states().shape) == (40, 64)
     torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits, atol=0, rtol=2**-7)
+    backend.close()
+
+
+def test_a_window_does_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
+    """Dynamic rotary factors follow the longest sequence; a run that goes on where it was ended would score others."""
+    folder = Path(shutil.copytree(toy_model, tmp_path / "dynamic"))
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "max_position_embeddings": 32}))
+    backend = loaded(folder, dtype="float32")
+    short, long = toy_windows(1, 60)[0], toy_windows(1, 120)[0]
+    alone = backend.logits(short)
+    backend.logits(long)
+    assert torch.equal(backend.logits(short), alone)
     backend.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from backends.base import Layer
+from backends.common.packages import package_folder
+from backends.layers.kv_cache import FIRST_STEP, SPARSE
 from backends.layers.schemes import Scheme
 from backends.vllm import layers
 
@@ -181,7 +184,8 @@ def test_layers_are_linear_layers_experts_and_heads() -> None:
         ("auto", (1.0, 1.0), "fp8 tensor", (BF16, "", "fp8")),
         ("fp8", (1.0, 1.0), "fp8 tensor", ("fp8", "1.0", "")),
         ("fp8_e4m3", (1.0, 0.07), "fp8 tensor", ("fp8", "loaded", "")),
-        ("fp8_ds_mla", (1.0, 1.0), "", ("fp8", "1.0", BF16)),
+        ("fp8_ds_mla", (1.0, 1.0), "", ("fp8", "dynamic", BF16)),
+        ("turboquant_k8v4", (1.0, 1.0), "", ("turboquant_k8v4", "dynamic", BF16)),
         ("fp8_e5m2", (1.0, 1.0), "fp8 tensor", ("fp8_e5m2", "1.0", "fp8")),
         ("int8_per_token_head", (1.0, 1.0), "", ("int8", "dynamic", BF16)),
     ],
@@ -193,6 +197,57 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
     (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
     assert (cache.name, cache.stored, cache.scales, cache.asked) == ("attn", *found)
+
+
+@pytest.mark.parametrize("kind", ["PrefillPrefixLMAttention", "EncoderOnlyAttention"])
+def test_models_whose_prompt_is_not_causal(kind: str) -> None:
+    modules = [("", named("Model")), ("layers.0.attn", named("Attention"))]
+    model = SimpleNamespace(named_modules=lambda: modules)
+    layers.check_causal(model)
+    modules.append(("layers.1.attn", named(kind)))
+    with pytest.raises(RuntimeError, match=rf"^layers\.1\.attn \({kind}\) lets prompt tokens see what follows"):
+        layers.check_causal(model)
+
+
+def impl(*classes: str, **attributes: Any) -> Any:
+    """An object of a class that derives from others, the last one first."""
+    found: type = SimpleNamespace
+    for name in reversed(classes):
+        found = type(name, (found,), {})
+    return found(**attributes)
+
+
+@pytest.mark.parametrize(
+    ("attention", "found"),
+    [
+        (impl("FlashAttentionImpl", dcp_world_size=1), ""),
+        (impl("CPUAttentionBackendImpl"), ""),
+        # With decode context parallelism, a step's own keys and values are attended to as they are.
+        (impl("FlashAttentionImpl", dcp_world_size=2), FIRST_STEP),
+        (impl("UltraQuantAttentionImpl", "TurboQuantAttentionImpl"), FIRST_STEP),
+        (impl("FlashMLAImpl", "MLACommonImpl", "MLACommonBaseImpl"), FIRST_STEP),
+        (impl("FlashMLASparseImpl", "SparseMLACommonImpl", "MLACommonBaseImpl"), SPARSE),
+        # On ROCm the name of the backend is FLASH_ATTN as well, but the class is another.
+        (impl("AiterFlashAttentionImpl"), FIRST_STEP),
+        (impl("Step5DSAAttentionImpl", "FlashAttentionImpl"), "unknown"),
+        (impl("RocmSegmentedAttentionImpl", "RocmAttentionImpl"), "unknown"),
+    ],
+)
+def test_which_attention_reads_the_cache_in_prefill(attention: Any, found: str) -> None:
+    """What derives from a known class may do otherwise, unless it is multi-head latent attention."""
+    assert layers.prefill(attention) == found
+
+
+@pytest.mark.engine
+def test_the_installed_vllm_has_these_classes_of_attention() -> None:
+    """One that was renamed would be unknown.  Those that not all supported versions have are left out."""
+    root = package_folder("vllm")
+    assert root is not None
+    files = [*(root / "v1/attention/backends").rglob("*.py"), *(root / "model_executor/layers/attention").glob("*.py")]
+    found = {name for file in files for name in re.findall(r"^ *class (\w+)\b", file.read_text("utf-8"), re.MULTILINE)}
+    since = {"CompositeAttentionImpl", "B12xPagedAttentionImpl", "Qwen4ExpQSAFlashAttentionImpl"}
+    since |= {"UltraQuantAttentionImpl", "RocmOctaveAttentionImpl"}
+    assert (layers.READ_IN_PREFILL | layers.UNREAD_IN_PREFILL.keys() | layers.LATENT.keys()) - since <= found
 
 
 @pytest.mark.parametrize(

@@ -104,4 +104,6 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     assert LayerGroup(experts, 2) in ran
     assert not any(group.layer.asked for group in ran)
     assert said["kv_cache"] == "float32"
-    assert said["kv_cache_layers"] == [asdict(KVGroup("model.layers.*.self_attn.attn", 2, "float32", "", ""))]
+    assert said["kv_cache_layers"] == [
+        asdict(KVGroup("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
+    ]

@@ -13,12 +13,21 @@ import pytest
 from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
+from backends.vllm import install
 from backends.vllm.backend import VllmScoreBackend
-from backends.vllm.options import ONLINE, engine_arguments, kv_cache_bytes, quantized_on_load, stored_on_load
+from backends.vllm.options import (
+    ONLINE,
+    check_checkpoint,
+    engine_arguments,
+    kv_cache_bytes,
+    quantized_on_load,
+    stored_on_load,
+    without_kernel,
+)
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import refusal
-from tests.support.vllm_engine import request_for
+from tests.support.vllm_engine import ARGUMENTS, request_for
 
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
@@ -80,12 +89,30 @@ def test_kv_cache_bytes_by_hand() -> None:
         ({"noise": "bf17"}, "engine.noise: input should be 'bf16'"),
         ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
         ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
+        ({"hf_config_path": "x"}, "engine.hf_config_path: set by compare_q"),
+        ({"load_format": "pt"}, "engine.load_format: pt loads pickled weights"),
         ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: 'raw_logits' would return logits"),
+        ({"kv_sharing_fast_prefill": True}, "engine.kv_sharing_fast_prefill: vLLM then computes no final states"),
+        ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states"),
+        ({"spec_method": "ngram"}, "engine.spec_method: drafted tokens share the states"),
     ],
 )
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         VllmScoreBackend.check(request_for(toy_model, **options))
+
+
+def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that only newer versions have is set to false where it is there; options that are off pass."""
+    monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
+    assert arguments(toy_model)["swa_bounded_replay"] is False
+    said = refusal(VllmScoreBackend.check, request_for(toy_model, swa_bounded_replay=True))
+    assert said == (
+        "engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it to false; leave it "
+        "out"
+    )
+    off = {"swa_bounded_replay": False, "kv_sharing_fast_prefill": False, "speculative_config": None}
+    VllmScoreBackend.check(request_for(toy_model, **off))
 
 
 def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path) -> None:
@@ -98,6 +125,35 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
         VllmScoreBackend.check(request_for(long))
     VllmScoreBackend.check(request_for(long, max_model_len=128))
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_overrides_that_bring_longrope_need_it_as_well(toy_model: Path, key: str) -> None:
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
+    for overrides in ({key: rope}, {"text_config": {key: rope}}, {key: {"full_attention": rope}}):
+        request = request_for(toy_model, hf_overrides=overrides)
+        assert "this model's longrope factors" in refusal(check_checkpoint, request, toy_model)
+        check_checkpoint(request_for(toy_model, hf_overrides=overrides, max_model_len=128), toy_model)
+    check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"model_type": "llama4"}, {}, "engine.max_model_len: missing; this model's attention depends on it"),
+        ({"speculators_config": {}}, {}, "drafts tokens for another model"),
+        ({}, {"load_format": "mistral"}, "engine.load_format: may load "),
+    ],
+)
+def test_folders_of_which_vllm_makes_something_else(
+    tmp_path: Path, config: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path, ENDS, config)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(folder / "model-1.safetensors", folder / "consolidated.safetensors")
+    assert message in refusal(check_checkpoint, request_for(folder, **options), folder)
 
 
 def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
@@ -179,3 +235,36 @@ def test_memory_of_a_loaded_model(toy_model: Path) -> None:
     two = VllmScoreBackend(request_for(toy_model, tensor_parallel_size=2))
     assert two.device_bytes() == size + 2 * ((256 << 20) + (3 << 30))
     assert VllmScoreBackend(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WEIGHT_ONLY = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
+
+
+def grouped(weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A quantization config of compressed-tensors with one group."""
+    groups = {"g": {"weights": weights, "input_activations": activations, "targets": ["Linear"]}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor", "kinds", "reason"),
+    [
+        ({"quantization_config": BLOCKS}, "a.weight_scale_inv", ("AVX2", "AVX-512"), "FP8 blocks on a CPU without AMX"),
+        ({"kv_lora_rank": 16}, "a.weight", ("AVX2",), "latent attention (MLA) for CPUs without AVX-512"),
+        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight_scale",
+         ("AVX2", "AVX-512"), "INT4 experts on a CPU without AMX"),
+        ({"quantization_config": grouped({**WEIGHT_ONLY, "num_bits": 4})}, "experts.0.up.weight", (), ""),
+        ({"quantization_config": grouped(WEIGHT_ONLY)}, "a.weight_scale", ("AVX2", "AVX-512", "AMX"),
+         "weight-only INT8 layers on a CPU"),
+        ({"quantization_config": grouped(WEIGHT_ONLY, WEIGHT_ONLY)}, "a.weight_scale", (), ""),
+    ],
+)  # fmt: skip
+def test_what_a_cpu_cannot_run_is_said_before_it_loads(
+    config: dict[str, Any], tensor: str, kinds: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", {tensor: ("F32", 1, 1)}, config)
+    found = {kind: without_kernel(folder, kind) for kind in ("AVX2", "AVX-512", "AMX", "")}
+    everywhere = {""} if "AMX" in kinds else set()
+    assert {kind for kind, words in found.items() if words} == set(kinds) | everywhere
+    assert all(words.startswith("vLLM has no ") and reason in words for words in found.values() if words)

@@ -200,6 +200,25 @@ def test_ranks_that_gather_together_do_not_try_again(plan: dict[str, Any]) -> No
     assert not one.buffers.windows
 
 
+def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
+    """Over the borders of chunks; a NaN is no zero, and a step that repeats the rows heals them."""
+    states = STATES.clone()
+    states[200:300], states[300] = 0.0, torch.nan
+    one = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+    one.step(states, [SEGMENT], tokens)
+    one.buffers.land()
+    assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
+    one.step(STATES[200:300], [SEGMENT._replace(start=200, n_rows=100)], tokens)
+    one.buffers.land()
+    whole = one.buffers.finished(7)
+    assert not isinstance(whole, int)
+    gold = stepped(Small(1000)).buffers.windows[7].statistics
+    np.testing.assert_array_equal(np.delete(whole.statistics, 299, 0), np.delete(gold, 299, 0))
+    one.step(states, [SEGMENT], tokens)
+    one.buffers.land()
+    assert one.buffers.finished(7) == 100
+
+
 class Both:
     """A rank whose own logits and the gathered ones are given."""
 

@@ -125,7 +125,7 @@ def test_a_node_says_what_it_has_and_what_it_sees(node: Node, tmp_path: Path) ->
     described, content = node.describe(JOB.dump_json(DescribeJob("fake", request())), None)
     assert parse_message(described).installed == ("built in", "")
     assert content == ""
-    assert {"version", "commit", "host", "cpu", "gpus", "settings", "threads"} == node.facts().keys()
+    assert {"version", "commit", "code", "host", "processor", "gpus", "settings"} == node.facts().keys()
     token = tmp_path / "token"
     token.write_text("this one")
     assert node.sees(str(token), "this one")

@@ -13,9 +13,10 @@ from eval.cluster.ray_cluster import Cluster, kind_of_nodes, restricted
 
 def facts(*gpus: str, **other: Any) -> dict[str, Any]:
     return {
-        "version": __version__, "commit": machine.commit(), "host": "h", "cpu": "Some CPU", "settings": {"A": "1"},
+        "version": __version__, "commit": machine.commit(), "code": machine.code()[1],
+        "host": "h", "settings": {"A": "1"},
         "gpus": [{"device": "0", "name": name, "driver": "580", "mib": 80.0} for name in gpus],
-        "threads": {"cores": 4}, **other,
+        "processor": {"cpu": "Some CPU", "instructions": "avx2", "cores": 4}, **other,
     }  # fmt: skip
 
 
@@ -27,6 +28,7 @@ def facts(*gpus: str, **other: Any) -> dict[str, Any]:
         (facts(), {}, "neither CPUs nor GPUs for models"),
         (facts("H200", "H100"), {"GPU": 2.0}, "several kinds (H100, H200)"),
         (facts(version="0.0"), {"CPU": 2.0}, "its compare_q is 0.0"),
+        (facts(code="0123"), {"CPU": 2.0}, " 0123, this one "),
         (None, {"CPU": 2.0}, "said nothing"),
     ],
 )
@@ -43,7 +45,7 @@ def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -
     assert [gpu.name for gpu in kind.devices.of(0)] == ["H200", "H200"]
     gpus = kind.devices.of(1)
     assert kind.hardware(gpus, torch=True, cpu_only=False) == {"gpus": ["H200"], "driver": "580", "A": "1"}
-    assert kind.hardware(gpus, torch=True, cpu_only=True) == {"cpu": "Some CPU", "A": "1"}
+    assert kind.hardware(gpus, torch=True, cpu_only=True) == {**facts()["processor"], "A": "1"}
     assert restricted(kind, there, {"big": 1}).nodes == ("one",)
     assert restricted(kind, {"two": there["two"]}, {}).nodes == ("two",)
     assert restricted(kind, there, {"big": 2}).nodes == ()

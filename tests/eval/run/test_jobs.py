@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 import backends
-from backends.base import Backend, LoadRequest, Storage
+from backends.base import Backend, LoadRequest, ModelFacts, Storage
+from backends.common import machine
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
 from backends.layers import noise
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.devices import Devices
-from eval.run.jobs import Job, identified, wanted_gpus
+from eval.run.jobs import Job, emulated_dtypes, identified, wanted_gpus
 from eval.run.session import Session
 from eval.specs.reading import parse_model_spec
 
@@ -144,3 +146,30 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     before = keys()
     monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
     assert [a == b for a, b in zip(before, keys(), strict=True)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "said"),
+    [("AVX2", "bfloat16", True), ("AVX2", "float16", True), ("AVX2", "float32", False), ("AVX-512", "bfloat16", False)],
+)
+def test_a_line_says_what_float32_would_gain(
+    kind: str, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu_kind", lambda: kind)
+    monkeypatch.setattr(FakeBackend, "capabilities", replace(FakeBackend.capabilities, torch=True))
+    monkeypatch.setattr(FakeBackend, "facts", classmethod(lambda cls, request: ModelFacts(dtype=dtype)))
+    on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))
+    line = emulated_dtypes([job(0), job(0, remote=True), on_gpu])
+    assert (line is not None) is said
+    if line is not None:
+        assert line.startswith("m: 16-bit products are emulated on this CPU")
+
+
+@pytest.mark.parametrize(
+    ("load_fn", "options", "gold"),
+    [("vllm_score", {}, "bfloat16"), ("vllm_score", {"dtype": "float32"}, "float32"), ("transformers", {}, "float16"),
+     ("transformers", {"dtype": "auto"}, "bfloat16"), ("transformers_auto_bf16", {"dtype": "float32"}, "float32")],
+)  # fmt: skip
+def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
+    request = LoadRequest("m", load_fn, str(toy_model), 100, options)
+    assert backends.resolve(load_fn, None)[1].facts(request).dtype == gold

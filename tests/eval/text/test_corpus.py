@@ -273,3 +273,27 @@ def test_identity_of_a_local_data_set_follows_its_content(tmp_path: Path) -> Non
     os.utime(tmp_path / "a.jsonl", (9, 9))
     assert text(**keys) != before
     assert corpus.identity(spec(**keys)) != identity
+
+
+@pytest.mark.usefixtures("offline")
+def test_another_file_of_the_same_name_and_time_is_read_anew(tmp_path: Path) -> None:
+    """As after an archive was unpacked in the place of another: the library itself would serve the old rows."""
+    for count in (2, 3):
+        keys = numbered(tmp_path / "a.jsonl", count)
+        os.utime(tmp_path / "a.jsonl", (1, 1))
+        assert text(**keys).count("r") == count
+
+
+@pytest.mark.usefixtures("offline")
+def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: Path) -> None:
+    """By its name a file belongs to a split: the test split is the middle one of three files, and then the last."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name, count in (("a", 1), ("test", 2), ("train", 3)):
+        numbered(folder / f"{name}.jsonl", count)
+    keys = {"dataset": str(folder), "split": "test"}
+    before, identity = text(**keys), corpus.identity(spec(**keys))
+    (folder / "test.jsonl").rename(folder / "b.jsonl")
+    (folder / "train.jsonl").rename(folder / "test.jsonl")
+    assert (before, text(**keys)) == ("r0\n\nr1", "r0\n\nr1\n\nr2")
+    assert corpus.identity(spec(**keys)) != identity

@@ -196,6 +196,16 @@ def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
     assert len({json.dumps(tokens.identity(each, toy_model)) for each in specs}) == 6
 
 
+def test_a_chat_prefix_is_the_same_every_day(tmp_path: Path) -> None:
+    """Llama 3.2's template prints today's date, which would change the tokens under their key."""
+    save_toy_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ strftime_now('%d %b %Y') }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
+    assert tokenizer.decode(tokens.chat_prefix(tokenizer)) == "26 Jul 2024"
+
+
 @pytest.mark.parametrize("sizes", [None, np.array([1, 2, 3], np.int32)])
 @pytest.mark.parametrize("lead", [None, 0, 7])
 def test_stored_tokens_come_back(tmp_path: Path, sizes: Any, lead: int | None) -> None:

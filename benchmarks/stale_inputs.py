@@ -1,0 +1,477 @@
+"""The inputs that ``benchmarks/stale_hits.py`` changes: places in which a run finds everything, and one change each."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+LENGTH, LETTERS = 64, 400
+TEMPLATE = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+PLUGIN = """\
+def start():
+    import torch
+    silu = torch.nn.functional.silu
+    torch.nn.functional.silu = lambda x, inplace=False: silu(x) * 1.01
+"""
+CODE = """\
+from transformers import LlamaForCausalLM
+from .scaling import SCALE
+class Toy(LlamaForCausalLM):
+    def forward(self, *given, **keys):
+        found = super().forward(*given, **keys)
+        found.logits = found.logits * SCALE
+        return found
+"""
+
+
+@dataclass
+class Place:
+    """What a run reads: the files below ``folder``, its specs and environment; ``prefix``: words before the command."""
+
+    folder: Path
+    data: dict[str, Any]
+    models: list[dict[str, Any]]
+    environment: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    apart: bool = False
+
+
+Change = Callable[[Place], None]
+Base = Callable[[Path], Place]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input and how it is changed; ``apart``: in a process of its own."""
+
+    kind: str
+    name: str
+    change: Change
+    base: Base
+    apart: bool = False
+
+
+@cache
+def made() -> Path:
+    """A folder with two toys of one shape and other weights, and a third in two shards."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from benchmarks.shapes import write_tokenizer
+
+    folder = Path(mkdtemp())
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=False, dtype="bfloat16",
+        bos_token_id=256, eos_token_id=256, initializer_range=0.1,
+    )  # fmt: skip
+    for seed, name in enumerate(("model", "other")):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).bfloat16()
+        model.save_pretrained(folder / name)
+        write_tokenizer(folder / name)
+    model.save_pretrained(folder / "shards", max_shard_size="400KB")
+    return folder
+
+
+def plain(folder: Path, load_fn: str = "transformers", **engine: Any) -> Place:
+    """A text, and a reference and a model in folders of their own; every file is as old as in another such place."""
+    for name in ("model", "reference"):
+        shutil.copytree(made() / "model", folder / name)
+    letters = random.Random(0).choices("abcdefgh \n", k=LETTERS)
+    write(folder / "text.txt", "".join(letters))
+    data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / "text.txt")}
+    models: list[dict[str, Any]] = [
+        {"load_fn": load_fn, "model_dir": str(folder / name), "label": name, "engine": {"dtype": "float32", **engine}}
+        for name in ("reference", "model")
+    ]
+    models[0]["reference"] = True
+    return Place(folder, {**data, "eval_len": LENGTH, "eval_stride": LENGTH}, models)
+
+
+def sharded(folder: Path, **keys: Any) -> Place:
+    """The same with a model in shards."""
+    place = plain(folder, **keys)
+    (folder / "model" / "model.safetensors").unlink()
+    for file in (made() / "shards").glob("model*"):
+        shutil.copy2(file, folder / "model")
+    return place
+
+
+def with_code(folder: Path) -> Place:
+    """The same with a model that brings its own code, which imports another file."""
+    place = plain(folder, trust_remote_code=True)
+    write(folder / "model" / "toy.py", CODE)
+    write(folder / "model" / "scaling.py", "SCALE = 1.0\n")
+    set_keys("model/config.json", auto_map={"AutoModelForCausalLM": "toy.Toy"})(place)
+    age(folder / "model" / "config.json")
+    return place
+
+
+def talk(answer: str) -> str:
+    """A line of a file of conversations."""
+    turns = {"user": "what?", "assistant": answer}
+    return json.dumps({"messages": [{"role": role, "content": said} for role, said in turns.items()]}) + "\n"
+
+
+def prefixed(folder: Path) -> Place:
+    """The plain place with a chat before each window, by the template of ``chat``."""
+    place = chat(folder)
+    place.data = {**plain(folder / "plain").data, "tokenizer_dir": place.data["tokenizer_dir"], "chat_template": True}
+    return place
+
+
+def rows(folder: Path) -> Place:
+    """The same with a local data set of three files, of which the test split is the middle one."""
+    place = plain(folder)
+    for name, letter in (("a", "a"), ("test", "bc"), ("train", "cdd")):
+        lines = [json.dumps({"text": 100 * letter, "other": 100 * (letter + "e")})] * 2
+        write(folder / "rows" / f"{name}.jsonl", "\n".join(lines) + "\n")
+    place.data = {name: value for name, value in place.data.items() if name not in ("path", "dataset")}
+    place.data |= {"dataset": str(folder / "rows"), "split": "test"}
+    return place
+
+
+def chat(folder: Path) -> Place:
+    """The same with conversations, and a template that prints a date."""
+    place = plain(folder)
+    write(folder / "talks.jsonl", 4 * talk("that and this"))
+    set_keys("model/tokenizer_config.json", chat_template="{{ strftime_now('%M%S') }}" + TEMPLATE)(place)
+    age(folder / "model" / "tokenizer_config.json")
+    place.data = {"tokenizer_dir": str(folder / "model"), "dataset": "chat", "path": str(folder / "talks.jsonl")}
+    place.data |= {"eval_len": LENGTH}
+    return place
+
+
+def in_vllm(folder: Path) -> Place:
+    """The plain place in vLLM."""
+    return plain(folder, "vllm_score")
+
+
+def shards_in_vllm(folder: Path) -> Place:
+    """The sharded model in vLLM."""
+    return sharded(folder, load_fn="vllm_score")
+
+
+def in_llama_cpp(folder: Path) -> Place:
+    """The plain place with GGUF models in llama.cpp."""
+    place = plain(folder, "llamacpp")
+    for model in place.models:
+        file = folder / f"{model['label']}.gguf"
+        write_gguf(folder / model["label"], file)
+        age(file)
+        model |= {"model_dir": str(file), "engine": {}}
+    return place
+
+
+def write_gguf(model: Path, file: Path, epsilon: float = 1e-6) -> None:
+    """A toy's weights, by name as they are, in a GGUF file."""
+    import gguf
+    from safetensors.torch import load_file
+
+    names = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+    parts = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "q_proj": "attn_q", "k_proj": "attn_k",
+        "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
+        "down_proj": "ffn_down",
+    }  # fmt: skip
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(epsilon)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    for name, tensor in load_file(model / "model.safetensors").items():
+        steps = name.removesuffix(".weight").split(".")
+        block = f"blk.{steps[2]}.{parts[steps[-1]]}" if "layers" in steps else names[steps[-1]]
+        writer.add_tensor(f"{block}.weight", tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write(file: Path, text: str) -> None:
+    """A file as old as others of its kind."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8", newline="")
+    age(file)
+
+
+def age(file: Path) -> None:
+    """Let a file be of 2001, so that two places are alike."""
+    os.utime(file, (1e9, 1e9))
+
+
+def all_of(*changes: Change) -> Change:
+    """Several changes that go together."""
+
+    def change(place: Place) -> None:
+        for each in changes:
+            each(place)
+
+    return change
+
+
+def set_keys(name: str, **keys: Any) -> Change:
+    """Keys of a JSON file."""
+
+    def change(place: Place) -> None:
+        file = place.folder / name
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        file.write_text(json.dumps(found | keys), encoding="utf-8")
+
+    return change
+
+
+def put(name: str, text: str) -> Change:
+    """A file of this text."""
+
+    def change(place: Place) -> None:
+        (place.folder / name).parent.mkdir(exist_ok=True)
+        (place.folder / name).write_text(text, encoding="utf-8", newline="")
+
+    return change
+
+
+def copied(source: str, name: str, *, keeps_time: bool = False) -> Change:
+    """A file of another model; ``keeps_time``: of the file in whose place it comes."""
+
+    def change(place: Place) -> None:
+        file = place.folder / name
+        times = file.stat() if keeps_time else None
+        shutil.copy(made() / source, file)
+        if times:
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    return change
+
+
+def flipped(name: str) -> Change:
+    """One bit of the last weight in a file, which keeps its size."""
+
+    def change(place: Place) -> None:
+        content = bytearray((place.folder / name).read_bytes())
+        content[-1] ^= 2
+        (place.folder / name).write_bytes(content)
+
+    return change
+
+
+def renamed(*pairs: tuple[str, str]) -> Change:
+    """Files with other names."""
+
+    def change(place: Place) -> None:
+        for old, new in pairs:
+            (place.folder / old).rename(place.folder / new)
+
+    return change
+
+
+def model(label: str = "model", **keys: Any) -> Change:
+    """Keys of a model's spec."""
+
+    def change(place: Place) -> None:
+        next(each for each in place.models if each["label"] == label).update(keys)
+
+    return change
+
+
+def option(label: str = "model", **keys: Any) -> Change:
+    """Options of a model's engine."""
+
+    def change(place: Place) -> None:
+        next(each for each in place.models if each["label"] == label)["engine"].update(keys)
+
+    return change
+
+
+def data(**keys: Any) -> Change:
+    """Keys of the data spec; a path is one below the place's folder."""
+
+    def change(place: Place) -> None:
+        places = {name: str(place.folder / keys[name]) for name in ("path", "tokenizer_dir") if name in keys}
+        place.data = {name: each for name, each in (place.data | keys | places).items() if each is not ...}
+
+    return change
+
+
+def variable(name: str, value: str) -> Change:
+    """A variable of the environment."""
+    return lambda place: place.environment.update({name: value})
+
+
+def package(name: str, group: str = "") -> Change:
+    """A distribution that was installed, with an entry point of this group, whose code changes torch's SiLU."""
+
+    def change(place: Place) -> None:
+        info = place.folder / "site" / f"{name}-99.dist-info"
+        write(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 99\n")
+        write(info / "entry_points.txt", f"[{group}]\ntoy = toy_plugin:start\n" if group else "")
+        write(place.folder / "site" / "toy_plugin.py", PLUGIN)
+        paths = [str(place.folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        place.environment["PYTHONPATH"] = os.pathsep.join(paths)
+
+    return change
+
+
+def on_one_core(place: Place) -> None:
+    """Bind the run to one core."""
+    place.prefix = ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+
+
+VARIABLES = {
+    "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "MKL_CBWR": "COMPATIBLE",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-AVX512F,-FMA", "NVIDIA_TF32_OVERRIDE": "0", "NOTHING": "1",
+}  # fmt: skip
+
+
+def weights(base: Base, folder: str, file: str) -> Iterator[Case]:
+    """Other weights in a file, which keeps its size and header."""
+    yield Case("file", f"{folder}: one bit", flipped(file), base)
+    yield Case("file", f"{folder}: one bit of the reference", flipped(file.replace("model", "reference", 1)), base)
+
+
+def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
+    """The files of a folder of safetensors."""
+    yield from weights(base, "one file", "model/model.safetensors")
+    single, index = "model/model.safetensors", "model/model.safetensors.index.json"
+    files: dict[str, Change] = {
+        "other weights": copied("other/model.safetensors", single),
+        "other weights, of the same time": copied("other/model.safetensors", single, keeps_time=True),
+        "config.json": set_keys("model/config.json", rms_norm_eps=1e-3),
+        "config.json, of the reference": set_keys("reference/config.json", rms_norm_eps=1e-3),
+        "generation_config.json": set_keys("model/generation_config.json", suppress_tokens=[5]),
+        "an index of other files": set_keys(index, metadata={}, weight_map={"lm_head.weight": "x.safetensors"}),
+        "an adapter": set_keys("model/adapter_config.json", peft_type="LORA"),
+        "transformers_weights": set_keys("model/config.json", transformers_weights="x.safetensors"),
+        "a second set of weights": copied("other/model.safetensors", "model/second.safetensors"),
+        "README.md": put("model/README.md", "read me"),
+    }
+    yield from (Case("file", name, change, base) for name, change in files.items())
+    first = next(file.name for file in sorted((made() / "shards").glob("*.safetensors")))
+    yield Case("file", "a shard: one bit", flipped(f"model/{first}"), in_shards)
+    yield Case("file", "the index", set_keys(index, metadata={"dtype": "float16"}), in_shards)
+    yield Case("file", "one file beside shards", copied("other/model.safetensors", single), in_shards)
+
+
+def of_texts() -> Iterator[Case]:
+    """The text, how it is cut, its splits and templates."""
+    texts: dict[str, Change] = {
+        "other letters": put("text.txt", "abcdefgh" * (LETTERS // 8)),
+        "one letter": put("text.txt", "h" + (LETTERS - 1) * "a"),
+        "another name": all_of(renamed(("text.txt", "b.txt")), data(path="b.txt")),
+        "eval_len": data(eval_len=32), "eval_stride": data(eval_stride=32), "max_rows": data(max_rows=2),
+        "warmup_tokens": data(warmup_tokens=8), "method llamacpp": data(method="llamacpp", eval_stride=...),
+        "method once": data(method="once", eval_stride=32), "method gptq": data(method="gptq", eval_stride=...),
+        "tokenizer.json": swap_letters,
+    }  # fmt: skip
+    yield from (Case("text", name, change, plain) for name, change in texts.items())
+    splits: dict[str, Change] = {
+        "files change names": renamed(("rows/test.jsonl", "rows/b.jsonl"), ("rows/train.jsonl", "rows/test.jsonl")),
+        "two files change places": renamed(
+            ("rows/test.jsonl", "rows/x"), ("rows/train.jsonl", "rows/test.jsonl"), ("rows/x", "rows/train.jsonl")
+        ),
+        "another split": data(split="train"), "a slice": data(split="test[:1]"), "a column": data(text_column="other"),
+        "max_text_rows": data(max_text_rows=1), "a file": put("rows/test.jsonl", json.dumps({"text": 300 * "f"})),
+    }  # fmt: skip
+    yield from (Case("split", name, change, rows) for name, change in splits.items())
+    config = "model/tokenizer_config.json"
+    templates: dict[str, Change] = {
+        "the time of day": all_of(),
+        "the template": set_keys(config, chat_template=TEMPLATE.replace("<", "[")),
+        "chat_template.jinja": put("model/chat_template.jinja", TEMPLATE.replace(">", "]")),
+        "a variable": all_of(
+            set_keys(config, chat_template="{{ x }}" + TEMPLATE), data(chat_template_kwargs={"x": "y"})
+        ),
+        "score_roles": data(score_roles=["user"]), "a conversation": put("talks.jsonl", talk("other words")),
+    }  # fmt: skip
+    yield from (Case("template", name, change, chat) for name, change in templates.items())
+    for name in ("the time of day", "the template"):
+        yield Case("template", f"{name}, in a chat prefix", templates[name], prefixed)
+
+
+def swap_letters(place: Place) -> None:
+    """Let two letters have each other's token, in both models."""
+    for file in place.folder.glob("*/tokenizer.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        words = found["model"]["vocab"]
+        words["a"], words["b"] = words["b"], words["a"]
+        file.write_text(json.dumps(found), encoding="utf-8")
+
+
+def transformers() -> Iterator[Case]:
+    """Everything, in Transformers."""
+    yield from of_folders(plain, sharded)
+    yield Case("file", "code", put("model/toy.py", CODE.replace("* SCALE", "* 0.5")), with_code, apart=True)
+    yield Case("file", "code that code imports", put("model/scaling.py", "SCALE = 0.5\n"), with_code, apart=True)
+    options: dict[str, Change] = {
+        "dtype": option(dtype="bfloat16"), "dtype of the reference": option("reference", dtype="bfloat16"),
+        "attn_implementation": option(attn_implementation="eager"), "streaming": option(streaming=True),
+        "load_fn": model(load_fn="transformers_auto"), "noise": all_of(model(noise_floor=True), option(noise="bf16")),
+        "a repository of the hub": option(attn_implementation="owner/name"),
+        "offload_folder": option(offload_folder="/tmp"),
+    }  # fmt: skip
+    yield from (Case("option", name, change, plain) for name, change in options.items())
+    yield from of_texts()
+    for name in ("peft", "kernels", "colours"):
+        yield Case("package", name, package(name), plain, apart=True)
+    yield Case("package", "a plugin of torch", package("toy_plugin", "torch.backends"), plain, apart=True)
+    yield from (Case("variable", name, variable(name, value), plain, apart=True) for name, value in VARIABLES.items())
+    yield Case("variable", "one core", on_one_core, plain, apart=True)
+
+
+def vllm() -> Iterator[Case]:
+    """What differs from Transformers: its files, options, packages and variables."""
+    yield from (replaced_apart(case) for case in of_folders(in_vllm, shards_in_vllm))
+    options: dict[str, Change] = {
+        "dtype": option(dtype="bfloat16"), "max_model_len": option(max_model_len=128),
+        "hf_overrides": option(hf_overrides={"rms_norm_eps": 1e-3}),
+        "hf_overrides to longrope": option(hf_overrides={"rope_parameters": {"rope_type": "longrope"}}),
+            }  # fmt: skip
+    yield from (Case("option", name, change, in_vllm, apart=True) for name, change in options.items())
+    for name, group in {"amd_quark": "", "toy_plugin": "vllm.general_plugins"}.items():
+        yield Case("package", name, package(name, group), in_vllm, apart=True)
+    for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NOTHING"):
+        yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, apart=True)
+    yield Case("variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True)
+
+
+def replaced_apart(case: Case) -> Case:
+    """The case in a process of its own."""
+    return Case(case.kind, case.name, case.change, case.base, apart=True)
+
+
+def llama_cpp() -> Iterator[Case]:
+    """What differs from Transformers: its file, options, packages and variables."""
+    yield from weights(in_llama_cpp, "GGUF", "model.gguf")
+    yield Case(
+        "file", "a field", lambda place: write_gguf(place.folder / "model", place.folder / "model.gguf", 1e-3),
+        in_llama_cpp,
+    )  # fmt: skip
+    options: dict[str, Change] = {
+        "type_k": option(type_k="f32"),
+        "flash_attn": option(flash_attn=False),
+        "n_threads": option(n_threads=1),
+        "n_ubatch": option(n_ubatch=32),
+        "use_extra_bufts": option(use_extra_bufts=False),
+    }
+    yield from (Case("option", name, change, in_llama_cpp) for name, change in options.items())
+    for name in ("GGML_TOY", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "NOTHING"):
+        yield Case("variable", name, variable(name, VARIABLES.get(name, "1")), in_llama_cpp, apart=True)
+
+
+ENGINES = {"Transformers": transformers, "vLLM": vllm, "llama.cpp": llama_cpp}

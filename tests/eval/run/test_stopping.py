@@ -1,0 +1,69 @@
+"""Signals: the first one ends a run, others change nothing, and what a process was started to ignore stays ignored."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from backends.worker.supervisor import ENDING
+from eval.run import stopping
+from eval.run.hosts import Running
+from eval.run.stopping import InterruptedRun, signals_interrupt
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The handlers of the tests' own process are there again afterwards."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("first", ENDING)
+def test_the_first_signal_interrupts_and_no_other_does(first: signal.Signals) -> None:
+    def storm() -> None:
+        with signals_interrupt(Running()), ExitStack() as unwinding:
+            for number in (*ENDING, first):
+                unwinding.callback(signal.raise_signal, number)
+            signal.raise_signal(first)
+
+    with pytest.raises(InterruptedRun) as raised:
+        storm()
+    assert raised.value.signal == first
+    for number in ENDING:  # while Python ends, too, which takes our handlers away
+        assert signal.getsignal(number) == signal.SIG_IGN
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals_interrupt(Running()):
+        signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_a_block_without_signals_leaves_the_handlers_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    with signals_interrupt(Running()):
+        assert [signal.getsignal(number) for number in ENDING] != before
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nothing has stopped the run: Python swallows what is raised while it deletes an object."""
+    running = Running()
+    with signals_interrupt(running):
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # at once
+        monkeypatch.setattr(stopping, "AGAIN_S", -1.0)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(InterruptedRun):
+            signal.raise_signal(signal.SIGINT)
+        running.stop()
+        signal.raise_signal(signal.SIGINT)

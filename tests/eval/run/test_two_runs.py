@@ -1,0 +1,158 @@
+"""Two runs at the same time on one cache, whose models and texts stand in other orders: neither waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.common import machine
+from backends.common.machine import Gpu
+from eval.common.cache import Cache
+from eval.common.progress import Progress
+from eval.results.run_result import ModelResult
+from eval.run import runner
+from eval.run.devices import Devices
+from eval.run.hosts import Hosts
+from eval.run.rows import model_rows
+from eval.run.rows.stores import Part
+from eval.run.runner import FinishedTexts
+from eval.run.session import Session
+from eval.specs import reading
+from eval.specs.types import DataSpec
+from eval.text import windows
+from tests.support.comparisons import KLD, fake
+from tests.support.processes import wait_until
+from tests.support.text_runs import write_texts
+from tests.support.threaded import ThreadedWorker, Told, threaded
+
+GPUS = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)]
+TOGETHER_S = 60.0
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the workers of both runs are told; 20 GiB are available for spares."""
+    monkeypatch.setattr(machine, "available_memory", lambda: 20 << 30)
+    return threaded(monkeypatch)
+
+
+class Run(threading.Thread):
+    """A run of models on texts, with workers in threads, and with GPUs of its own."""
+
+    def __init__(self, session: Session, texts: dict[str, DataSpec], models: Sequence[dict[str, Any]]) -> None:
+        super().__init__(daemon=True)
+        self.session, self.texts, self.models = session, texts, models
+        self.finished: FinishedTexts | None = None
+
+    def run(self) -> None:
+        specs = [reading.parse_model_spec(model, Path("models.json")) for model in self.models]
+        self.finished = runner.run_texts(self.session, self.texts, specs)
+
+    def of(self, label: str) -> list[ModelResult]:
+        """A model's rows, one a text; none of the run's has failed."""
+        assert self.finished is not None
+        assert [row.error for result in self.finished.results.runs for row in result.models if row.error] == []
+        return [row for result in self.finished.results.runs for row in result.models if row.label == label]
+
+
+@pytest.fixture
+def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Callable[..., Run]]:
+    """Makes a run on texts in this order."""
+    files, runs = write_texts(tmp_path, toy_model), []
+
+    def made(names: Sequence[str], *models: dict[str, Any], gpus: int = 1, spares: bool = True) -> Run:
+        texts = {name: reading.load_data_spec(files[name]) for name in names}
+        for spec in texts.values():
+            windows.build(spec, None, Cache(own_cache), Progress(quiet=True))
+        devices = Devices(GPUS[:gpus], "never")
+        hosts = Hosts(devices, make_worker=lambda wanted: ThreadedWorker(wanted, told), spares=spares)
+        runs.append(Run(Session(Cache(own_cache), Progress(quiet=True), hosts=hosts), texts, models))
+        return runs[-1]
+
+    yield made
+    for run in runs:
+        run.session.hosts.running.stop()
+
+
+def together(*runs: Run) -> None:
+    """Let runs go on at the same time, up to their end."""
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(TOGETHER_S)
+    assert not [run for run in runs if run.is_alive()], "they wait for each other"
+
+
+@pytest.mark.parametrize("spares", [False, True])
+def test_models_and_texts_in_another_order(
+    make: Callable[..., Run], told: Told, monkeypatch: pytest.MonkeyPatch, spares: bool
+) -> None:
+    """Each run's second model waits for a GPU with the text that the other run's first model comes to next."""
+    runs = (make(["prose", "code"], fake("a"), fake("b", boost=1.0), spares=spares),
+            make(["code", "prose"], fake("b too", boost=1.0), fake("a too"), spares=spares))  # fmt: skip
+    waited = set()
+
+    def second_models() -> list[str]:
+        waited.update(str(run) for run in runs if any(hold.place for hold in run.session.hosts.devices.waiting))
+        return list(waited)
+
+    monkeypatch.setattr(told, "prepared", second_models)
+    told.spares = 2  # nothing is scored before both of them wait
+    together(*runs)
+    for run in runs:
+        assert [row.ppl.value for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
+    assert len([step for _, step in told.steps if step == "score done"]) == 4  # each model on each text, once
+
+
+@pytest.mark.parametrize("spares", [False, True])
+def test_each_run_has_the_other_ones_model_as_its_reference(
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, spares: bool
+) -> None:
+    """On the text of both, each run's second model waits for the reference when the reference comes to its scores."""
+    scored_row, awaited, waiting, both_wait = model_rows.scored_row, model_rows.awaited, [], threading.Event()
+    futures: list[Future[Any]] = []
+
+    def noted(session: Session, future: Future[Any], *idle: Any) -> Any:
+        waiting.extend([future] if future in futures else [])
+        if len(waiting) == 2:
+            both_wait.set()
+        return awaited(session, future, *idle)
+
+    def late(session: Session, part: Part, *others: Any) -> Any:
+        if part.text.name == "code" and part.own is None:
+            futures.append(part.text.reference)
+        elif part.text.name == "code":
+            both_wait.wait(TOGETHER_S)
+        return scored_row(session, part, *others)
+
+    monkeypatch.setattr(model_rows, "awaited", noted)
+    monkeypatch.setattr(model_rows, "scored_row", late)
+    one = make(["prose", "code"], fake("ref", boost=3.0, reference=True), fake("a"), gpus=2, spares=spares)
+    other = make(["logs", "code"], fake("ref", reference=True), fake("b", boost=3.0), gpus=2, spares=spares)
+    together(one, other)
+    assert [row.kld.value for row in one.of("a") if row.kld] == pytest.approx([KLD] * 2, rel=1e-5)
+    assert [row.ppl.value for row in other.of("b")] == [row.ppl.value for row in one.of("ref")]
+
+
+def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_a_lock(
+    make: Callable[..., Run], own_cache: Path
+) -> None:
+    """Another run that has the lock may wait for what a model of this run does, once that has a GPU."""
+    models = (fake("ref", boost=3.0, reference=True), fake("a"))
+    before = make(["prose", "code"], *models)
+    together(before)
+    cache, keys = Cache(own_cache), [row.scores_key.partition("/")[0] for row in before.of("ref")]
+    for name in (*keys, *(row.scores_key.partition("/")[0] for row in before.of("a"))):
+        cache.clear("scores", name)
+    run = make(["prose", "code"], *models, gpus=2)
+    hosts = run.session.hosts
+    with cache.lock("scores", keys[1]):
+        run.start()
+        wait_until(lambda: hosts.running.blocked and not hosts.devices.holds, TOGETHER_S)
+    run.join(TOGETHER_S)
+    assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]

@@ -1,0 +1,83 @@
+"""A worker as a process: whose code it runs, and what a signal to it means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import backends
+from backends.base import LoadRequest
+from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
+from backends.worker.messages import DescribeJob
+from eval.run import worker_process
+from eval.run.worker_process import WorkerProcess
+from eval.run.workers import Deadline, Wanted
+
+CODE = Path(backends.__file__).parent
+QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
+
+
+def copy_of_the_code(folder: Path, added: str = "") -> Path:
+    """A copy of ``backends`` as an installation has it, with one line more in a file."""
+    copied = folder / "backends"
+    shutil.copytree(CODE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copied / "scoring" / "statistics.py").open("a") as file:
+        file.write(added)
+    return copied
+
+
+def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one on the same cache used the first one's code: a model of perplexity 182 had 68."""
+    for name in ("first", "second", "first"):
+        installed = tmp_path / name / "backends"
+        installed.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(worker_process, "backends", SimpleNamespace(__file__=str(installed / "__init__.py")))
+        root, *others = worker_process.code_path("/another/python").split(":")
+        assert str(installed.parent) not in [root, *others]  # what else is installed there
+        assert (Path(root) / "backends").resolve() == installed
+
+
+@pytest.mark.parametrize("added", ["", "# edited\n"])
+def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str) -> None:
+    """By content: a copy of the same code is as good."""
+    copied = copy_of_the_code(tmp_path, added)
+    monkeypatch.setattr(worker_process, "code_path", lambda python: str(tmp_path))
+    if not added:
+        assert worker_process.describe(sys.executable, QUESTION).installed
+        return
+    with pytest.raises(InputError) as refused:
+        worker_process.describe(sys.executable, QUESTION)
+    assert str(refused.value) == (
+        f"python: {sys.executable}: runs another compare_q, {copied}, in place of {CODE}; "
+        "uninstall that one there, or run the one that is installed there"
+    )
+
+
+def test_code_that_changes_during_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process.machine, "code", lambda: (str(CODE), "another digest"))
+    with pytest.raises(InputError, match=f"^{CODE}: compare_q was changed while it ran; start it again$"):
+        worker_process.describe(sys.executable, QUESTION)
+
+
+@pytest.mark.parametrize(("stops", "error"), [(True, StoppedError), (False, ModelError)])
+def test_a_signal_to_all_processes_is_no_failure(tmp_path: Path, stops: bool, error: type[CompareQError]) -> None:
+    """It ends the worker first, and then the driver its run: no row says then that the model failed."""
+    worker = WorkerProcess(Wanted("a", log_file=tmp_path / "log"))
+    worker.start()
+    try:
+        assert list(worker.perform(QUESTION, Deadline()))
+        os.killpg(worker.group, signal.SIGTERM)
+        worker.process.wait()
+        if stops:
+            threading.Timer(0.1, worker.killed.set).start()
+        with pytest.raises(error, match="interrupted" if stops else "its worker was ended by SIGTERM"):
+            list(worker.perform(QUESTION, Deadline()))
+    finally:
+        worker.close()

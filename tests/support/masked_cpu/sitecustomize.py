@@ -1,0 +1,46 @@
+"""Hides instructions of the CPU from torch, and so from vLLM, where PYTHONPATH begins with this folder.
+
+``make test CPU=avx2`` and ``make test CPU=avx512`` run the tests as on a CPU with no more than these, on any x86-64
+machine that has them.  torch asks the CPU itself which instructions it has, and no variable changes its answer; what
+oneDNN, ATen, MKL and glibc (which picks ggml's library) take, variables do (see Makefile).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+HIDDEN = {"avx2": ("avx512", "avx10", "amx"), "avx512": ("avx10", "amx")}[os.environ["MASKED_CPU"]]
+
+
+class MaskedCpu:
+    """Finds ``torch.cpu`` as Python would, and changes its answers once it has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, whose loader masks the module afterwards; None for every other module."""
+        if name != "torch.cpu":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_mask(module: ModuleType) -> None:
+            execute(module)
+            found = module.get_capabilities
+
+            def masked() -> dict[str, object]:
+                return {name: False if name.startswith(HIDDEN) else value for name, value in found().items()}
+
+            module.get_capabilities = masked  # type: ignore[attr-defined]
+
+        spec.loader.exec_module = execute_and_mask  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, MaskedCpu())
