@@ -267,11 +267,9 @@ class LlamacppBackend(LogitsBackend):
     def _notes(self) -> list[str]:
         """What the reader of a table must know."""
         notes = []
-        if floored := self.floored - self.excluded:
-            notes.append(
-                f"{floored} logits that llama.cpp excludes count as {FLOOR:.0f}: "
-                "KL divergence is finite where it would be infinite"
-            )
+        if self.floored > self.excluded:  # without their number: a row may hold windows of other sessions and replicas
+            finite = "KL divergence is finite where it would be infinite"
+            notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
         if not self.repacks and self.options.use_extra_bufts is None:
             notes.append(NO_TILES)
         return notes

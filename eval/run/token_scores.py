@@ -93,8 +93,10 @@ def load(
     for session in found.sessions:
         runs.setdefault(run_of(session), []).append(session)
     last = [records[session] for session in known if run_of(session) == run_of(known[0])]
+    # What a reader must know of some windows, who scored the others does not say.
+    notes = dict.fromkeys(note for each in known for note in records[each]["provenance"].get("notes", ()))
     run_record = {
-        "provenance": {**record["known"], **record["provenance"]},
+        "provenance": {**record["known"], **record["provenance"], **({"notes": [*notes]} if notes else {})},
         "load_seconds": record["load_seconds"],
         "score_seconds": sum(max(found.sessions[session] for session in together) for together in runs.values()),
         "reference": None if tag == segments.ALONE else record["reference"],

@@ -173,3 +173,26 @@ def test_a_rank_without_logits_reports_nothing() -> None:
     scoring_pass = pass_with({})
     scoring_pass.last_stage = False
     assert scoring_pass.collect([0]) == ({"error": ""}, b"")
+
+
+class GivenPositions(torch.nn.Module):
+    """A model that is not given its tokens, as one that can take images."""
+
+    def forward(self, *, input_ids: None, positions: torch.Tensor) -> torch.Tensor:
+        return positions
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("positions", [[0, 1, 4], [[0, 1, 4], [0, 1, 4], [0, 1, 4]]])
+def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
+    """The runner has them, in a buffer longer than a step, and M-RoPE's positions have three equal rows."""
+    model, ids, found = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
+    buffers = {"input_ids": SimpleNamespace(gpu=ids)}
+    if generation == 2:
+        buffers = {"input_buffers": SimpleNamespace(input_ids=ids)}
+    runner = SimpleNamespace(get_model=lambda: model, **buffers)
+    handle = hooks.before_forwards(runner, lambda *given: found.append([each.tolist() for each in given]))
+    model(input_ids=None, positions=torch.tensor(positions))
+    handle.remove()
+    model(input_ids=None, positions=torch.tensor(positions))
+    assert found == [[[5, 6, 7], [0, 1, 4]]]

@@ -17,6 +17,7 @@ from backends.base import Backend, LoadRequest, ModelFacts, Storage
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
+from backends.layers import noise
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.devices import Devices
@@ -127,6 +128,24 @@ def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path:
     assert weights() == before  # the same run does not hash the file again
     session.digests.clear()
     assert weights() == [hashlib.sha256(data).hexdigest()]
+
+
+def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other row is."""
+    spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(toy_model)}, Path("m.json"))
+    engine, backend = backends.resolve("transformers", None)
+    session = Session(Cache(tmp_path / "cache"), Progress(quiet=True))
+
+    def keys() -> list[str]:
+        requests = [LoadRequest("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
+        jobs = [Job(spec, engine, backend, request) for request in requests]
+        return [identified(job, SimpleNamespace(series="s"), session).scores_key for job in jobs]
+
+    before = keys()
+    monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
+    assert [a == b for a, b in zip(before, keys(), strict=True)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,11 @@ def test_windows_of_several_sessions(cache: Cache) -> None:
     assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
     assert not token_scores.are_stored(cache, KEY, TAG, WINDOWS)
     keep(cache, windows=[3], session="two")
+    for session in ("one", "two"):
+        said = {**KNOWN, "provenance": {"notes": ["of both", f"of {session}"]}, "load_seconds": 1.5, "reference": None}
+        segments.write_record(cache.path("scores", KEY, ""), session, said)
     stored = load(cache)
+    assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
     assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
 
