@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from eval.plots import grouping, labels
+from eval.plots import figures, grouping, labels
+from eval.plots.measures import KLD, PPL, Measure
 from eval.plots.scatter_points import Level, Point
-from tests.support.drawn import artists_of_kind, is_within, pixels_apart, smallest_gap
+from tests.support import real_table
+from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 
 pytestmark = pytest.mark.slow
@@ -43,7 +45,8 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
 
 def test_labels_give_name_and_value_and_stay_near() -> None:
     figure = figure_of("table")
-    expected = [f"{grouping.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
+    names = grouping.drawn_names([(p.label, "") for p in in_order(TABLE)])
+    expected = [f"{name}\n{p.y:.3f}" for name, p in zip(names, in_order(TABLE), strict=True)]
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == expected
     boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
     assert max(pixels_apart(label, mark) for label, mark in boxes) < 160
@@ -74,12 +77,22 @@ def test_labels_without_room_are_left_out_and_counted() -> None:
     assert f"no room for {11 - len(texts)} of 11 labels" in {text.get_text() for text in figure.axes[0].texts}
 
 
+@pytest.mark.parametrize("measure", [KLD, PPL])
+def test_no_label_stands_beside_a_point_that_is_not_its_own(measure: Measure) -> None:
+    """As "vLLM, noise" beside the point of "vLLM, FP8 KV", while its own is far below."""
+    figure = figures.scatter_figure(real_table.real_run(), measure=measure)
+    marks = extents(artists_of_kind(figure, "point"))
+    for label, own in zip(extents(artists_of_kind(figure, "label")), marks, strict=True):
+        if pixels_apart(label, own) > 40:
+            assert min(pixels_apart(label, mark) for mark in marks) > 8
+
+
 def test_odd_labels_are_shown_as_written() -> None:
     figure = figure_of("odd labels")
     legend = [text.get_text() for text in legend_of(figure).get_texts()]
     assert {"_x", "?", "[a]"} <= set(legend)
     first = artists_of_kind(figure, "label")[0]
-    assert first.get_text() == "$a$ b$\n1.000"
+    assert first.get_text() == "_x $a$ b$\n1.000"
     assert not first.get_parse_math()
 
 
