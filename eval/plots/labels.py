@@ -27,9 +27,12 @@ PADDING = np.array([-6, -3, 6, 3])
 """Pixels kept free around a label."""
 LEADER_FROM = 12.0
 """Pixels between a point and its label; if they are farther apart, a line joins them."""
-COSTS = np.array([40.0, 25.0, 8.0, 10.0, 0.1])
+COSTS = np.array([150.0, 25.0, 8.0, 10.0, 100.0, 0.1])
 """Costs of a place for a label, each times its number: a leader through a label or point, two leaders that cross, a
-line through the label, another point about as near as the label's own, a pixel between label and point."""
+line through the label, another point about as near as the label's own, another point beside it while its own is far
+away, a pixel between label and point."""
+BESIDE = 14.0
+"""Pixels: a label so near to a point seems to be its name."""
 WEIGHTS = {"point": 0, "bar": 2, "level": 3}
 """How often a line through a label counts, by the kind of the line; any other kind counts once."""
 FAR = 80.0
@@ -172,8 +175,10 @@ def _costs(i: int, options: PixelRows, boxes: PixelRows, spots: PixelRows, lines
     covered = _through(leaders, np.vstack([others, strangers])).sum(axis=1)
     covered += _through(other_leaders, options).sum(axis=0)
     crossed, on_lines = _crossings(leaders, other_leaders).sum(axis=1), _through(lines, options).sum(axis=0)
-    ambiguous = (_gaps(options, strangers) < 1.5 * distance[:, None] + 14).sum(axis=1)
-    return np.asarray(COSTS @ np.stack([covered, crossed, on_lines, ambiguous, distance]))
+    away = _gaps(options, strangers)
+    ambiguous = (away < 1.5 * distance[:, None] + BESIDE).sum(axis=1)
+    wrong = (away < np.minimum(BESIDE, distance / 2)[:, None]).sum(axis=1)
+    return np.asarray(COSTS @ np.stack([covered, crossed, on_lines, ambiguous, wrong, distance]))
 
 
 def _gaps(a: PixelRows, b: PixelRows) -> PixelRows:
