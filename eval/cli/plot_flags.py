@@ -30,7 +30,8 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
     p.add_argument(
         "--log_y", action=argparse.BooleanOptionalAction,
-        help="logarithmic or linear y axis (default: logarithmic for KLD, by the excess over the reference's for PPL)",
+        help="logarithmic or linear y axis (default: linear for KLD within a decade and a half, logarithmic beyond, by "
+        "the excess over the reference's for PPL)",
     )  # fmt: skip
     measure = p.add_mutually_exclusive_group()
     measure.add_argument(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
-from eval.plots import front, grouping
+from eval.plots import front, grouping, y_axis
 from eval.results import results_csv, results_json
 from eval.results.differences import LEAST_TOKENS
 from eval.results.near_lossless import near_lossless
@@ -76,18 +76,19 @@ def inspection_json(inspection: Inspection | Any) -> Any:
 def run_data(run: RunResult, commands: Sequence[Any], chosen: Sequence[str] | None) -> dict[str, Any]:
     """What the page need not find again of one run, JSON types."""
     shown = [each.column.name for each in columns.table_columns(run, chosen)]
-    names = [grouping.split_label(model.label, model.group) for model in run.models]
-    schemes = [front.scheme_of(*grouping.split_label(model.marked_label, model.group)) for model in run.models]
+    labels = [(model.marked_label, model.group) for model in run.models]
+    groups = [grouping.split_label(*each)[0] for each in labels]
+    schemes = [front.scheme_of(*grouping.split_label(*each)) for each in labels]
     near = near_lossless(run.models)
     return {
-        "names": names,
+        "names": list(zip(groups, grouping.drawn_names(labels), strict=True)),
         "schemes": [schemes.index(scheme) for scheme in schemes],
         "commands": [shell_command(each) for each in commands],
         "markdown": markdown.markdown_text(run, chosen).split("\n"),
         "csv": results_csv.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
         "shown": shown,
         "chosen": chosen is not None,
-        "styles": group_styles([group for group, _ in names]),
+        "styles": group_styles(groups),
         "footnotes": page_footnotes(run, shown),
         "near": [model.label in near for model in run.models],
         "quantized": [model.is_quantized for model in run.models],
@@ -102,6 +103,7 @@ def shared_data() -> dict[str, Any]:
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
             "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
+            "wide": y_axis.WIDE,
         },
     }  # fmt: skip
 

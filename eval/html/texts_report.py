@@ -97,7 +97,7 @@ def page_payload(
         ],
         "shared": report.shared_data(),
         "overview": {
-            "styles": grouping.group_styles([text.name for text in result.texts], "", distinct=False),
+            "styles": grouping.text_styles([text.name for text in result.texts], ""),
             "drawings": [
                 drawing(result, measure) for measure in DRAWN if rows_of(result, measure, None)
             ],

@@ -46,9 +46,10 @@ class Line:
 
 
 def over_position(
-    lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False
-) -> Figure:
-    """The finished plot; on a logarithmic y axis values that are not above 0 leave a gap.
+    lines: Sequence[Line], *, y_label: str, title: str, subtitle: str = "", dark: bool = False, log_y: bool = False,
+    from_zero: bool = False,
+) -> Figure:  # fmt: skip
+    """The finished plot; on a logarithmic y axis values that are not above 0 leave a gap; a linear one can begin at 0.
 
     Where there is no room for all names, the lines that end nearest to a named line have none, and a note counts them.
     """
@@ -80,6 +81,8 @@ def over_position(
         if not ends:
             raise ValueError("no model has a value to draw by position")
         axes.autoscale_view()
+        if from_zero and not log_y:
+            axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
         style.log_ticks(axes.xaxis)
         if log_y:
             style.log_ticks(axes.yaxis)

@@ -19,7 +19,7 @@ MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""
 UNQUANTIZED_BITS = 15.5
 """Bits per weight from which a row counts as unquantized; bf16 and float16 have 16."""
-EXCESS_AXIS = "Perplexity above the reference's (logarithmic; linear near 0)"
+EXCESS_AXIS = "Perplexity above the reference's"
 NO_BARS = "no error bars: errors of percentiles are not known"
 
 
@@ -46,8 +46,9 @@ def scatter_figure(
     run: RunResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
-    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD, a
-    linear one for accuracy, and for PPL, where the reference's is known, one by the excess over it.
+    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD over
+    more than a decade and a half, a linear one for less and for accuracy, and for PPL, where the reference's is known,
+    one by the excess over it.
 
     KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
     twentieth of a linear axis.  Their PPL only doubles, with one exception, and 15 of them are within 4 % of the
@@ -57,11 +58,15 @@ def scatter_figure(
     if not found:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
     reference = finite_reference(run) if measure is PPL and log_y is None else None
+    excess = y_axis.excess_over(reference, found) if reference else None
+    wide = y_axis.is_wide(point.y for point in found)
     best = front.in_words(front.pareto_front(found), found)
     bold = f"bold: no other row is smaller and better: {best}" if best else ""
     bars = error_note(run, [point.label for point in found if point.error is not None], measure)
     below = (marked_subtitle(run, [point.label for point in found]), bars, bold)
-    y_label = measures.kld_axis(run, measure) if measure.kld else EXCESS_AXIS if reference else measure.axis
+    y_label = measures.kld_axis(run, measure) if measure.kld else measure.axis
+    if excess:
+        y_label = EXCESS_AXIS if math.isinf(excess.near) else f"{EXCESS_AXIS} (logarithmic; linear near 0)"
     return scatter.scatter_plot(
         found,
         x_label=size.axis.partition(" (" if card else "\n")[0],
@@ -71,9 +76,9 @@ def scatter_figure(
         dark=dark,
         levels=[level for level in scatter_levels(run, measure) if level.y <= max_y],
         from_zero=measure.kld,
-        to_scale=TO_SCALE if measure.kld else math.inf if measure.more else -math.inf,
-        log_y=measure.kld if log_y is None else log_y,
-        excess=y_axis.excess_over(reference, found) if reference else None,
+        to_scale=-math.inf if measure is PPL else TO_SCALE if measure.kld and wide else math.inf,
+        log_y=measure.kld and wide if log_y is None else log_y,
+        excess=excess,
         card=card,
     )
 

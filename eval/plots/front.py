@@ -52,7 +52,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def in_words(front: Sequence[Point], points: Sequence[Point]) -> str:
-    """``EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0``: a front by groups, in the order in which they first lie on it."""
+    """``EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q8_0``: a front by groups, in the order in which they first lie on it."""
     groups: dict[str, list[Point]] = defaultdict(list)
     for point in front:
         groups[point.split[0]].append(point)
@@ -61,15 +61,15 @@ def in_words(front: Sequence[Point], points: Sequence[Point]) -> str:
 
 def group_in_words(group: str, members: Sequence[Point], points: Sequence[Point]) -> str:
     """The points of one group that are on a front: the first and the last of them where all between are on it, too."""
-    names = [each.split[1] for each in members]
+    names = [" ".join(each.label.split()) for each in members]
     between = [each for each in points if each.split[0] == group and members[0].x <= each.x <= members[-1].x]
     if (
         len(members) >= RANGE
         and len({scheme_of(*each.split) for each in members}) == 1
         and len(between) == len(members)
     ):
-        return f"{group} {names[0]} to {names[-1]}"
-    return f"{group} {', '.join(names)}" if names != [group] else group
+        return f"{names[0]} to {names[-1]}"
+    return ", ".join(names)
 
 
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 
 NAME_LETTERS = 40
 """Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
+MOST_FULL = 15
+"""So many models have room for their whole labels in a scatter plot."""
+SIZE = re.compile(r"(I?Q|TQ)?\d+(\.\d+)?(?![A-Za-z\d])")
+"""A name that says how large its model is: "4.0 bpw", "Q4_K_M", "IQ2_XXS imatrix", but not "4bit-32g"."""
 
-# Okabe-Ito, but grey for its yellow, which vanishes on white, and ink ("") for its black; the groups that prefer each.
+# Okabe-Ito, but grey for its yellow, which vanishes on white, and ink ("") for its black.
 # Without red or green sight a lighter grey (#8C8C8C) is as good as the green beside it: 0.08 apart, this one 0.12.
 COLOURS = ("#CC79A7", "#D55E00", "#0072B2", "#009E73", "#E69F00", "#56B4E9", "#6B6B6B", "")
-KNOWN = ("EXL3", "GGUF", "VLLM W4A16", "EXL2 FP8", "AWQ NVFP4", "GPTQ W8A8", "BNB MXFP4", "BF16 FP16")
+KNOWN = ("EXL3:o", "GGUF:s", "W4A16:^ INT:X VLLM:o", "EXL2:D W8A8:<", "NVFP4:v FP4:< AWQ:s", "FP8:P GPTQ:o",
+         "BNB:X W8A16:> MXFP4:D", "BF16:p FP16:o")  # fmt: skip
+"""The groups of each colour whose marker is theirs alone; those that are often drawn together differ in both."""
 MARKERS = "os^DvPXp<>"
 
 Styles = dict[str, tuple[str, str]]  # group -> colour, marker
@@ -22,10 +30,34 @@ def split_label(label: str, group: str = "") -> tuple[str, str]:
 
     A ``group`` that the spec names takes the place of the first word; the text keeps that word unless it is the group.
     """
-    words = re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"]
-    text = " ".join(words)
-    start = group.strip() or words[0]
+    text = _without_brackets(label)
+    start = group.strip() or text.split()[0]
     return start, text.removeprefix(start).strip() if text.startswith(f"{start} ") else text
+
+
+def drawn_names(models: Sequence[tuple[str, str]]) -> list[str]:
+    """What a plot calls each model (label, group): its label, without the brackets at its end if that is no other's.
+
+    Among more than ``MOST_FULL`` a name that is a size, "4.0 bpw" or "Q4_K_M", leaves its group to the legend, unless
+    models of another group have such a name.  No other does: "NVFP4 W4A16" is no "W4A16", and nobody knows a "g32".
+    """
+    full = [_without_brackets(label) for label, _ in models]
+    names = [label if full.count(name) > 1 else name for (label, _), name in zip(models, full, strict=True)]
+    parts = [split_label(name, group) for name, (_, group) in zip(names, models, strict=True)]
+    owners: dict[str, set[str]] = defaultdict(set)
+    for group, rest in parts:
+        owners[rest].add(group)
+    unclear = {group for group, rest in parts if len(owners[rest]) > 1}
+    if len(models) <= MOST_FULL:
+        return names
+    return [
+        rest if SIZE.match(rest) and group not in unclear else name
+        for name, (group, rest) in zip(names, parts, strict=True)
+    ]
+
+
+def _without_brackets(label: str) -> str:
+    return " ".join(re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"])
 
 
 def short_label(label: str) -> str:
@@ -36,17 +68,32 @@ def short_label(label: str) -> str:
 
 
 def group_styles(groups: Sequence[str], ink: str, *, distinct: bool = True) -> Styles:
-    """Colour and marker of each group: no pair twice, and no colour twice before all of them are taken.
+    """Colour and marker of each group, which follow from its name: it looks the same in every picture, in any company.
 
+    No pair twice: of groups of one pair the first by name has it, and the other the next marker of the same colour.
     More groups than there are pairs: ValueError, or, not ``distinct`` (each line has its name), pairs that repeat.
     """
-    known = {name: place for place, names in enumerate(KNOWN) for name in names.split()}
-    ranked = sorted(set(groups), key=lambda group: (group.upper() not in known, group))
+    owned = {name: (place, mark) for place, row in enumerate(KNOWN) for name, mark in re.findall(r"(\S+):(.)", row)}
+    ranked = sorted(set(groups), key=lambda group: (group.upper() not in owned, group))
     if distinct and len(ranked) > len(COLOURS) * len(MARKERS):
         raise ValueError(f"{len(ranked)} groups, but only {len(COLOURS) * len(MARKERS)} can be told apart")
-    styles, used = {}, [0] * len(COLOURS)
+    styles: dict[str, tuple[int, str]] = {}
     for group in ranked:
-        place = min(range(len(COLOURS)), key=lambda i: (used[i], i != known.get(group.upper())))
-        styles[group] = (COLOURS[place] or ink, MARKERS[(place + used[place]) % len(MARKERS)])
-        used[place] += 1
-    return styles
+        wanted = _pairs_of(group, owned)
+        styles[group] = next((pair for pair in wanted if pair not in styles.values()), wanted[0])
+    return {group: (COLOURS[place] or ink, mark) for group, (place, mark) in styles.items()}
+
+
+def _pairs_of(group: str, owned: dict[str, tuple[int, str]]) -> list[tuple[int, str]]:
+    """All pairs (number of a colour, marker), the group's own first, then those of its colour; known groups' last."""
+    digest = zlib.crc32(group.upper().encode())
+    first, turn = owned.get(group.upper(), (digest % len(COLOURS), ""))[0], digest // len(COLOURS) % len(MARKERS)
+    marks = MARKERS[turn:] + MARKERS[:turn]
+    pairs = [((first + step) % len(COLOURS), mark) for step in range(len(COLOURS)) for mark in marks]
+    return sorted(pairs, key=lambda pair: (pair != owned.get(group.upper()), pair[0] != first, pair in owned.values()))
+
+
+def text_styles(names: Sequence[str], ink: str) -> Styles:
+    """Colour and marker of each text of a run, in its order; beyond forty texts pairs repeat."""
+    looks = ((COLOURS[i % len(COLOURS)] or ink, MARKERS[i % len(MARKERS)]) for i in range(len(names)))
+    return dict(zip(names, looks, strict=True))

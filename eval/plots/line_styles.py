@@ -19,9 +19,9 @@ from eval.plots.style import DARK, Theme
 Scheme = tuple[str, str]
 
 DASHES: tuple[tuple[float, ...], ...] = (
-    (), (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (6, 2, 1, 2, 1, 2), (3, 1.5), (12, 3, 2, 3)
+    (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (6, 2, 1, 2, 1, 2), (3, 1.5), (12, 3, 2, 3), ()
 )  # fmt: skip
-"""Lengths of lines and gaps, in widths of the line; one pattern for each of the eight hues."""
+"""Lengths of lines and gaps, in widths of the line; the pattern of each of ``grouping.COLOURS``."""
 MOST, MOST_OF_SCHEME = 12, 7
 """Coloured lines of a picture, and of one scheme: seven have steps of 6.5 of lightness, of which 2 can be seen."""
 LIGHT_RANGE, DARK_RANGE = (22.0, 61.0), (44.0, 90.0)
@@ -55,12 +55,13 @@ def line_styles(schemes: Sequence[Scheme], sizes: Sequence[float | None], theme:
     The first scheme of a group has the group's colour in the other pictures.
     """
     groups = grouping.group_styles([group for group, _ in schemes], theme.ink, distinct=False)
-    free = [colour or theme.ink for colour in grouping.COLOURS]
-    free.sort(key=lambda colour: colour in {look[0] for look in groups.values()})  # others' colours are taken last
+    hues = [colour or theme.ink for colour in grouping.COLOURS]
+    free = sorted(hues, key=lambda hue: hue in {look[0] for look in groups.values()})  # others' are taken last
     found: dict[int, LineStyle] = {}
-    for dashes, scheme in zip(DASHES, dict.fromkeys(schemes), strict=False):
+    for scheme in dict.fromkeys(schemes):
         colour = groups[scheme[0]][0] if groups[scheme[0]][0] in free else free[0]
         free.remove(colour)
+        dashes = DASHES[hues.index(colour)]
         members = [i for i, each in enumerate(schemes) if each == scheme]
         members.sort(key=lambda i: -(sizes[i] or 0.0))
         found |= {

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import curves, figures, front, grouping, measures, spread, style
+from eval.plots import curves, figures, front, measures, spread, style, y_axis
 from eval.plots.curves import Line
 from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.spread import Divergence
@@ -65,9 +65,8 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     both = tokens(subtitle=figures.marked_subtitle(run, [model.marked_label for model in models]))
     found["kld_spread"] = partial(spread.spread_plot, divergences, **both)
     found["kld_histograms"] = partial(spread.ridge_plot, divergences, **both)
-    groups = [grouping.split_label(model.label, model.group)[0] for model in models]
     for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
-        alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]), company=groups)
+        alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]))
         found[f"histograms/{name}"] = partial(spread.histogram_plot, one, **alone)
     return found | {
         "loss_by_position": partial(by_position, run, title=title, dark=dark),
@@ -114,5 +113,6 @@ def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: boo
         title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
         subtitle=figures.marked_subtitle(run, [line.label for line in lines]) + (f"\n{others}" if grey else ""),
         dark=dark,
-        log_y=kld,
+        log_y=kld and y_axis.is_wide(value for line in lines for value in line.values if value is not None),
+        from_zero=kld,
     )

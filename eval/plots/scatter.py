@@ -22,8 +22,8 @@ from eval.plots.scatter_points import Level, Point
 from eval.plots.style import Theme
 from eval.plots.y_axis import Excess
 
-HEIGHT = 8.4
-"""Inches."""
+HEIGHT, MORE = 8.4, 0.06
+"""Inches, and those for each point beyond the first ``grouping.MOST_FULL``: labels stand nearer to their points."""
 MARKER_SIZE = 9.0
 """Points."""
 RING, CARD_RING = 8.0, 5.0
@@ -51,7 +51,8 @@ def scatter_plot(
         raise ValueError("nothing above 0 for a logarithmic axis")
     unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
     points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    height, width, letters = (*style.CARD[::-1], 70) if card else (HEIGHT, style.WIDTH, style.LETTERS)
+    tall = HEIGHT + MORE * max(len(points) - grouping.MOST_FULL, 0)
+    height, width, letters = (*style.CARD[::-1], 70) if card else (tall, style.WIDTH, style.LETTERS)
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
         styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
@@ -135,9 +136,9 @@ def _draw_points(
     high = axes.get_ylim()[1]
     heights = [y_axis.zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
-    for i, (point, y) in enumerate(zip(points, heights, strict=True)):
-        group, name = point.split
-        colour, marker = styles[group]
+    names = grouping.drawn_names([(point.label, point.group) for point in points])
+    for i, (point, y, name) in enumerate(zip(points, heights, names, strict=True)):
+        colour, marker = styles[point.split[0]]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
         covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
         # of points at about one place, each shows around the next
@@ -150,20 +151,13 @@ def _draw_points(
             continue
         note = " (off the scale)" if y < point.y else ""
         value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
-        shown = f"{group} {name}" if card and is_ambiguous(point, points) else name
-        lines = f"{textwrap.fill(shown, 24)}{value}"
+        lines = f"{textwrap.fill(name, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
         text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
         text.set_fontweight("bold" if point in best else "normal")
         texts.append(text)
     return marks, texts
-
-
-def is_ambiguous(point: Point, points: Sequence[Point]) -> bool:
-    """Whether the text beside a point is also a group's name, or beside a point of another group."""
-    group, name = point.split
-    return any(name in (each.split if each.split[0] != group else ()) for each in points)
 
 
 def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:

@@ -122,13 +122,9 @@ def ridge_plot(
 
 
 def histogram_plot(
-    model: Divergence, *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False,
-    company: Sequence[str] = (),
-) -> Figure:  # fmt: skip
-    """The histogram of one model, its median and mean, and the outline of the noise floor's histogram.
-
-    ``company``: the groups of all models of the run, which decide its colour.
-    """
+    model: Divergence, *, title: str, subtitle: str = "", floor: Divergence | None = None, dark: bool = False
+) -> Figure:
+    """The histogram of one model, its median and mean, and the outline of the noise floor's histogram."""
     compared = [floor] if floor is not None and floor.label != model.label else []
     edges, shares, note = binned_shares([one.histogram for one in (model, *compared)])
     name = textwrap.fill(model.label, LABEL_LETTERS)
@@ -136,8 +132,8 @@ def histogram_plot(
         _bin_axis(axes, edges, note)
         axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        groups = [split_label(model.label, model.group)[0], *company]
-        colour = grouping.group_styles(groups, theme.ink, distinct=False)[groups[0]][0]
+        group = split_label(model.label, model.group)[0]
+        colour = grouping.group_styles([group], theme.ink)[group][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
         axes.stairs(
             shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=grouping.short_label(model.label)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from eval.plots import style
@@ -16,10 +17,19 @@ from eval.plots.scatter_points import Level, Point
 
 FLOOR = 0.045
 """Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
+WIDE = 10**1.5
+"""An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
+no place for 0, and a third of the largest value looks like nothing beside it."""
 MOST_TICKS, MOST_SPARSE = 16, 7
 """With more ticks at 1, 2 and 5 times the powers of ten, of a plot and of a card, only the powers have one."""
 NEAREST, NEAREST_SPARSE = 0.035, 0.075
 """Share of the axis that is between two ticks, of a plot and of a card, at least: the height of their letters."""
+
+
+def is_wide(values: Iterable[float]) -> bool:
+    """Whether the values above 0 need a logarithmic axis; else an axis from 0 shows how many times as large each is."""
+    above = [value for value in values if value > 0]
+    return bool(above) and max(above) > WIDE * min(above)
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Excess:
 
     Excesses below ``near``, a share of the reference, are nearly to scale, on both sides of it: the inverse hyperbolic
     sine.  The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.
+    ``near`` infinite: all are to scale.
     """
 
     reference: float
@@ -35,34 +46,46 @@ class Excess:
 
     def height(self, y: Any) -> NDArray[np.float64]:
         """Value -> height on the axis."""
-        return np.arcsinh((np.asarray(y, dtype=np.float64) / self.reference - 1) / self.near)
+        excess = np.asarray(y, dtype=np.float64) / self.reference - 1
+        return excess if math.isinf(self.near) else np.arcsinh(excess / self.near)
 
     def value(self, height: Any) -> NDArray[np.float64]:
         """Height on the axis -> value."""
-        return np.asarray(self.reference * (1 + self.near * np.sinh(np.asarray(height, dtype=np.float64))))
+        found = np.asarray(height, dtype=np.float64)
+        return np.asarray(self.reference * (1 + (found if math.isinf(self.near) else self.near * np.sinh(found))))
 
     def ticks(self, low: float, high: float, *, sparse: bool) -> tuple[list[float], list[str]]:
         """(values, texts): 0 %, and 1, 2 and 5 times the powers of ten from about ``near`` on, in percent."""
         ends = [100 * (y / self.reference - 1) for y in (low, high)]
-        largest = max(map(abs, ends))
-        decades = range(
-            math.floor(math.log10(100 * self.near)), math.ceil(math.log10(max(largest, 100 * self.near))) + 1
-        )
-        for factors in (1, 2, 5), (1,):
-            steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 70 * self.near]
-            shown = [e for e in (*(-step for step in steps), 0.0, *steps) if ends[0] <= e <= ends[1]]
-            if len(shown) <= (MOST_SPARSE if sparse else MOST_TICKS):
-                break
+        if math.isinf(self.near):
+            steps = MaxNLocator(4 if sparse else 8, steps=[1, 2, 2.5, 5, 10]).tick_values(*ends)
+            shown = [float(step) for step in steps if ends[0] <= step <= ends[1]]
+        else:
+            shown = self._logarithmic(ends, MOST_SPARSE if sparse else MOST_TICKS)
         texts = [f"{'+' if e > 0 else ''}{style.tick_text(e)} %" for e in shown]
         return [self.reference * (1 + e / 100) for e in shown], texts
+
+    def _logarithmic(self, ends: Sequence[float], most: int) -> list[float]:
+        """Percents between the ends: 0, and on both sides 1, 2 and 5 times the powers of ten; these alone if many."""
+        first, largest = 100 * self.near, max(100 * self.near, *map(abs, ends))
+        decades = range(math.floor(math.log10(first)), math.ceil(math.log10(largest)) + 1)
+        for factors in (1, 2, 5), (1,):
+            steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 0.7 * first]
+            shown = [e for e in (*(-step for step in steps), 0.0, *steps) if ends[0] <= e <= ends[1]]
+            if len(shown) <= most:
+                break
+        return shown
 
 
 def excess_over(reference: float, points: Sequence[Point]) -> Excess:
     """The scale on which the quantized points can be told apart, and no further than their errors allow.
 
-    It is nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point.
+    It is nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point; and wholly if
+    these are not far apart.
     """
     sizes = [max(abs(p.y - reference), p.error or 0.0) for p in points if not p.unquantized] or [0.0]
+    if not is_wide(sizes):
+        return Excess(reference, math.inf)
     return Excess(reference, min(max(min(sizes) / reference, 1e-5), 0.1))
 
 

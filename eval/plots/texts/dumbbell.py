@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from eval.common.outputs import Outputs
-from eval.plots import figures, grouping, labels, measures, pictures, spread, style
+from eval.plots import figures, grouping, labels, measures, pictures, spread, style, y_axis
 from eval.plots.grouping import Styles
 from eval.plots.measures import Measure, Size
 from eval.plots.style import Theme
@@ -29,7 +29,7 @@ LETTERS, NOTE_LETTERS = 80, 125
 """Letters of a line of the heading, and of the small lines below the axes."""
 CARD_ROWS, CARD_LETTERS = 8, 62
 """Rows that a card has room for, and letters of a line on it."""
-LEAST_LOG = {"kld": 10.0, "ppl": 3.0}
+LEAST_LOG = {"kld": y_axis.WIDE, "ppl": 3.0}
 """The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest; accuracy's never."""
 MOST_DECADES = 3.2
 """With more, only the powers of ten have a tick."""
@@ -93,7 +93,7 @@ def texts_figure(
     if card:
         subtitle = f"the first {len(rows)} of {len(every)} models" if len(rows) < len(every) else BARS
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
-        looks = grouping.group_styles([text.name for text in result.texts], theme.ink, distinct=False)
+        looks = grouping.text_styles([text.name for text in result.texts], theme.ink)
         axes.set(xlabel=axis_name(result, measure).partition(" (" if card else "\n")[0])
         set_axis(axes, rows, measure, sparse=card)
         floor = floor_of(result) if measure.kld else None

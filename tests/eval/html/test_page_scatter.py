@@ -196,10 +196,22 @@ def test_error_bars_are_the_pngs(show: ShowPage, view: str) -> None:
             "PPL ratio": "the ratio to the reference's."}[view] in caption  # fmt: skip
 
 
+def test_within_a_decade_and_a_half_the_axis_begins_at_zero_and_labels_are_whole(show: ShowPage) -> None:
+    """As in the PNG: each point is as high above the reference's as its KLD says, and has its group's word."""
+    models = (REFERENCE, MODELS[2], MODELS[5])
+    opened = show(*models)
+    zero, *heights = (opened.centre(model.label)[1] for model in models)
+    one, other = (model.kld.value for model in models[1:] if model.kld and model.kld.value)
+    assert 1 / 31.6 < one / other < 31.6
+    assert (heights[0] - zero) / (heights[1] - zero) == pytest.approx(one / other, rel=1e-6)
+    assert set(opened.texts("#scatter .label")) == {model.marked_label for model in models}
+
+
 def test_the_foot_of_a_logarithm(show: ShowPage) -> None:
     """A bar that would reach 0 ends at half the lowest value; 0 has a tick below all; alone, it has a linear axis."""
     models = (REFERENCE, with_kld_error(MODELS[2], 2.0), MODELS[5])
     opened = show(*models)
+    opened.page.locator("#scatter .choice:has(legend:text-is('y scale'))").get_by_text("log").click()
     to_y = opened.scale("#scatter", "y", log=True)
     low = MODELS[5].kld.value / 2 if MODELS[5].kld and MODELS[5].kld.value else 0.0
     value = MODELS[2].kld.value if MODELS[2].kld and MODELS[2].kld.value else 0.0

@@ -68,7 +68,8 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
         shown = "reference: 0" if kld and not value else f"{y:.{decimals}f}"
         mark = " †" if label == real_table.MARKED else ""
         x = edge if bpw == 16 else bits / 8 / 2**30 if vram else bpw
-        rows[f"{' '.join(label.split()[1:])}{mark}\n{shown}"] = (x, y, error or 0)
+        name = label.split(" ", 1)[1] if label.startswith(("EXL3 ", "GGUF Q")) else label  # a size is enough
+        rows[f"{name}{mark}\n{shown}"] = (x, y, error or 0)
     found = zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "point"), strict=True)
     for text, mark in found:
         x, y, _ = rows[text.get_text()]
@@ -78,7 +79,7 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
     bars = {(round(float(bar.get_xdata()[0]), 6), *bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
     expected = {(round(x, 6), y - error, y + error) for x, y, error in rows.values()}
     assert all(any(bar == pytest.approx(other, rel=1e-9) for other in expected) for bar in bars)
-    assert len(bars) == (0 if kld else 8)  # KLD's errors are smaller than any marker
+    assert len(bars) == (0 if kld else 18)  # KLD's errors are smaller than any marker
 
 
 @pytest.mark.parametrize("measure", [PPL, KLD])
@@ -113,6 +114,55 @@ def test_scales_show_the_rows_that_matter_unless_told_otherwise() -> None:
                      ("PPL", False): ("linear", 15), ("PPL", True): ("log", 17)}  # fmt: skip
 
 
+def of_rows(*labels: str) -> RunResult:
+    """The real table with these rows alone."""
+    run = real_table.real_run()
+    return replace(run, models=tuple(model for model in run.models if model.label in labels))
+
+
+TWO = "bf16 vLLM", "W4A16 g128", "EXL3 2.5 bpw"
+
+
+@pytest.mark.parametrize("kind", [KLD, PPL])
+def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Measure, unplaced: None) -> None:
+    """KLD 0.354 is two thirds of 0.537, and PPL 31.3 is 75 % of the way from the reference's to 34.4: so they stand."""
+    figure = figures.scatter_figure(of_rows(*TWO), measure=kind)
+    values = [float(mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point")]
+    heights = [(box.y0 + box.y1) / 2 for box in extents(artists_of_kind(figure, "point"))]
+    (small, large, none), (a, b, zero) = values, heights
+    assert (a - zero) / (b - zero) == pytest.approx((small - none) / (large - none), abs=0.005)
+    assert (a - zero) / (b - zero) == pytest.approx(0.659 if kind is KLD else 0.749, abs=0.005)
+    ticks = {text.get_text() for text in figure.axes[0].get_yticklabels()}
+    assert ticks >= ({"0.0", "0.2", "0.4"} if kind is KLD else {"0 %", "+20 %", "+40 %"})
+    assert figure.axes[0].get_ylabel() == (measures.kld_axis(of_rows(*TWO)) if kind is KLD else figures.EXCESS_AXIS)
+    more = figures.scatter_figure(of_rows(*TWO, "W8A16 g128"), measure=kind)
+    assert more.axes[0].get_yscale() == ("log" if kind is KLD else "function")
+    assert "(logarithmic" in more.axes[0].get_ylabel() or kind is KLD
+
+
+def test_what_is_within_a_decade_and_a_half_is_to_scale_whatever_it_is(unplaced: None) -> None:
+    """Half of these rows share a thirtieth of the axis: 3.18 nats is 0.9 decades above 0.39."""
+    figure = figures.scatter_figure(of_rows("W4A16 g32", "GGUF Q3_K_M", "GGUF Q2_K"), measure=KLD)
+    assert figure.axes[0].get_yscale() == "linear"
+    assert figure.axes[0].get_ylim()[1] > 3.18
+
+
+def test_a_group_has_one_colour_and_marker_whatever_rows_are_shown(unplaced: None) -> None:
+    """In the table of 27 rows, and in tables of the reference and one row."""
+
+    def looks(run: RunResult) -> dict[str, tuple[object, object]]:
+        figure = figures.scatter_figure(run, measure=KLD)
+        points = sorted(figures.scatter_points(run, BPW, KLD)[0], key=lambda p: (p.x, p.y, p.label))
+        marks = artists_of_kind(figure, "point")
+        return {p.label: (m.get_color(), m.get_marker()) for p, m in zip(points, marks, strict=True)}
+
+    together = looks(real_table.real_run())
+    for model in real_table.real_run().models[1:]:
+        alone = looks(of_rows("bf16 vLLM", model.label))
+        assert alone[model.marked_label] == together[model.marked_label]
+    assert len(set(together.values())) == 8  # bf16, W4A16, W8A16, W8A8, FP8, NVFP4, EXL3, GGUF
+
+
 def test_the_outlier_of_the_real_table_is_off_the_scale_only_where_the_axis_is_linear() -> None:
     far = {}
     for log_y in (None, False, True):
@@ -120,7 +170,7 @@ def test_the_outlier_of_the_real_table_is_off_the_scale_only_where_the_axis_is_l
         far[log_y] = [text for text in texts if "off" in text]
     assert far == {None: [], False: ["Q2_K\n553 (off the scale)"], True: []}
     assert real(KLD, BPW).axes[0].get_ylim()[1] > 3.2
-    assert real(PPL, BPW).axes[0].get_ylabel() == figures.EXCESS_AXIS
+    assert real(PPL, BPW).axes[0].get_ylabel() == f"{figures.EXCESS_AXIS} (logarithmic; linear near 0)"
     assert real(PPL, BPW, False, True).axes[0].get_ylabel() == "Perplexity"
 
 
@@ -142,7 +192,7 @@ def test_what_is_below_the_title(unplaced: None) -> None:
     mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
     bars = "error bars, where longer than the marker: one standard error of"
     run = real_table.real_run()
-    best = "bold: no other row is smaller and better: EXL3 2.0 bpw to 6.0 bpw, GGUF Q4_K_M"
+    best = "bold: no other row is smaller and better: EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q4_K_M"
     assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
     assert subtitles(run, measure=KLD) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
     unknown = "no error bars: errors of percentiles are not known"
@@ -252,7 +302,7 @@ def test_lines_are_the_reference_and_the_noise_floor() -> None:
 def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
     figure = figures.scatter_figure(real_table.real_run(), max_x=5, max_y=25)
     shown = {text.get_text().split("\n")[0] for text in artists_of_kind(figure, "label")}
-    assert shown == {"3.5 bpw", "4.0 bpw", "Q4_K_M"}
+    assert shown == {"EXL3 3.5 bpw", "EXL3 4.0 bpw", "GGUF Q4_K_M"}
     assert len(artists_of_kind(figure, "level")) == 1
     low = replace(
         real_table.real_run(), models=real_table.real_run().models[2:3]

@@ -35,7 +35,6 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     styles = grouping.group_styles([*names, *names], "#000000")
     assert list(styles) == sorted(names)
     assert len(set(styles.values())) == 80
-    assert len({styles[name][0] for name in sorted(names)[:8]}) == 8
     with pytest.raises(ValueError, match="81 groups"):
         grouping.group_styles([*names, "one more"], "#000000")
     repeated = grouping.group_styles([*names, "one more"], "#000000", distinct=False)
@@ -56,10 +55,52 @@ def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:
-    alone = {name: grouping.group_styles([name], "#000000")[name] for name in ("EXL3", "GGUF", "AWQ", "vLLM", "bf16")}
-    assert len(set(alone.values())) == 5
-    together = grouping.group_styles(["aaa", "bf16", "vLLM", "AWQ", "GGUF", "EXL3", "zzz"], "#000000")
+    known = [pair.partition(":")[0] for row in grouping.KNOWN for pair in row.split()]
+    together = grouping.group_styles([*known, *(f"group{i}" for i in range(50))], "#000000")
+    alone = {name: grouping.group_styles([name], "#000000")[name] for name in known}
     assert {name: together[name] for name in alone} == alone
-    assert len({colour for colour, _ in together.values()}) == 7
+    assert len(set(alone.values())) == len(known)
+    for often in ("bf16 EXL3 EXL2 GGUF INT FP4 FP8", "bf16 W4A16 W8A16 W8A8 FP8 NVFP4 EXL3 GGUF"):
+        colours, markers = zip(*(alone[name.upper()] for name in often.split()), strict=True)
+        assert len(set(colours)) == len(set(markers)) == len(often.split())
     lookalikes = grouping.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
-    assert len({colour for colour, _ in lookalikes.values()}) == 4
+    assert len(set(lookalikes.values())) == 4
+
+
+def test_the_look_of_any_group_follows_from_its_name() -> None:
+    """Its colour always, and its marker until another group has both."""
+    names = ["mine", "theirs", "INT", "SmolLM2", "quip#", "HQQ", *(f"group{i}" for i in range(20))]
+    alone = {name: grouping.group_styles([name], "")[name] for name in names}
+    together = grouping.group_styles(names, "")
+    assert {name: look[0] for name, look in together.items()} == {name: look[0] for name, look in alone.items()}
+    lonely = [name for name in names if list(alone.values()).count(alone[name]) == 1]
+    assert len(lonely) > len(names) / 2
+    moved = [name for name in lonely if together[name] != alone[name]]
+    assert all(alone[name] in [together[other] for other in names if other != name] for name in moved)
+    assert grouping.group_styles(names[:6], "") == grouping.group_styles(names[5::-1], "")
+
+
+FEW = (("bf16", ""), ("NVFP4 W4A16", ""), ("W4A16 g32", ""), ("W8A8 int8", ""), ("FP8 dynamic [vLLM]", ""),
+       ("GGUF Q4_0", ""), ("W8A16 g128", "INT"))  # fmt: skip
+MANY = (*FEW, *((f"EXL3 {bits}.0 bpw", "") for bits in range(2, 9)), ("GGUF IQ2_XXS imat", ""), ("GGUF F16", ""),
+        ("AWQ 4bit-32g", ""))  # fmt: skip
+
+
+def test_few_models_are_called_by_their_whole_labels() -> None:
+    full = ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "GGUF Q4_0", "W8A16 g128"]
+    assert grouping.drawn_names(FEW) == full
+    assert grouping.drawn_names([("EXL3 4.0 [h6]", ""), ("EXL3 4.0 [h8]", ""), ("EXL3 5.0 [h8]", "")]) == [
+        "EXL3 4.0 [h6]", "EXL3 4.0 [h8]", "EXL3 5.0"
+    ]  # fmt: skip
+
+
+def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
+    """Not where two groups have the same sizes; and nobody is called W4A16, g32, int8, dynamic, F16 or 4bit-32g."""
+    found = grouping.drawn_names(MANY)
+    assert len(found) > grouping.MOST_FULL
+    assert found[:7] == ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "Q4_0", "W8A16 g128"]
+    assert found[7:] == [*(f"{bits}.0 bpw" for bits in range(2, 9)), "IQ2_XXS imat", "GGUF F16", "AWQ 4bit-32g"]
+    both = grouping.drawn_names([*MANY, ("EXL2 4.0 bpw", "")])
+    assert both[7:14] == [f"EXL3 {bits}.0 bpw" for bits in range(2, 9)]
+    assert both[-1] == "EXL2 4.0 bpw"
+    assert both[5] == "Q4_0"

@@ -143,7 +143,6 @@ def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
 
 
 def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
-    """W8A16, which prefers none, would be EXL3's pink if it were alone."""
     found = pictures.all_pictures(real_table.real_run())
     scatter = found["kld_bpw"]()
     points = {
@@ -152,9 +151,18 @@ def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
     }
     (single,) = artists_of_kind(found["histograms/W8A16_g128"](), "share")[:1]
     row = next(text for text in artists_of_kind(found["kld_spread"](), "label") if text.get_text() == "W8A16 g128")
-    colour = points["g128\n0.00360"].get_color()
+    colour = points["W8A16 g128\n0.00360"].get_color()
     assert single.get_edgecolor()[:3] == pytest.approx(to_rgb(colour))
     assert row.get_color() == style.ink_of(colour, style.LIGHT)
+
+
+def test_klds_by_position_begin_at_zero_where_they_are_within_a_decade_and_a_half() -> None:
+    models = {model.label: model for model in real_table.real_run().models}
+    for label, scale in ("W8A16 g128", "log"), ("EXL3 2.5 bpw", "linear"):
+        kept = tuple(models[name] for name in ("bf16 vLLM", "W4A16 g128", label))
+        axes = pictures.by_position(replace(real_table.real_run(), models=kept), kld=True).axes[0]
+        assert axes.get_yscale() == scale
+        assert (axes.get_ylim()[0] == 0) == (scale == "linear")
 
 
 def test_divergence_is_that_of_the_model() -> None:

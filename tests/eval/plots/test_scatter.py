@@ -58,7 +58,7 @@ def test_dotted_lines_through_schemes_in_x_order() -> None:
 
 def test_what_is_shown_for_y_can_be_given() -> None:
     texts = [text.get_text() for text in artists_of_kind(draw_kld(KLDS), "label")]
-    assert texts == ["W4A16\n0.30000", "FP8\n0.02000", "bf16\nreference", "bf16\n0.00040"]
+    assert texts == ["vLLM W4A16\n0.30000", "vLLM FP8\n0.02000", "bf16\nreference", "vLLM bf16\n0.00040"]
 
 
 def test_a_point_that_another_all_but_covers_shows_around_it() -> None:

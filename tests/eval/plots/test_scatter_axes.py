@@ -18,7 +18,7 @@ def test_huge_outliers_do_not_flatten_the_rest() -> None:
     assert low < 7.324
     assert 9.01 < high < 10
     texts = {text.get_text() for text in artists_of_kind(figure, "label")}
-    assert {"IQ1_S\n9143.200 (off the scale)", "nf4\n88.000 (off the scale)", "2.0\n9.010"} <= texts
+    assert {"IQ1_S\n9143.200 (off the scale)", "BNB nf4\n88.000 (off the scale)", "2.0\n9.010"} <= texts
     hollow = [mark for mark in artists_of_kind(figure, "point") if mark.get_markerfacecolor() == "#ffffff"]
     assert [mark.get_ydata()[0] for mark in hollow] == [high, high]
 
@@ -50,7 +50,7 @@ def test_ordinary_klds_stay_to_scale_and_a_broken_model_does_not() -> None:
     assert not any("scale" in text.get_text() for text in artists_of_kind(draw_kld(KLDS), "label"))
     figure = draw_kld([*KLDS, Point("GGUF IQ1_S", 2, 9.0, "9.00000")])
     assert [text.get_text() for text in artists_of_kind(figure, "label") if "scale" in text.get_text()] == [
-        "IQ1_S\n9.00000 (off the scale)"
+        "GGUF IQ1_S\n9.00000 (off the scale)"
     ]
     assert 0.3 < figure.axes[0].get_ylim()[1] < 0.4
 
@@ -65,7 +65,7 @@ def test_a_logarithmic_axis_shows_all_to_scale_and_zero_at_a_tick_of_its_own() -
         text.get_text(): mark
         for text, mark in zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "point"), strict=True)
     }
-    zero = [marks["bf16\nreference"], marks["8.0\n0.00000"]]
+    zero = [marks["bf16\nreference"], marks["EXL3 8.0\n0.00000"]]
     assert all(mark.get_markerfacecolor() == "#ffffff" for mark in zero)
     ticks = dict(zip([t.get_text() for t in axes.get_yticklabels()], axes.get_yticks(), strict=True))
     assert {float(mark.get_ydata()[0]) for mark in zero} == {ticks["0"]}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from eval.plots import grouping, labels
+from eval.plots import figures, grouping, labels
+from eval.plots.measures import KLD
 from eval.plots.scatter_points import Level, Point
-from tests.support.drawn import artists_of_kind, is_within, pixels_apart, smallest_gap
+from eval.results import results_json
+from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 
 pytestmark = pytest.mark.slow
@@ -43,7 +46,8 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
 
 def test_labels_give_name_and_value_and_stay_near() -> None:
     figure = figure_of("table")
-    expected = [f"{grouping.split_label(p.label)[1]}\n{p.y:.3f}" for p in in_order(TABLE)]
+    names = grouping.drawn_names([(p.label, "") for p in in_order(TABLE)])
+    expected = [f"{name}\n{p.y:.3f}" for name, p in zip(names, in_order(TABLE), strict=True)]
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == expected
     boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
     assert max(pixels_apart(label, mark) for label, mark in boxes) < 160
@@ -74,12 +78,25 @@ def test_labels_without_room_are_left_out_and_counted() -> None:
     assert f"no room for {11 - len(texts)} of 11 labels" in {text.get_text() for text in figure.axes[0].texts}
 
 
+def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
+    """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
+    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0]
+    figure = figures.scatter_figure(run, measure=KLD)
+    texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
+    names = {text.get_text().rpartition("\n")[0] for text in texts}
+    assert len(names) == len(texts) == len(marks) == len(run.models) == 41
+    assert not names & {"W4A16", "W4A4", "g32", "g128", "int8", "dynamic", "block", "vLLM", "F16", "3.0 bpw"}
+    assert {"NVFP4 W4A16", "W4A16 g32", "EXL2 3.0 bpw", "EXL3 3.0 bpw", "FP8 dynamic", "Q4_K_M"} <= names
+    for label, own in zip(extents(texts), marks, strict=True):
+        assert pixels_apart(label, own) < 40 or min(pixels_apart(label, mark) for mark in marks) > 8
+
+
 def test_odd_labels_are_shown_as_written() -> None:
     figure = figure_of("odd labels")
     legend = [text.get_text() for text in legend_of(figure).get_texts()]
     assert {"_x", "?", "[a]"} <= set(legend)
     first = artists_of_kind(figure, "label")[0]
-    assert first.get_text() == "$a$ b$\n1.000"
+    assert first.get_text() == "_x $a$ b$\n1.000"
     assert not first.get_parse_math()
 
 

@@ -283,5 +283,3 @@ def test_a_long_label_is_whole_in_the_heading_of_its_histogram() -> None:
 def test_colours_repeat_where_there_are_too_many_groups(draw: str) -> None:
     figure = getattr(spread, draw)([replace(SPREADS[0], label=f"group{i} 4.0") for i in range(81)], title="t")
     assert len(artists_of_kind(figure, "label")) == 81
-    company = [f"group{i} 4.0" for i in range(81)]
-    assert artists_of_kind(spread.histogram_plot(SPREADS[0], title="t", company=company), "share")

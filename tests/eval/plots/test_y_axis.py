@@ -10,7 +10,7 @@ import pytest
 from eval.plots import figures
 from eval.plots.measures import PPL
 from eval.plots.scatter_points import Point
-from eval.plots.y_axis import MOST_TICKS, Excess, excess_over
+from eval.plots.y_axis import MOST_TICKS, Excess, excess_over, is_wide
 from eval.results.run_result import RunResult
 from tests.support import real_table
 
@@ -30,14 +30,31 @@ def test_heights_by_hand() -> None:
     [
         ([("a", 20.2, None, False), ("b", 30.0, None, False), ("bf16", 20.001, None, True)], 0.01),
         ([("a", 20.01, 0.1, False), ("b", 30.0, 1.0, False)], 0.005),  # no nearer than its error says
-        ([("a", 20.0, None, False), ("b", 30.0, None, False)], 1e-5),
-        ([("a", 60.0, None, False)], 0.1),
-        ([("bf16", 20.5, None, True)], 1e-5),
+        ([("a", 20.0001, None, False), ("b", 30.0, None, False)], 1e-5),
+        ([("a", 20.0, None, False), ("b", 30.0, None, False)], math.inf),
+        ([("a", 60.0, None, False)], math.inf),
+        ([("bf16", 20.5, None, True)], math.inf),
     ],
 )
 def test_the_scale_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float) -> None:
     points = [Point(label, 4.0, y, "", error, "", unquantized) for label, y, error, unquantized in rows]
     assert excess_over(20.0, points) == Excess(20.0, pytest.approx(near))
+
+
+def test_a_scale_without_near_is_linear() -> None:
+    scale = Excess(20.0, math.inf)
+    assert scale.height([20.0, 21.0, 30.0]).tolist() == pytest.approx([0, 0.05, 0.5])
+    assert scale.value([0, 0.05, 0.5]).tolist() == pytest.approx([20.0, 21.0, 30.0])
+    assert scale.ticks(19.5, 30.0, sparse=True)[1] == ["0 %", "+20 %", "+40 %"]
+
+
+@pytest.mark.parametrize(
+    ("values", "wide"),
+    [([0.33, 1.0], False), ([0.0, 0.1, 3.16], False), ([0.0, 0.1, 3.17], True), ([-1.0, 0.0], False), ([], False)],
+)
+def test_a_decade_and_a_half_by_hand(values: list[float], wide: bool) -> None:
+    """10^1.5 is 31.62."""
+    assert is_wide(values) == wide
 
 
 def test_ticks_are_percents_at_their_values() -> None:

@@ -1,6 +1,6 @@
 // The drawing of all texts: a row a model, on it a marker a text with its 95 % interval, a bar from least to largest.
 const DUMBBELL = { row: 34, top: 30, bottom: 48, apart: 4.5, size: 80, means: 78, wide: 560 }; // pixels
-const LOGARITHMIC = { kld: 10, ppl: 3 }; // so many times the smallest the largest value is: eval/plots/texts/dumbbell.py
+const LOGARITHMIC = { kld: PAYLOAD.rule.wide, ppl: 3 }; // so many times the smallest the largest value is: eval/plots/texts/dumbbell.py
 
 function dumbbellAxis({ key, rows }) {
   const spots = rows.flatMap((row) => row.spots),

@@ -20,17 +20,16 @@ function paretoFront(points) {
       other.cost < one.cost ? other.x <= alike * one.x : other.cost === one.cost && alike * other.x < one.x;
   return quantized.filter((one) => !quantized.some((other) => beats(other, one)));
 }
-// "EXL3 2.0 bpw to 6.0 bpw, GGUF Q8_0"
+// "EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q8_0"
 function inWords(front, points) {
   return [...new Set(front.map((p) => p.m.group))]
     .map((group) => {
       const members = front.filter((p) => p.m.group === group),
         [first, last] = [members[0], members[members.length - 1]],
-        names = members.map((p) => p.m.name);
+        names = members.map((p) => p.m.label);
       const between = points.filter((p) => p.m.group === group && first.x <= p.x && p.x <= last.x),
         whole = between.length === members.length && new Set(members.map(schemeOf)).size === 1;
-      if (members.length >= PAYLOAD.rule.range && whole) return `${group} ${first.m.name} to ${last.m.name}`;
-      return names.length === 1 && names[0] === group ? group : `${group} ${names.join(", ")}`;
+      return members.length >= PAYLOAD.rule.range && whole ? `${first.m.label} to ${last.m.label}` : names.join(", ");
     })
     .join(", ");
 }

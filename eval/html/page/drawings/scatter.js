@@ -16,10 +16,19 @@ const SIZES = {
   vram: { name: "VRAM", axis: "stored weights / GiB (without embedding, with head)" },
   size: { name: "file size", axis: "weight files on disk / GB" },
 };
+// Whether values above 0 need a logarithmic axis: eval/plots/y_axis.py, is_wide()
+function wide(values) {
+  const above = values.filter((value) => value > 0);
+  return above.length > 0 && Math.max(...above) > PAYLOAD.rule.wide * Math.min(...above);
+}
+function usualScale(key) {
+  const measure = MEASURES[key];
+  return measure.zero && wide(MEASURED.map((m) => measure.of(m).value)) ? "log" : "linear";
+}
 const view = {
   y: FIRST_MEASURE,
   x: "bpw",
-  yScale: FIRST_MEASURE === "kld" ? "log" : "linear",
+  yScale: usualScale(FIRST_MEASURE),
   xScale: "linear",
   labels: "yes",
 };
@@ -45,7 +54,7 @@ function scatterAxes(points) {
     values = points.map((p) => p.y),
     above = values.filter((v) => v > 0),
     kind = view.yScale === "log" && above.length ? "log" : "linear";
-  const top = kind === "log" ? Infinity : ceiling(values, measure.least),
+  const top = kind === "log" || (measure.zero && !wide(values)) ? Infinity : ceiling(values, measure.least),
     least = kind === "log" ? Math.min(...above) / 2 : -Infinity; // a bar may reach down to 0
   for (const p of points) {
     p.off = p.y > top ? 1 : kind === "log" && p.y <= 0 ? -1 : 0;
@@ -236,7 +245,7 @@ function scatterSection() {
   const again = drawn(place, scatterDrawing),
     pick = (key) => (value) => {
       view[key] = value;
-      if (key === "y") view.yScale = MEASURES[value].zero ? "log" : "linear";
+      if (key === "y") view.yScale = usualScale(value);
       changed();
     };
   const measures = Object.entries(MEASURES)
