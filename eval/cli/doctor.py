@@ -167,7 +167,10 @@ def draw(args: argparse.Namespace, patient: Patient, errors: Sequence[LayerError
     from eval.cli import doctor_picture
 
     title = args.title or f"Weights of {patient.path.name} against {Path(args.against).name}"
-    doctor_picture.draw(errors, args.plot_file, title, dark=args.dark)
+    try:
+        doctor_picture.draw(errors, args.plot_file, title, dark=args.dark)
+    except OSError as error:
+        raise InputError(f"{args.plot_file}: could not be written: {error.strerror}") from None
     print(f"plot: {args.plot_file}")
 
 
