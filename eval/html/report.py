@@ -102,7 +102,7 @@ def shared_data() -> dict[str, Any]:
         "t975": [student_t(freedom) for freedom in range(1, MOST_WAVES + 1)],
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
-            "least": LEAST_TOKENS, "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
+            "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
             "wide": y_axis.WIDE,
         },
     }  # fmt: skip
