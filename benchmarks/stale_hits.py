@@ -50,7 +50,7 @@ def scored(place: Place, cache: Path) -> Outcome:
     if place.apart:
         command = [*place.prefix, sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)]
         with log.open("wb") as said:
-            environment = {**os.environ, **place.environment}
+            environment = {**os.environ, "COMPARE_Q_IN_PROCESS": "0", **place.environment}
             status = subprocess.run(command, stdout=said, stderr=said, env=environment, check=False).returncode
     else:
         with captured(log):
