@@ -206,9 +206,10 @@ class Run:
         status, said = self.process.returncode, self.said
         begun = "\nscoring " in before
         seen.endings[f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"] += 1
-        is_shown = SHOWN.search(said) and (self.results.exists() or status in (0, 2))
-        is_told = status in (0, *(128 + number for number in pair)) and (is_shown or NOTHING_YET.search(said))
-        if before and ("Traceback" in said or not is_told or (begun and not SHOWN.search(said))):
+        ends_well = status in (0, int(self.disturbed), *(128 + number for number in pair)) and "Traceback" not in said
+        nothing_yet = NOTHING_YET.search(said)
+        is_shown = SHOWN.search(said) or (nothing_yet and not begun)
+        if before and not (ends_well and is_shown and (nothing_yet or self.results.exists())):
             seen.tables_lost.append(f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}")
 
 
