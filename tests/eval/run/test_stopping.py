@@ -16,8 +16,10 @@ from eval.run.stopping import InterruptedRun, signals_interrupt
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """The handlers of the tests' own process are there again afterwards."""
+    """Python's own handlers, whatever this process was started to ignore; its handlers are there again afterwards."""
     before = {number: signal.getsignal(number) for number in ENDING}
+    for number in ENDING:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

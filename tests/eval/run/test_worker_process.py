@@ -17,6 +17,7 @@ from backends.base import LoadRequest
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.worker.messages import DescribeJob
 from eval.run import worker_process
+from eval.run.hosts import Hosts
 from eval.run.worker_process import WorkerProcess
 from eval.run.workers import Deadline, Wanted
 
@@ -50,10 +51,10 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     copied = copy_of_the_code(tmp_path, added)
     monkeypatch.setattr(worker_process, "code_path", lambda python: str(tmp_path))
     if not added:
-        assert worker_process.describe(sys.executable, QUESTION).installed
+        assert Hosts().describe(sys.executable, QUESTION).installed
         return
     with pytest.raises(InputError) as refused:
-        worker_process.describe(sys.executable, QUESTION)
+        Hosts().describe(sys.executable, QUESTION)
     assert str(refused.value) == (
         f"python: {sys.executable}: runs another compare_q, {copied}, in place of {CODE}; "
         "uninstall that one there, or run the one that is installed there"
@@ -63,7 +64,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_code_that_changes_during_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process.machine, "code", lambda: (str(CODE), "another digest"))
     with pytest.raises(InputError, match=f"^{CODE}: compare_q was changed while it ran; start it again$"):
-        worker_process.describe(sys.executable, QUESTION)
+        Hosts().describe(sys.executable, QUESTION)
 
 
 @pytest.mark.parametrize(("stops", "error"), [(True, StoppedError), (False, ModelError)])
