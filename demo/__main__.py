@@ -46,7 +46,7 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
 
 def emulates_bf16() -> bool:
     """Whether the models would run on a CPU without arithmetic for bf16."""
-    return machine.cpu_kind() == "AVX2" and not machine.installed_gpus()
+    return machine.cpu_kind() == "AVX2" and (machine.cpu_build_of_torch() or not machine.installed_gpus())
 
 
 def in_float32(specs: Sequence[str], folder: Path) -> list[str]:

@@ -229,8 +229,9 @@ def emulated_dtypes(jobs: Sequence[Job]) -> str | None:
     """
     if machine.cpu_kind() != "AVX2":
         return None
-    here = [job for job in jobs if job.is_settled and job.backend.capabilities.torch and not (job.gpus or job.kind)]
-    labels = [job.request.label for job in here if job.facts().dtype in ("bfloat16", "float16")]
+    here = [job for job in jobs if job.is_settled and job.backend.capabilities.torch and job.kind is None]
+    on_cpu = [job for job in here if job.described.cpu_only or not job.gpus]
+    labels = [job.request.label for job in on_cpu if job.facts().dtype in ("bfloat16", "float16")]
     if not labels:
         return None
     return (

@@ -18,6 +18,7 @@ from backends.common import machine
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
 from backends.layers import noise
+from backends.worker.messages import Described
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.devices import Devices
@@ -159,10 +160,11 @@ def test_a_line_says_what_float32_would_gain(
     monkeypatch.setattr(FakeBackend, "capabilities", replace(FakeBackend.capabilities, torch=True))
     monkeypatch.setattr(FakeBackend, "facts", classmethod(lambda cls, request: ModelFacts(dtype=dtype)))
     on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))
-    line = emulated_dtypes([job(0), job(0, remote=True), on_gpu])
+    for_cpus = replace(on_gpu, described=Described(("fake", ""), cpu_only=True))
+    line = emulated_dtypes([job(0), job(0, remote=True), on_gpu, for_cpus])
     assert (line is not None) is said
     if line is not None:
-        assert line.startswith("m: 16-bit products are emulated on this CPU")
+        assert line.startswith("m, m: 16-bit products are emulated on this CPU")
 
 
 @pytest.mark.parametrize(
