@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.worker.supervisor import ENDING
 from eval.cli import main
 from eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
@@ -22,11 +24,15 @@ LONGEST = ("test_whole_runs.py", "test_peers.py")
 
 
 def pytest_configure() -> None:
-    """Give this process of several its own share of the cores.
+    """Give this process of several its own share of the cores, and let signals end it.
 
-    Two processes whose engines each took both cores waited for each other's threads: the llama.cpp and lm-eval peers
-    took 332 s beside other tests, and 117 s alone.
+    A shell starts what runs in its background with Ctrl-C ignored, ``nohup`` with SIGHUP, and so would be the processes
+    that tests start and end.  Two processes whose engines each took both cores waited for each other's threads: the
+    llama.cpp and lm-eval peers took 332 s beside other tests, and 117 s alone.
     """
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
         cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
