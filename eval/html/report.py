@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
-from eval.plots import front, grouping, y_axis
+from eval.plots import front, grouping
 from eval.results import results_csv, results_json
 from eval.results.differences import SCORES, best_labels
 from eval.results.near_lossless import near_lossless
@@ -103,7 +103,7 @@ def shared_data() -> dict[str, Any]:
         "rule": {
             "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
             "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
-            "wide": y_axis.WIDE,
+            "wide": front.WIDE,
         },
     }  # fmt: skip
 

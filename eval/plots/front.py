@@ -13,6 +13,9 @@ NEAR = 1.2
 """Unquantized points stay where they are if they are at most so many times as large as the largest quantized one."""
 GAP = 0.1
 """Share of the width of the quantized points between the largest of them and the unquantized ones."""
+WIDE = 10**1.5
+"""An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
+no place for 0, and a third of the largest value looks like nothing beside it."""
 ALIKE = 1.005
 """Sizes that differ by less count as equal: global scales make NVFP4 of 4.5 bits 4.501, which no reader sees."""
 RANGE = 3

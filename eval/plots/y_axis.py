@@ -13,13 +13,11 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from eval.plots import style
+from eval.plots.front import WIDE
 from eval.plots.scatter_points import Level, Point
 
 FLOOR = 0.045
 """Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
-WIDE = 10**1.5
-"""An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
-no place for 0, and a third of the largest value looks like nothing beside it."""
 MOST_TICKS, MOST_SPARSE = 16, 7
 """With more ticks at 1, 2 and 5 times the powers of ten, of a plot and of a card, only the powers have one."""
 NEAREST, NEAREST_SPARSE = 0.035, 0.075

@@ -162,7 +162,8 @@ def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
         return hosts.describe(job.python, question), None
     except ModelError as error:
         if here:
-            raise InputError(f"python: {job.python}: {error}") from None
+            named = str(error).startswith("python: ")
+            raise InputError(str(error) if named else f"python: {job.python}: {error}") from None
         return Described(("", ""), facts=ModelFacts(), silence=str(error)), None
 
 

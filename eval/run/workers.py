@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -121,6 +121,7 @@ class InThisProcess:
     def __init__(self, wanted: Wanted) -> None:
         self.log_file = wanted.log_file
         self.server: serving.Server | None = None
+        self.environment: dict[str, str] = {}
         self.has_died = False
 
     @property
@@ -136,9 +137,21 @@ class InThisProcess:
         """The messages of one job, all of them once it has ended."""
         assert self.server is not None
         found: list[Any] = []
-        with captured(self.log_file):
+        with captured(self.log_file), self.own_environment():
             self.server.perform(job, found.append)
         return iter(found)
+
+    @contextmanager
+    def own_environment(self) -> Iterator[None]:
+        """What an engine sets in the environment is there for its model only, and in no other model's key."""
+        before = dict(os.environ)
+        os.environ.update(self.environment)
+        try:
+            yield
+        finally:
+            self.environment = {name: value for name, value in os.environ.items() if before.get(name) != value}
+            os.environ.clear()
+            os.environ.update(before)
 
     def kill(self) -> None:
         """There is nothing to end."""

@@ -32,7 +32,7 @@ def compare(folder: Path, cache: str, *names: str) -> Texts:
         list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False,
         env={**environment, "VLLM_CPU_INT4_W4A8": "0"},
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     return Texts(ran.returncode, ran.stdout, ran.stderr, json.loads(output.read_text()))
 
 

@@ -190,7 +190,8 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     status, _, err = finished(start("-d", data, "-m", specs), tmp_path)
     assert status == 2
     assert "a: python: " in err
-    assert "lacks numpy" in err
+    assert f"{bare / 'bin' / 'python'} lacks pydantic: " in err  # what it would import first
+    assert "-m pip install numpy pydantic safetensors" in err
     data, specs = write_specs([fake("a")])
     words = ("-d", data, "-m", specs, "--python", f"fake={full}", "-o", tmp_path / "r.json")
     status, _, err = finished(start(*words), tmp_path)

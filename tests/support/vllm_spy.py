@@ -71,7 +71,8 @@ class KeepingExtension(ScoringExtension):
 
         def kept(scorer: Scorer, logits: Any, reference: Any, chunk: Chunk) -> None:
             begin = 0
-            for part in chunk.parts if self._compare_q_kept is not None and not scorer.plan.probe else ():
+            compares = scorer.plan.reference is not None  # and is no pass of the probe
+            for part in chunk.parts if self._compare_q_kept is not None and compares else ():
                 kept = self._compare_q_kept.setdefault(part.rows.window, [])
                 assert part.rows.begin == sum(map(len, kept))
                 kept.append(logits[begin : begin + part.n_rows].clone())

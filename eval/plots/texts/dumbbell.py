@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
 from eval.common.outputs import Outputs
-from eval.plots import figures, grouping, labels, measures, pictures, spread, style, y_axis
+from eval.plots import figures, front, grouping, labels, measures, pictures, spread, style
 from eval.plots.grouping import Styles
 from eval.plots.measures import Measure, Size
 from eval.plots.style import Theme
@@ -29,7 +29,7 @@ LETTERS, NOTE_LETTERS = 80, 125
 """Letters of a line of the heading, and of the small lines below the axes."""
 CARD_ROWS, CARD_LETTERS = 8, 62
 """Rows that a card has room for, and letters of a line on it."""
-LEAST_LOG = {"kld": y_axis.WIDE, "ppl": 3.0}
+LEAST_LOG = {"kld": front.WIDE, "ppl": 3.0}
 """The axis of KLD, and of PPL, is logarithmic if the largest value is so many times the smallest; accuracy's never."""
 MOST_DECADES = 3.2
 """With more, only the powers of ten have a tick."""
