@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 from backends.vllm.install import has_cpu_router
 from backends.vllm.worker import ScoringExtension
 
@@ -34,6 +36,9 @@ def register() -> None:
 
     if not current_platform.is_cpu():
         return
+    # A process must ask Linux for AMX's registers before it uses them.  vLLM's kernels for int4 weights do not ask, and
+    # end by SIGILL in a model so small that no product of oneDNN, which asks, came before (a toy's W4A16).
+    torch.cpu._init_amx()
     linear = importlib.import_module(WHERE[0])
     own = importlib.import_module("backends.vllm.cpu.linear")
     listed = linear._POSSIBLE_KERNELS[PlatformEnum.CPU]
