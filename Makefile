@@ -16,11 +16,13 @@ LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/
 ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
-# `make test CPU=avx2` and `make demo CPU=avx2` run as on a CPU without AVX-512, `CPU=avx512` as on one without AMX.
+# `make test CPU=avx2` and `make demo CPU=avx2` run as on a CPU without AVX-512, `CPU=avx512core` as on one that has it
+# and no arithmetic for bf16, `CPU=avx512` as on one without AMX.
 CPU ?=
 MASKED := MASKED_CPU=$(CPU) PYTHONPATH=$(CURDIR)/tests/support/masked_cpu
 MASK_avx2 := $(MASKED) ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
   GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F
+MASK_avx512core := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI
 MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 MASK := $(MASK_$(CPU))
 

@@ -438,10 +438,11 @@ def vllm() -> Iterator[Case]:
     """What differs from Transformers: its files, options, packages and variables."""
     yield from (replaced_apart(case) for case in of_folders(in_vllm, shards_in_vllm))
     options: dict[str, Change] = {
-        "dtype": option(dtype="bfloat16"), "max_model_len": option(max_model_len=128),
+        "dtype": option(dtype="bfloat16"),
+        "max_model_len": option(max_model_len=128),
         "hf_overrides": option(hf_overrides={"rms_norm_eps": 1e-3}),
         "hf_overrides to longrope": option(hf_overrides={"rope_parameters": {"rope_type": "longrope"}}),
-            }  # fmt: skip
+    }
     yield from (Case("option", name, change, in_vllm, apart=True) for name, change in options.items())
     for name, group in {"amd_quark": "", "toy_plugin": "vllm.general_plugins"}.items():
         yield Case("package", name, package(name, group), in_vllm, apart=True)

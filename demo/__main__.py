@@ -46,7 +46,7 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
 
 def emulates_bf16() -> bool:
     """Whether the models would run on a CPU without arithmetic for bf16."""
-    return machine.cpu_kind() == "AVX2" and (machine.cpu_build_of_torch() or not machine.installed_gpus())
+    return machine.emulates_bf16() and (machine.cpu_build_of_torch() or not machine.installed_gpus())
 
 
 def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def main() -> int:
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
     if float32 := emulates_bf16():
-        print("this CPU has no arithmetic for bf16 (no AVX-512): the models compute in float32, on fewer windows")
+        print("this CPU has no arithmetic for bf16: the models compute in float32, on fewer windows")
     words = command(everything=arguments.all, float32=float32)
     print("\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True)
     return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode

@@ -171,24 +171,37 @@ def reported(cpuinfo: Path) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def cpu() -> str:
+def cpu(cpuinfo: Path = CPUINFO) -> str:
     """The processor's name."""
-    return reported(CPUINFO).get("model name") or platform.processor() or platform.machine()
+    return reported(cpuinfo).get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_kind(cpuinfo: Path = CPUINFO) -> str:
-    """The widest instructions of this processor that oneDNN may use: "AMX", "AVX-512" or "AVX2"; "" on other ones.
+    """The widest instructions of an x86 processor that oneDNN may use: "AMX", "AVX-512", "AVX2" or "SSE"; else "".
 
-    They decide which kernels torch, vLLM and ggml have.  bf16 products are emulated with AVX2 alone.
+    They decide which kernels torch, vLLM and ggml have.
     """
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     flags = reported(cpuinfo).get("flags", "").split()
-    unlimited = most in ("", "ALL", "DEFAULT")
-    if "amx_tile" in flags and (unlimited or "AMX" in most):
+    if "amx_tile" in flags and _onednn_may_use("AMX"):
         return "AMX"
-    if "avx512f" in flags and (unlimited or most.startswith(("AVX512", "AVX10"))):
+    if "avx512f" in flags and _onednn_may_use("AVX512", "AVX10"):
         return "AVX-512"
-    return "AVX2" if "avx2" in flags else ""
+    return "AVX2" if "avx2" in flags else "SSE" if "sse2" in flags else ""
+
+
+def emulates_bf16(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this is an x86 processor whose bf16 products oneDNN emulates: all but those with AVX-512 BF16.
+
+    AVX-512 alone (Skylake to Ice Lake) is not enough; what has AMX has AVX-512 BF16 as well.
+    """
+    has = "avx512_bf16" in reported(cpuinfo).get("flags", "").split()
+    return cpu_kind(cpuinfo) != "" and not (has and _onednn_may_use("BF16", "FP16", "AMX", "AVX10"))
+
+
+def _onednn_may_use(*instructions: str) -> bool:
+    """Whether the variable that limits oneDNN is not set, or names one of these."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    return most in ("", "ALL", "DEFAULT") or any(each in most for each in instructions)
 
 
 def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
@@ -200,7 +213,7 @@ def processor(cpuinfo: Path = CPUINFO) -> dict[str, Any]:
     found = reported(cpuinfo)
     kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
     flags = sorted(filter(CHOOSES_KERNELS.match, found.get("flags", found.get("Features", "")).split()))
-    return {"cpu": cpu(), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
+    return {"cpu": cpu(cpuinfo), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
 
 
 def settings() -> dict[str, str]:

@@ -152,6 +152,8 @@ def without_kernel(folder: Path, kind: str) -> str:
 
     By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent attention in its first step.
     """
+    if kind == "SSE":
+        return "vLLM has no library for CPUs without AVX2"
     config = CheckpointConfig.read(folder)
     weights = {scheme.weights for scheme in schemes_of(config.quantization) if scheme.weights}
     formats = {number_format(words) for words in weights}

@@ -168,23 +168,27 @@ def test_commit_says_whether_files_were_edited(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "most", "kind"),
+    ("flags", "most", "kind", "emulated"),
     [
-        ("avx2 avx512f amx_tile", None, "AMX"),
-        ("avx2 avx512f amx_tile", "AVX512_CORE_AMX", "AMX"),
-        ("avx2 avx512f amx_tile", "AVX512_CORE_BF16", "AVX-512"),
-        ("avx2 avx512f", "default", "AVX-512"),
-        ("avx2 avx512f", "AVX2_VNNI", "AVX2"),
-        ("avx2 avx_vnni", None, "AVX2"),
-        ("sse4_2", None, ""),
+        ("sse2 avx2 avx512f avx512_bf16 amx_tile", None, "AMX", False),
+        ("sse2 avx2 avx512f avx512_bf16 amx_tile", "AVX512_CORE_AMX", "AMX", False),
+        ("sse2 avx2 avx512f avx512_bf16 amx_tile", "AVX512_CORE_BF16", "AVX-512", False),
+        ("sse2 avx2 avx512f avx512_bf16 amx_tile", "AVX512_CORE_VNNI", "AVX-512", True),
+        ("sse2 avx2 avx512f avx512_bf16", "default", "AVX-512", False),
+        ("sse2 avx2 avx512f avx512_vnni", None, "AVX-512", True),
+        ("sse2 avx2 avx512f avx512_bf16", "AVX2_VNNI", "AVX2", True),
+        ("sse2 avx2 avx_vnni", None, "AVX2", True),
+        ("sse2 sse4_2 avx", None, "SSE", True),
+        ("asimd bf16", None, "", False),
     ],
 )
 def test_the_kind_of_cpu(
-    flags: str, most: str | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, most: str | None, kind: str, emulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Zen 4 and Sapphire Rapids multiply bf16, Skylake to Ice Lake have AVX-512 and do not."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if most is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
-    assert machine.cpu_kind(tmp_path / "cpuinfo") == kind
-    assert machine.cpu_kind(tmp_path / "missing") == ""
+    assert (machine.cpu_kind(tmp_path / "cpuinfo"), machine.emulates_bf16(tmp_path / "cpuinfo")) == (kind, emulated)
+    assert (machine.cpu_kind(tmp_path / "missing"), machine.emulates_bf16(tmp_path / "missing")) == ("", False)

@@ -268,3 +268,4 @@ def test_what_a_cpu_cannot_run_is_said_before_it_loads(
     everywhere = {""} if "AMX" in kinds else set()
     assert {kind for kind, words in found.items() if words} == set(kinds) | everywhere
     assert all(words.startswith("vLLM has no ") and reason in words for words in found.values() if words)
+    assert "CPUs without AVX2" in without_kernel(folder, "SSE")

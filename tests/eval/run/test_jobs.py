@@ -150,13 +150,13 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "said"),
-    [("AVX2", "bfloat16", True), ("AVX2", "float16", True), ("AVX2", "float32", False), ("AVX-512", "bfloat16", False)],
+    ("emulates", "dtype", "said"),
+    [(True, "bfloat16", True), (True, "float16", True), (True, "float32", False), (False, "bfloat16", False)],
 )
 def test_a_line_says_what_float32_would_gain(
-    kind: str, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
+    emulates: bool, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_kind", lambda: kind)
+    monkeypatch.setattr(machine, "emulates_bf16", lambda: emulates)
     monkeypatch.setattr(FakeBackend, "capabilities", replace(FakeBackend.capabilities, torch=True))
     monkeypatch.setattr(FakeBackend, "facts", classmethod(lambda cls, request: ModelFacts(dtype=dtype)))
     on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))

@@ -1,8 +1,9 @@
 """Hides instructions of the CPU from torch, and so from vLLM, where PYTHONPATH begins with this folder.
 
-``make test CPU=avx2`` and ``make test CPU=avx512`` run the tests as on a CPU with no more than these, on any x86-64
-machine that has them.  torch asks the CPU itself which instructions it has, and no variable changes its answer; what
-oneDNN, ATen, MKL and glibc (which picks ggml's library) take, variables do (see Makefile).
+``make test CPU=avx2``, ``CPU=avx512core`` (nothing for bf16) and ``CPU=avx512`` (no AMX) run the tests as on a CPU with
+no more than these, on any x86-64 machine that has them.  torch asks the CPU itself which instructions it has, and no
+variable changes its answer; what oneDNN, ATen, MKL and glibc (which picks ggml's library) take, variables do (see
+Makefile).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-HIDDEN = {"avx2": ("avx512", "avx10", "amx"), "avx512": ("avx10", "amx")}[os.environ["MASKED_CPU"]]
+HIDDEN = {
+    "avx2": ("avx512", "avx10", "amx"), "avx512core": ("avx512_bf16", "avx512_fp16", "avx10", "amx"),
+    "avx512": ("avx10", "amx"),
+}[os.environ["MASKED_CPU"]]  # fmt: skip
 
 
 class MaskedCpu:
