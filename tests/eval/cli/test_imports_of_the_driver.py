@@ -70,5 +70,6 @@ def test_a_check_and_its_text(write_specs: Specs, toy_model: Path, tmp_path: Pat
         status, modules, words = imported("-d", data, "-m", models, "--check")
         assert (status, modules & NEVER) == (0, set()), words
         assert "9 windows, 891 scored tokens, of a text of 1,000 tokens" in words
-        said.append(words.replace("tokenizing text: 1000 tokens in ", ""))
-    assert [len(words.splitlines()) for words in said] == [len(said[1].splitlines()) + 1, 7]
+        lines = words.replace("tokenizing text: 1000 tokens in ", "").splitlines()
+        said.append([line for line in lines if "products are emulated" not in line])  # which it says on some CPUs
+    assert [len(lines) for lines in said] == [len(said[1]) + 1, 7]
