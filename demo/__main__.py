@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("presets", nargs="*", help="schemes of compressed-tensors: make only these checkpoints")
     parser.add_argument("--all", action="store_true", help="GGUF in llama.cpp as well")
     arguments = parser.parse_args()
+    machine.keep_compiled_kernels_apart()
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: seconds of work need no bars of three libraries
     make_models()
     for preset in arguments.presets:

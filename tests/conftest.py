@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from backends.common import machine
 from backends.worker.supervisor import ENDING
 from eval.cli import main
 from eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
 
+machine.keep_compiled_kernels_apart()
 os.environ[processes.ENVIRONMENT] = "1"  # a process of its own takes 5 s to import torch, which this one has
 LONGEST = ("test_whole_runs.py", "test_peers.py")
 """Files that are begun first, in this order; all others with engines follow, and then what takes seconds."""

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from backends.base import LoadRequest
 from backends.common import machine
@@ -42,6 +43,9 @@ def set_environment(request: LoadRequest) -> None:
         # vLLM keeps one core back for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores,
         # 6.5 s on both.
         os.environ.setdefault(RESERVED, "0")
+        # What vLLM keeps of compiled models is not told apart by instruction sets either (``machine``).
+        kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(kept) / "vllm" / machine.instruction_sets()))
         tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
         if tensor_parallel > 1:
             # By itself vLLM wants a NUMA node a rank.

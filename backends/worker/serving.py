@@ -50,6 +50,7 @@ class Server:
     """What a worker keeps from one job to the next: its model, and when it did what (``scoring_job.Model``)."""
 
     def __init__(self) -> None:
+        machine.keep_compiled_kernels_apart()
         self.started = time.time()
         self.prepared: float | None = None
         self.reading: ReadAhead | None = None

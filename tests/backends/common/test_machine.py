@@ -192,3 +192,20 @@ def test_the_kind_of_cpu(
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
     assert (machine.cpu_kind(tmp_path / "cpuinfo"), machine.emulates_bf16(tmp_path / "cpuinfo")) == (kind, emulated)
     assert (machine.cpu_kind(tmp_path / "missing"), machine.emulates_bf16(tmp_path / "missing")) == ("", False)
+
+
+def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a run with AVX-512 torch's cache gave 2,048 wrong values of 4,096 with ATEN_CPU_CAPABILITY=avx2."""
+    folders = set()
+    for name, value in (("NOTHING", ""), ("ATEN_CPU_CAPABILITY", "default"), ("ONEDNN_MAX_CPU_ISA", "SSE41")):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setenv(name, value)
+        machine.keep_compiled_kernels_apart()
+        folders.add(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert len(folders) == 3
+
+
+def test_a_folder_of_compiled_kernels_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
+    machine.keep_compiled_kernels_apart()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
