@@ -19,11 +19,12 @@ COMPUTING = (
     "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cutlass-dsl", "tilelang", "helion",
     "triton-kernels", "conch-triton-kernels", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python",
     "flashinfer-cubin", "flashinfer-jit-cache", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm",
-    "natten", "xformers", "deep-gemm", "deep-ep", "amd-aiter", "apex", "arctic-inference", "humming-kernels",
-    "liger-kernel", "kernels", "transformers", "accelerate", "peft", "torchao", "compressed-tensors", "bitsandbytes",
-    "amd-quark", "aqlm", "auto-round", "autoawq", "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai",
-    "flute-kernel", "fp_quant", "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant",
-    "vptq",
+    "natten", "xformers", "deep-gemm", "deep-ep", "moonep", "nixl-ep", "amd-mori", "amd-aiter", "flydsl", "apex",
+    "arctic-inference", "humming-kernels", "quack-kernels", "hpc-ops", "tokenspeed-mla", "b12x", "flag-gems", "xielu",
+    "xlstm", "mambapy", "zentorch", "vllm-xpu-kernels", "liger-kernel", "kernels", "transformers", "accelerate", "peft",
+    "torchao", "compressed-tensors", "bitsandbytes", "amd-quark", "aqlm", "auto-round", "auto-round-lib", "autoawq",
+    "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai", "flute-kernel", "fouroversix", "fp_quant",
+    "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant", "vptq",
 )  # fmt: skip
 """Distributions that an engine which computes with torch may import where they are installed, asked for or not."""
 PLUGINS = ("torch.backends",)
