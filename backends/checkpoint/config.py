@@ -34,6 +34,8 @@ OTHER_CACHES = (
     "attn_layer_period",
 )
 """Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
+ELSEWHERE = ("text_model_id", "audio_model_id")
+"""Ultravox's keys for weights outside of the folder, on the hub or on this machine."""
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 MOST_LAYERS = 1_000
 COUNT_OF_LAYERS = re.compile(r"(?<!per_)layers?$")
@@ -73,6 +75,12 @@ class CheckpointConfig:
                 f"{printable(file)}: transformers_weights: {printable(str(named))}: not every engine loads the weights "
                 f"from there; name the file {SINGLE}, and leave the key out"
             )
+        for key in ELSEWHERE:
+            if isinstance(named := config.raw.get(key), str):
+                raise InputError(
+                    f"{printable(file)}: {key}: {printable(named)}: engines load those weights from there, whatever it "
+                    "holds then; save them into the folder, and leave the key out"
+                )
         check_layers(config.raw, printable(file))
         legacy = folder / LEGACY_FILE
         stated = config.quantization

@@ -153,8 +153,12 @@ def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
     """Transformers would load them, and other engines the files of the usual names."""
     folder = write_checkpoint(tmp_path, ENDS, {"transformers_weights": "other.safetensors"})
     assert "transformers_weights: other.safetensors: not every engine" in refusal(CheckpointConfig.read, folder)
-    write_checkpoint(tmp_path, ENDS, {"transformers_weights": "model.safetensors"})
+    usual = {"transformers_weights": "model.safetensors", "text_model_id": None}
+    write_checkpoint(tmp_path, ENDS, usual)
     assert CheckpointConfig.read(folder).vocab_size is None
+    for key in ("text_model_id", "audio_model_id"):
+        write_checkpoint(tmp_path, ENDS, usual | {key: "owner/other"})
+        assert f"{key}: owner/other: engines load those weights" in refusal(CheckpointConfig.read, folder)
 
 
 @pytest.mark.parametrize(
