@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -109,10 +110,31 @@ def test_a_working_copy_counts_by_its_newest_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url=f"file://{code}", dir_info={"editable": True})
     seen = {packages.computing()["peft"]}
-    for name in "ab":
-        (code / f"{name}.py").write_text("")
+    for name in ("a.py", "b.py", "c.so"):
+        (code / name).write_text("")
         seen.add(packages.computing()["peft"])
-    assert len(seen) == 3
+    assert len(seen) == 4
+
+
+def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with what an installer writes otherwise each time; one from an index counts by its version alone."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    install(tmp_path, "peft", "9.1", url="file:///code", dir_info={})
+    install(tmp_path, "apex", "9.2")
+
+    def seen(code: str = "sha256=a", script: str = "sha256=s", note: str = "sha256=n") -> str:
+        record = (
+            f"peft/a.py,{code},1\npeft/__pycache__/a.pyc,,\n../../bin/peft,{script},1\n"
+            f"peft-9.1.dist-info/direct_url.json,{note},1\npeft-9.1.dist-info/RECORD,,\n"
+        )
+        for name in ("peft-9.1", "apex-9.2"):
+            (tmp_path / f"{name}.dist-info" / "RECORD").write_text(record)
+        found = packages.computing()
+        assert found["apex"] == "9.2"
+        return found["peft"]
+
+    assert seen() == "9.1 " + hashlib.sha256(b"peft/a.py,sha256=a,1").hexdigest()
+    assert seen() == seen(script="sha256=t", note="sha256=o") != seen(code="sha256=b")
 
 
 def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> None:
