@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.common.packages import installed_versions
+from backends.common.packages import builds
 from backends.hub import repositories
 from eval.common.cache import Cache
 from eval.common.progress import Progress
@@ -135,7 +135,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "chat_template": spec.chat_template,
         **({"chat": chat_identity(spec)} if spec.is_chat else {}),
         "trust_remote_code": spec.trust_remote_code,
-        "versions": installed_versions(TOKENIZING),
+        "versions": builds(TOKENIZING),
     }
 
 
