@@ -121,11 +121,12 @@ class Tokens:
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON types."""
-    patterns = [*repositories.TOKENIZER_FILES, *(["additional_chat_templates/*"] if spec.is_chat else [])]
+    # A default.jinja among the additional templates is the chat template where the folder has no other.
+    patterns = [*repositories.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + json_files.read_bytes(file) + b"\0")
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     return {
         "version": TOKENS_VERSION,
         "method": spec.method,

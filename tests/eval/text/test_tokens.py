@@ -198,6 +198,23 @@ def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
     assert len({json.dumps(tokens.identity(each, toy_model)) for each in specs}) == 6
 
 
+def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
+    """The tokenizer takes ``default.jinja`` of the additional ones, so a plain text's chat prefix depends on it."""
+    (tmp_path / "a.txt").write_text("ab\n")
+    save_toy_tokenizer(tmp_path)
+    data = spec(tmp_path, chat_template=True)
+    seen = [tokens.identity(data, tmp_path)]
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    for text in ("one", "two"):
+        (folder / "default.jinja").write_text(text)
+        assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
+        seen.append(tokens.identity(data, tmp_path))
+    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
+    seen.append(tokens.identity(data, tmp_path))
+    assert len({each["tokenizer"] for each in seen}) == 4
+
+
 def test_identity_tells_builds_of_one_version_apart(
     tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
