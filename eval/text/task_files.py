@@ -24,6 +24,11 @@ from eval.text.hub_datasets import names_in
 
 INSTALL = "pip install lm_eval==0.4.13"
 LEAST = (0, 4, 13)
+FILES_VERSION = 2
+"""Version of the questions of local files; a change of how they are read raises it.
+
+2: the data are read anew: ``datasets`` served the rows of other files with the same paths and times.
+"""
 SUFFIXES = (".yaml", ".yml")
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """lm-eval's own metrics of multiple choice; it takes any other name for a program of Hugging Face's ``evaluate``."""
@@ -68,7 +73,8 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     has_code = next(codes_in(config), None) is not None
     folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
     functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    return {**found, "task": file.name, "files": digests([*parts, *sorted(functions), *data_files(config)])}
+    digest = digests([*parts, *sorted(functions), *data_files(config)])
+    return {**found, "version": FILES_VERSION, "task": file.name, "files": digest}
 
 
 def task_file(spec: DataSpec) -> Path | None:
