@@ -34,6 +34,11 @@ OTHER_CACHES = (
     "attn_layer_period",
 )
 """Keys of configs whose layers keep something else than keys and values: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
+ELSEWHERE = ("text_model_id", "audio_model_id")
+"""Ultravox's keys for weights outside of the folder, on the hub or on this machine."""
+TEXT_KEYS = ("text_config", "llm_config", "language_config")
+"""Where multimodal configs keep the language model's part: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's keep it in
+the text_config of their thinker_config."""
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 MOST_LAYERS = 1_000
 COUNT_OF_LAYERS = re.compile(r"(?<!per_)layers?$")
@@ -73,6 +78,12 @@ class CheckpointConfig:
                 f"{printable(file)}: transformers_weights: {printable(str(named))}: not every engine loads the weights "
                 f"from there; name the file {SINGLE}, and leave the key out"
             )
+        for key in ELSEWHERE:
+            if isinstance(named := config.raw.get(key), str):
+                raise InputError(
+                    f"{printable(file)}: {key}: {printable(named)}: engines load those weights from there, whatever it "
+                    "holds then; save them into the folder, and leave the key out"
+                )
         check_layers(config.raw, printable(file))
         legacy = folder / LEGACY_FILE
         stated = config.quantization
@@ -84,8 +95,10 @@ class CheckpointConfig:
     @cached_property
     def text(self) -> dict[str, Any]:
         """The language model's keys; a nested key replaces the whole model's key of the same name."""
-        nested = self.raw.get("text_config")
-        return {**self.raw, **nested} if isinstance(nested, dict) else dict(self.raw)
+        thinker = self.raw.get("thinker_config")
+        parts = [self.raw.get(key) for key in TEXT_KEYS]
+        parts += [thinker.get("text_config")] if isinstance(thinker, dict) else []
+        return {**self.raw, **next((part for part in parts if isinstance(part, dict)), {})}
 
     @property
     def vocab_size(self) -> int | None:
@@ -194,6 +207,13 @@ class CheckpointConfig:
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
         return value if type(value) is int and value > 0 else None  # True is an int of Python's
+
+
+def has_longrope(found: Any) -> bool:
+    """Whether any part of a config has longrope scaling ("su" in older ones), whose factors follow the context."""
+    parts = list(found.values() if isinstance(found, dict) else found if isinstance(found, list) else ())
+    stated = [found.get("rope_type"), found.get("type")] if isinstance(found, dict) else []
+    return any(each in ("longrope", "su") for each in stated) or any(map(has_longrope, parts))
 
 
 def check_layers(found: Any, where: str) -> None:

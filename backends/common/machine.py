@@ -26,12 +26,12 @@ PACKAGES = (
 SETTINGS = (
     "NVIDIA_TF32_OVERRIDE", "TORCH", "PYTORCH_TUNABLEOP", "CUBLAS", "CUDNN_", "NCCL_", "TRITON_", "FLASHINFER_",
     "FLASH_ATTENTION_", "FLA_", "XFORMERS_", "DG_", "BNB_", "USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING",
-    "LOCAL_KERNELS", "KERNELS_", "TRANSFORMERS_DISABLE_",
+    "LOCAL_KERNELS", "KERNELS_", "TRANSFORMERS_DISABLE_", "DISABLE_ADDMM_", "USE_FLAGOS",
 )  # fmt: skip
 """What the names of variables begin with that choose kernels or precision in what engines are built of."""
 CPU_SETTINGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "BLIS_", "GLIBC_TUNABLES",
-    "LD_PRELOAD",
+    "LD_PRELOAD", "ZENDNN_", "ZENTORCH_",
 )  # fmt: skip
 """The same of computing on a CPU."""
 HARMLESS = re.compile(

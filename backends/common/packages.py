@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable
@@ -19,11 +20,12 @@ COMPUTING = (
     "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cutlass-dsl", "tilelang", "helion",
     "triton-kernels", "conch-triton-kernels", "flash-attn", "flash-attn-3", "flash-attn-4", "flashinfer-python",
     "flashinfer-cubin", "flashinfer-jit-cache", "flash-linear-attention", "fla-core", "causal-conv1d", "mamba-ssm",
-    "natten", "xformers", "deep-gemm", "deep-ep", "amd-aiter", "apex", "arctic-inference", "humming-kernels",
-    "liger-kernel", "kernels", "transformers", "accelerate", "peft", "torchao", "compressed-tensors", "bitsandbytes",
-    "amd-quark", "aqlm", "auto-round", "autoawq", "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai",
-    "flute-kernel", "fp_quant", "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant",
-    "vptq",
+    "natten", "xformers", "deep-gemm", "deep-ep", "moonep", "nixl-ep", "amd-mori", "amd-aiter", "flydsl", "apex",
+    "arctic-inference", "humming-kernels", "quack-kernels", "hpc-ops", "tokenspeed-mla", "b12x", "flag-gems", "xielu",
+    "xlstm", "mambapy", "zentorch", "vllm-xpu-kernels", "liger-kernel", "kernels", "transformers", "accelerate", "peft",
+    "torchao", "compressed-tensors", "bitsandbytes", "amd-quark", "aqlm", "auto-round", "auto-round-lib", "autoawq",
+    "eetq", "fast_hadamard_transform", "fbgemm-gpu", "fbgemm-gpu-genai", "flute-kernel", "fouroversix", "fp_quant",
+    "gptqmodel", "hqq", "optimum", "optimum-quanto", "qutlass", "sinq", "spqr_quant", "vptq",
 )  # fmt: skip
 """Distributions that an engine which computes with torch may import where they are installed, asked for or not."""
 PLUGINS = ("torch.backends",)
@@ -51,21 +53,49 @@ def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
     loaded = {
         each.dist.name for group in (*PLUGINS, *plugins) for each in metadata.entry_points(group=group) if each.dist
     }
-    found = installed_versions((*COMPUTING, *more, *sorted(loaded - {"compare-q"})))
+    return builds((*COMPUTING, *more, *sorted(loaded - {"compare-q"})))
+
+
+def builds(packages: Iterable[str]) -> dict[str, str]:
+    """Distribution name -> build, of the packages that are installed: the version, and its ``origin`` if that is told.
+
+    Whatever depends on a package's code has this in its key, and not the version alone.
+    """
+    from importlib import metadata
+
+    found = installed_versions(packages)
     return {name: version + origin(metadata.distribution(name)) for name, version in found.items()}
 
 
 def origin(distribution: Distribution) -> str:
-    """What tells builds of one version apart: the commit that was installed, or when a working copy last changed."""
+    """What tells builds of one version apart, "" for one from an index: where it is from, and what was installed.
+
+    That is the commit or the archive and a digest of the files, or when a working copy last changed.
+    """
     try:
         noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
         if noted.get("dir_info", {}).get("editable"):
-            files = Path(noted["url"].removeprefix("file://")).rglob("*.py")
+            folder = Path(noted["url"].removeprefix("file://"))
+            files = [file for pattern in ("*.py", "*.so") for file in folder.rglob(pattern)]
             return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
         known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
+        content = recorded(distribution) if noted else ""
     except (OSError, ValueError, AttributeError, KeyError):
         return ""
-    return f" {known}" if known else ""
+    return "".join(f" {each}" for each in (known, content) if each)
+
+
+def recorded(distribution: Distribution) -> str:
+    """SHA-256 of what the installer noted of a distribution's files; "" if it noted nothing.
+
+    Without bytecode, which it notes without a digest, and without what differs in each environment: scripts, and its
+    own notes.
+    """
+    lines = sorted(
+        line for line in (distribution.read_text("RECORD") or "").splitlines()
+        if line.split(",")[-2:][0] and not line.startswith("../") and ".dist-info/" not in line
+    )  # fmt: skip
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
 
 
 def package_folder(module: str) -> Path | None:

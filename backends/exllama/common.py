@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backends.base import LoadRequest
 from backends.checkpoint import files
-from backends.checkpoint.config import CheckpointConfig
+from backends.checkpoint.config import CheckpointConfig, has_longrope
 from backends.common.errors import InputError
 from backends.common.json_files import expanded
 
@@ -28,7 +28,7 @@ def check_model(request: LoadRequest, methods: Sequence[str], max_seq_len: int |
         raise InputError(f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder")
     if method is not None and method not in methods:
         raise InputError(f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(methods)}")
-    if max_seq_len is None and config.rope_type in ("longrope", "su"):
+    if max_seq_len is None and has_longrope(config.raw):
         raise InputError(
             f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set it "
             "to what you serve with"

@@ -188,14 +188,18 @@ class TransformersBackend(FolderModel, LogitsBackend):
     def _forward(self, window: Window) -> torch.Tensor:
         import torch
 
-        for module in self.rotary:
-            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
-                setattr(module, name, 0)  # dynamic factors would stay those of a longer window before
+        self._forget_lengths()
         token_ids = torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         logits: torch.Tensor = self.model(token_ids, use_cache=False).logits[0]
         return logits
+
+    def _forget_lengths(self) -> None:
+        """Dynamic rotary factors would stay those of a longer window or question before."""
+        for module in self.rotary:
+            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
+                setattr(module, name, 0)
 
     @classmethod
     def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
@@ -206,7 +210,9 @@ class TransformersBackend(FolderModel, LogitsBackend):
         from backends.hf import answers
 
         try:
-            yield from answers.answers(self.model, questions, sampling)
+            for question in questions:
+                self._forget_lengths()
+                yield from answers.answers(self.model, [question], sampling)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ModelError(f"Transformers stopped while answering: {one_line(error)}") from error
 

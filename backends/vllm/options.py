@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.base import LoadRequest
 from backends.checkpoint import files, nvfp4_scales
-from backends.checkpoint.config import CheckpointConfig, KVShape
+from backends.checkpoint.config import CheckpointConfig, KVShape, has_longrope
 from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.options import check_names
@@ -125,7 +125,7 @@ def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
 
 def by_length(config: CheckpointConfig) -> str:
     """What ``max_model_len`` decides in a model with such a config, or such overrides of one; empty if nothing."""
-    if "longrope" in str(config.rope_scaling) or config.rope_type == "su":
+    if has_longrope(config.raw):
         return "longrope factors depend on it"
     # Above 32,768 tokens vLLM scales the queries of all positions, unless generation_config.json says otherwise.
     return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""

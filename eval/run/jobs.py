@@ -311,6 +311,8 @@ def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
     }
     if job.request.options.get("noise") is not None:
         identity["noise"] = noise.VERSION
+    if (edge := job.facts().rope_changes_above) is not None:  # the longest window of a run decides for all of them
+        identity["long_rope"] = job.request.max_tokens > edge
     if session.verify_weights:
         identity["weights"] = [digest_of(file, session) for file in job.backend.weight_files(job.request)]
     return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)

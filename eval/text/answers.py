@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import random
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
             raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     trusted = file is None or task_files.is_own(file) or spec.trust_remote_code
-    with said_in_one_line(spec), sandboxed(not trusted):
+    with said_in_one_line(spec), sandboxed(not trusted), read_anew(task_files.is_here(spec)):
         task = built_task(spec, file)
         check_task(task)
         task.build_all_requests()
@@ -175,6 +176,25 @@ def sandboxed(wanted: bool) -> Iterator[None]:
         yield
     finally:
         utils.env = usual
+
+
+@contextmanager
+def read_anew(wanted: bool) -> Iterator[None]:
+    """If ``wanted``, ``datasets`` starts with an empty cache.
+
+    It knows local files by their paths and times alone, and would serve the rows of others with the same.
+    """
+    if not wanted:
+        yield
+        return
+    from datasets import config
+
+    usual = config.HF_DATASETS_CACHE
+    with tempfile.TemporaryDirectory(prefix="compare_q.") as config.HF_DATASETS_CACHE:
+        try:
+            yield
+        finally:
+            config.HF_DATASETS_CACHE = usual
 
 
 def built_task(spec: DataSpec, file: Path | None) -> Any:

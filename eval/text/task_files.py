@@ -17,13 +17,18 @@ import yaml
 from backends.common.errors import InputError
 from backends.common.json_files import exists, is_file, read_bytes
 from backends.common.messages import one_line, printable
-from backends.common.packages import installed_versions, package_folder
+from backends.common.packages import builds, installed_versions, package_folder
 from eval.specs.types import DataSpec
 from eval.text.corpus import digests, first_files
 from eval.text.hub_datasets import names_in
 
 INSTALL = "pip install lm_eval==0.4.13"
 LEAST = (0, 4, 13)
+FILES_VERSION = 2
+"""Version of the questions of local files; a change of how they are read raises it.
+
+2: the data are read anew: ``datasets`` served the rows of other files with the same paths and times.
+"""
 SUFFIXES = (".yaml", ".yml")
 METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
 """lm-eval's own metrics of multiple choice; it takes any other name for a program of Hugging Face's ``evaluate``."""
@@ -43,24 +48,24 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 Loader.add_constructor("!function", lambda loader, node: Code(loader.construct_scalar(node)))
 
 
-def check_lm_eval() -> str:
-    """The version of lm-eval; InputError with what installs it if it is missing or too old."""
+def check_lm_eval() -> None:
+    """InputError with what installs lm-eval if it is missing or too old."""
     version = installed_versions(("lm_eval",)).get("lm_eval")
     if version is None:
         raise InputError(f'dataset: "lm_eval" needs lm-eval, which is not installed: {INSTALL}')
     numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if numbers < LEAST:
         raise InputError(f'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and {version} is installed: {INSTALL}')
-    return version
 
 
 def identity(spec: DataSpec) -> dict[str, Any]:
-    """What the questions depend on, as JSON types: the task's name and lm-eval's version, or the content of files.
+    """What the questions depend on, as JSON types: the task's name and lm-eval's build, or the content of files.
 
     A data set of the hub counts by its name, and Python functions by all Python files below the folder of the YAML that
     names them.
     """
-    found: dict[str, Any] = {"lm_eval": check_lm_eval(), "num_fewshot": spec.num_fewshot}
+    check_lm_eval()
+    found: dict[str, Any] = {**builds(("lm_eval",)), "num_fewshot": spec.num_fewshot}
     file = task_file(spec)
     if file is None:
         return {**found, "task": spec.task}
@@ -68,7 +73,8 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     has_code = next(codes_in(config), None) is not None
     folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
     functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    return {**found, "task": file.name, "files": digests([*parts, *sorted(functions), *data_files(config)])}
+    digest = digests([*parts, *sorted(functions), *data_files(config)])
+    return {**found, "version": FILES_VERSION, "task": file.name, "files": digest}
 
 
 def task_file(spec: DataSpec) -> Path | None:

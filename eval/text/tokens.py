@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.common.packages import installed_versions
+from backends.common.packages import builds
 from backends.hub import repositories
 from eval.common.cache import Cache
 from eval.common.progress import Progress
@@ -121,11 +121,12 @@ class Tokens:
 
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON types."""
-    patterns = [*repositories.TOKENIZER_FILES, *(["additional_chat_templates/*"] if spec.is_chat else [])]
+    # A default.jinja among the additional templates is the chat template where the folder has no other.
+    patterns = [*repositories.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + json_files.read_bytes(file) + b"\0")
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
     return {
         "version": TOKENS_VERSION,
         "method": spec.method,
@@ -135,7 +136,7 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
         "chat_template": spec.chat_template,
         **({"chat": chat_identity(spec)} if spec.is_chat else {}),
         "trust_remote_code": spec.trust_remote_code,
-        "versions": installed_versions(TOKENIZING),
+        "versions": builds(TOKENIZING),
     }
 
 

@@ -62,6 +62,11 @@ def test_context_length(config: dict[str, Any], gold: int | None) -> None:
         ({"text_config": {"vocab_size": 256000}}, 256000),
         ({"vocab_size": 5, "text_config": {"vocab_size": 256000}}, 256000),
         ({"vocab_size": 5, "text_config": {"hidden_size": 8}}, 5),
+        ({"vocab_size": 5, "llm_config": {"vocab_size": 256000}}, 256000),
+        ({"language_config": {"vocab_size": 256000}, "llm_config": None}, 256000),
+        ({"thinker_config": {"text_config": {"vocab_size": 256000}}}, 256000),
+        ({"text_config": {"vocab_size": 256000}, "language_config": {"vocab_size": 5}}, 256000),
+        ({"vocab_size": 5, "thinker_config": [], "llm_config": "x"}, 5),
         ({"vocab_size": None}, None),
         ({}, None),
     ],
@@ -153,8 +158,12 @@ def test_weights_that_the_config_names_are_refused(tmp_path: Path) -> None:
     """Transformers would load them, and other engines the files of the usual names."""
     folder = write_checkpoint(tmp_path, ENDS, {"transformers_weights": "other.safetensors"})
     assert "transformers_weights: other.safetensors: not every engine" in refusal(CheckpointConfig.read, folder)
-    write_checkpoint(tmp_path, ENDS, {"transformers_weights": "model.safetensors"})
+    usual = {"transformers_weights": "model.safetensors", "text_model_id": None}
+    write_checkpoint(tmp_path, ENDS, usual)
     assert CheckpointConfig.read(folder).vocab_size is None
+    for key in ("text_model_id", "audio_model_id"):
+        write_checkpoint(tmp_path, ENDS, usual | {key: "owner/other"})
+        assert f"{key}: owner/other: engines load those weights" in refusal(CheckpointConfig.read, folder)
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,13 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("TORCH_HOME", "/nowhere")
     monkeypatch.setenv("CUBLASLT_LOG_LEVEL", "5")
-    assert machine.settings() == {"NVIDIA_TF32_OVERRIDE": "0"}
+    monkeypatch.setenv("DISABLE_ADDMM_CUDA_LT", "1")
+    assert machine.settings() == {"DISABLE_ADDMM_CUDA_LT": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     assert machine.processor() == before
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert machine.processor() == before | {"ATEN_CPU_CAPABILITY": "avx2"}
+    chosen = {"ATEN_CPU_CAPABILITY": "avx2", "ZENDNN_MATMUL_ALGO": "1", "ZENTORCH_LINEAR": "1"}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    assert machine.processor() == before | chosen
 
 
 def test_a_variable_that_names_a_file_counts_with_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +45,96 @@ def test_whatever_a_quantization_needs_may_compute() -> None:
     assert {package for needed in PACKAGES.values() for package in needed} <= {*packages.COMPUTING}
 
 
+IMPORTED = (
+    re.compile(rb"\n *(?:from|import) ([a-z]\w*)(?:\.\w+)*(?: import \w| import \(| as |,|  #|\n)"),
+    re.compile(rb'(?:find_spec|_has_module|_has_module_spec|import_module)\(\s*"([a-z]\w*)[".]'),
+)
+COMPUTES = {
+    "vllm": (
+        "_*.py", "compilation/**/*.py", "cute_utils/**/*.py", "ir/**/*.py", "kernels/**/*.py", "model_executor/**/*.py",
+        "models/**/*.py", "platforms/*.py", "tilelang_utils/*.py", "triton_utils/*.py", "utils/*.py",
+        "v1/attention/**/*.py",
+    ),
+    "transformers": (
+        "modeling_*.py", "activations.py", "cache_utils.py", "core_model_loading.py", "pytorch_utils.py",
+        "integrations/**/*.py", "quantizers/*.py", "models/*/modeling_*.py",
+    ),
+}  # fmt: skip
+"""Package -> the files of it that compute, or choose what does."""
+DISTRIBUTIONS = {
+    "aiter": "amd-aiter", "auto_round_kernel": "auto-round-lib", "conch": "conch-triton-kernels",
+    "cutlass": "nvidia-cutlass-dsl", "fla": "flash-linear-attention", "flash_attn_interface": "flash-attn-3",
+    "flashinfer": "flashinfer-python", "flute": "flute-kernel", "hpc": "hpc-ops", "humming": "humming-kernels",
+    "mori": "amd-mori", "quack": "quack-kernels", "quark": "amd-quark",
+}  # fmt: skip
+"""Modules whose distribution is called otherwise."""
+EXCUSED = {
+    "read or fetch files, the same weights": "fastsafetensors instanttensor modelscope runai_model_streamer tensorizer",
+    "find, start or name devices": "amdsmi cuda libtpu nvidia ray",
+    "drive devices that compare_q has no engine for": "torch_npu torch_xla tpu_inference",
+    "read images and sound": "detectron2 terratorch timm torchaudio torchvision",
+    "read tokens and GGUF files, which no worker of Transformers does": "gguf mistral_common tiktoken",
+    "train": "deepspeed smdistributed",
+    "come with what is declared": "packaging scipy sympy typing_extensions urllib3 xxhash",
+}
+
+
+def same(name: str) -> str:
+    """The name of a distribution as package indices compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("package", COMPUTES)
+def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: str) -> None:
+    """Declared dependencies aside; a version of an engine that imports more fails here, and the name is added."""
+    root = packages.package_folder(package)
+    if root is None:
+        pytest.skip(f"{package} is not installed")
+    provided = metadata.packages_distributions()
+    files = {file for pattern in COMPUTES[package] for file in root.glob(pattern)} - {
+        root / "integrations" / "integration_utils.py"  # what watches a training
+    }
+    contents = [file.read_bytes() for file in files]
+    names = {name.decode() for each in IMPORTED for content in contents for name in each.findall(content)}
+    lines = [line for line in metadata.requires(provided[package][0]) or () if "extra ==" not in line]
+    known = {same(re.split(r"[^\w.-]", line)[0]) for line in lines} | {same(name) for name in packages.COMPUTING}
+    others = names - {*sys.stdlib_module_names, package, *" ".join(EXCUSED.values()).split()}
+    called = {name: (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ())) for name in others}
+    assert {"torch", "flash_attn"} <= names
+    assert [name for name in called if known.isdisjoint(map(same, called[name]))] == []
+
+
 def test_a_working_copy_counts_by_its_newest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = tmp_path / "code"
     code.mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url=f"file://{code}", dir_info={"editable": True})
     seen = {packages.computing()["peft"]}
-    for name in "ab":
-        (code / f"{name}.py").write_text("")
+    for name in ("a.py", "b.py", "c.so"):
+        (code / name).write_text("")
         seen.add(packages.computing()["peft"])
-    assert len(seen) == 3
+    assert len(seen) == 4
+
+
+def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with what an installer writes otherwise each time; one from an index counts by its version alone."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    install(tmp_path, "peft", "9.1", url="file:///code", dir_info={})
+    install(tmp_path, "apex", "9.2")
+
+    def seen(code: str = "sha256=a", script: str = "sha256=s", note: str = "sha256=n") -> str:
+        record = (
+            f"peft/a.py,{code},1\npeft/__pycache__/a.pyc,,\n../../bin/peft,{script},1\n"
+            f"peft-9.1.dist-info/direct_url.json,{note},1\npeft-9.1.dist-info/RECORD,,\n"
+        )
+        for name in ("peft-9.1", "apex-9.2"):
+            (tmp_path / f"{name}.dist-info" / "RECORD").write_text(record)
+        found = packages.computing()
+        assert found["apex"] == "9.2"
+        return found["peft"]
+
+    assert seen() == "9.1 " + hashlib.sha256(b"peft/a.py,sha256=a,1").hexdigest()
+    assert seen() == seen(script="sha256=t", note="sha256=o") != seen(code="sha256=b")
 
 
 def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> None:

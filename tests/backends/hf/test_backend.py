@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Task
+from backends.base import Task, Window
+from backends.common.answers import Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.worker import scoring
@@ -60,7 +61,7 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     backend.close()
 
 
-def test_a_window_does_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
+def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
     """Dynamic rotary factors follow the longest sequence; a run that goes on where it was ended would score others."""
     folder = Path(shutil.copytree(toy_model, tmp_path / "dynamic"))
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -71,6 +72,15 @@ def test_a_window_does_not_depend_on_the_ones_before(toy_model: Path, tmp_path: 
     alone = backend.logits(short)
     backend.logits(long)
     assert torch.equal(backend.logits(short), alone)
+
+    def factors(*windows: Window) -> torch.Tensor:
+        """Those of the last answer."""
+        questions = [Question(number, token_ids=tuple(window.token_ids)) for number, window in enumerate(windows)]
+        assert len(list(backend.answers(questions, Sampling(max_tokens=1)))) == len(windows)
+        return backend.rotary[0].inv_freq.clone()
+
+    assert torch.equal(factors(long, short), factors(short))
+    assert not torch.equal(factors(short), factors(long))
     backend.close()
 
 

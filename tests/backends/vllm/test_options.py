@@ -121,10 +121,12 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     shutil.copytree(toy_model, long)
     config = json.loads((long / "config.json").read_text())
     rope = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
-    (long / "config.json").write_text(json.dumps({**config, "rope_scaling": rope}))
-    with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
-        VllmScoreBackend.check(request_for(long))
-    VllmScoreBackend.check(request_for(long, max_model_len=128))
+    nested = ({"llm_config": {"rope_scaling": rope}}, {"thinker_config": {"text_config": {"rope_parameters": rope}}})
+    for keys in ({"rope_scaling": rope}, {"rope_scaling": {**rope, "rope_type": "su"}}, *nested):
+        (long / "config.json").write_text(json.dumps(config | keys))
+        with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
+            VllmScoreBackend.check(request_for(long))
+        VllmScoreBackend.check(request_for(long, max_model_len=128))
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])

@@ -175,3 +175,20 @@ def test_a_line_says_what_float32_would_gain(
 def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
     request = LoadRequest("m", load_fn, str(toy_model), 100, options)
     assert backends.resolve(load_fn, None)[1].facts(request).dtype == gold
+
+
+@pytest.mark.parametrize("edge", [None, 100])
+def test_rotary_factors_of_long_contexts_are_other_scores(tmp_path: Path, edge: int | None) -> None:
+    """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
+
+    class Engine(FakeBackend):
+        @classmethod
+        def facts(cls, request: LoadRequest) -> ModelFacts:
+            return ModelFacts(rope_changes_above=edge)
+
+    session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), backend=Engine)
+    jobs = [replace(made, request=replace(REQUEST, max_tokens=longest)) for longest in (99, 100, 101, 102)]
+    short, at_edge, above, long = (identified(each, SimpleNamespace(series="s"), session).identity for each in jobs)
+    assert short == at_edge
+    assert above == long
+    assert (short != long) == ("long_rope" in short) == (edge is not None)

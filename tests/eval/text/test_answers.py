@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,12 @@ def test_include_path_and_includes(tmp_path: Path) -> None:
 
 
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    """The cache goes by the content of YAML, included YAML and data."""
+    """The cache goes by the content of YAML, included YAML and data; ``datasets`` itself by paths and times."""
     task = write_task(tmp_path / "task")
+    os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     first = asked(tmp_path, task)
     write_task(tmp_path / "task", [{**ROWS[0], "a": 1}, *ROWS[1:]])
+    os.utime(tmp_path / "task" / "rows.jsonl", (1, 1))
     second = asked(tmp_path, task)
     assert second.digest == first.digest
     assert second.answers is not None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.common import packages
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
@@ -195,6 +196,37 @@ def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
     specs = [spec(tmp_path, method) for method in ("exllamav3", "llamacpp", "lm_eval", "gptq", "once")]
     specs.append(spec(tmp_path, "lm_eval", detokenize="wikitext"))
     assert len({json.dumps(tokens.identity(each, toy_model)) for each in specs}) == 6
+
+
+def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
+    """The tokenizer takes ``default.jinja`` of the additional ones, so a plain text's chat prefix depends on it."""
+    (tmp_path / "a.txt").write_text("ab\n")
+    save_toy_tokenizer(tmp_path)
+    data = spec(tmp_path, chat_template=True)
+    seen = [tokens.identity(data, tmp_path)]
+    folder = tmp_path / "additional_chat_templates"
+    folder.mkdir()
+    for text in ("one", "two"):
+        (folder / "default.jinja").write_text(text)
+        assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
+        seen.append(tokens.identity(data, tmp_path))
+    (folder / "default.jinja").rename(tmp_path / "default.jinja")  # which no tokenizer reads
+    seen.append(tokens.identity(data, tmp_path))
+    assert len({each["tokenizer"] for each in seen}) == 4
+
+
+def test_identity_tells_builds_of_one_version_apart(
+    tmp_path: Path, toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what tokenizes, and of lm-eval: a working copy of either, say."""
+    (tmp_path / "a.txt").write_text("ab\n")
+    task = {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "odd", "eval_len": 250}
+    specs = [spec(tmp_path), parse_data_spec(task, tmp_path / "d.json")]
+    before = [tokens.identity(each, toy_model) for each in specs]
+    monkeypatch.setattr(packages, "origin", lambda distribution: f" of {distribution.name}")
+    text, questions = (tokens.identity(each, toy_model) for each in specs)
+    assert text["versions"]["tokenizers"] == before[0]["versions"]["tokenizers"] + " of tokenizers"
+    assert questions["text"]["lm_eval"] == before[1]["text"]["lm_eval"] + " of lm_eval"
 
 
 def test_a_chat_prefix_is_the_same_every_day(tmp_path: Path) -> None:
