@@ -22,7 +22,9 @@ MASKED := MASKED_CPU=$(CPU) PYTHONPATH=$(CURDIR)/tests/support/masked_cpu
 MASK_avx2 := $(MASKED) ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
   GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F
 MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
-MASK := $(MASK_$(CPU))
+# In the environment of SUSE's shells CPU is the kind of machine.
+MASK := $(if $(filter-out $(shell uname -m),$(CPU)),$(or $(MASK_$(CPU)),$(error CPU=$(CPU): unknown; known: \
+  $(patsubst MASK_%,%,$(filter MASK_%,$(.VARIABLES))))))
 
 .PHONY: install llama demo demo-all test quick bench fuzz check format schema lock clean
 
