@@ -78,7 +78,7 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
         taken[printed] = "standard output"
     for flag, file in given.items():
         if not is_writable(file):
-            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")
         if taken.setdefault(file.resolve(), flag) != flag:
             raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")
         for path, what in (inputs or {}).items():
