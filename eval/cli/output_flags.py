@@ -73,16 +73,17 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
-    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
-    if (printed := Path("/dev/stdout").resolve()).is_file():
+    taken = dict.fromkeys(map(os.path.realpath, args.source), "--from")
+    if os.path.isfile(printed := os.path.realpath("/dev/stdout")):
         taken[printed] = "standard output"
     for flag, file in given.items():
         if not is_writable(file):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")
-        if taken.setdefault(file.resolve(), flag) != flag:
-            raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")
+        real = Path(os.path.realpath(file))
+        if taken.setdefault(str(real), flag) != flag:
+            raise InputError(f"{flag}: {file}: is the file of {taken[str(real)]} as well; name another file")
         for path, what in (inputs or {}).items():
-            if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
+            if path.exists() and Path(os.path.realpath(path)) in (real, *real.parents):
                 raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another file")
     for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
         if folder:

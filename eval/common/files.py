@@ -67,5 +67,6 @@ def is_writable(target: Path) -> bool:
     if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
         return False
     if json_files.is_file(target) or not json_files.exists(target):
-        return os.access(Path(os.path.realpath(target)).parent, os.W_OK)
+        real = os.path.realpath(target)
+        return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # as one that leads to itself is
     return True

@@ -8,6 +8,7 @@ run only if the spec says ``trust_remote_code``.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
 
     ``trusted``: its functions may run; otherwise InputError if it names any, or a data set of pickles.
     """
-    file = file.expanduser().resolve()
+    file = Path(os.path.realpath(file.expanduser()))
     name = f"task: {printable(file)}"
     if file in inside:
         raise InputError(f"{name}: includes itself")
