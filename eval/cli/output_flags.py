@@ -74,8 +74,9 @@ def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = 
              "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
     taken = dict.fromkeys(map(os.path.realpath, args.source), "--from")
-    if os.path.isfile(printed := os.path.realpath("/dev/stdout")):
-        taken[printed] = "standard output"
+    for stream, what in (("/dev/stdout", "standard output"), ("/dev/stderr", "standard error")):
+        if os.path.isfile(printed := os.path.realpath(stream)):
+            taken[printed] = what
     for flag, file in given.items():
         if not is_writable(file):
             raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from backends.base import TokenScores, Window
 from backends.worker import segments
 from backends.worker.segments import ALONE
-from eval.cli import delivering
+from eval.cli import arguments, delivering, output_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures, measures
@@ -22,7 +23,7 @@ from eval.results import results_json
 from eval.results.run_result import RunResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
-from tests.support.toy import assert_refused
+from tests.support.toy import assert_refused, refusal
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -157,6 +158,23 @@ def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
     assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
+
+
+@pytest.mark.parametrize(("number", "what"), [(1, "standard output"), (2, "standard error")])
+def test_an_output_is_not_the_file_of_what_is_printed(finished: Path, tmp_path: Path, number: int, what: str) -> None:
+    """It replaced the log of the run."""
+    log, kept = tmp_path / "run.log", os.dup(number)
+    for name in (log, Path("/dev/stdout" if number == 1 else "/dev/stderr")):
+        with log.open("w") as stream:
+            os.dup2(stream.fileno(), number)
+            try:
+                refused = refusal(
+                    output_flags.check_outputs, arguments.parse(["--from", str(finished), "-o", str(name)])
+                )
+            finally:
+                os.dup2(kept, number)
+        assert refused == f"--output: {name}: is the file of {what} as well; name another file"
+    os.close(kept)
 
 
 def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
