@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from backends.common.errors import InputError
-from backends.common.json_files import exists, is_file, read_bytes
+from backends.common.json_files import is_file, is_folder, read_bytes
 from backends.common.messages import one_line, printable
 from backends.common.packages import installed_versions, package_folder
 from eval.specs.types import DataSpec
@@ -65,11 +65,18 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     file = task_file(spec)
     if file is None:
         return {**found, "task": spec.task}
+    return {**found, "task": file.name, "files": digests(paths_of(spec, file))}
+
+
+def paths_of(spec: DataSpec, file: Path | None) -> list[Path]:
+    """What a spec's task is made of, with its YAML: files, also those that may run, and folders of data."""
+    if file is None:
+        return []
     config, parts = merged(file, trusted=spec.trust_remote_code)
     has_code = next(codes_in(config), None) is not None
     folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
     functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    return {**found, "task": file.name, "files": digests([*parts, *sorted(functions), *data_files(config)])}
+    return [*parts, *sorted(functions), *data_folders(config), *data_files(config)]
 
 
 def task_file(spec: DataSpec) -> Path | None:
@@ -171,10 +178,16 @@ def data_files(config: dict[str, Any]) -> list[Path]:
     base = options.get("data_dir")
     places = [Path(str(base), name) if base else Path(name) for name in names]
     found = [Path(match) for place in places for match in first_files(glob.iglob(str(place), recursive=True), "")]
-    for folder in (base, config.get("dataset_path")):
-        if isinstance(folder, str) and exists(Path(folder)) and Path(folder).is_dir():
-            found += first_files(Path(folder).rglob("*"), folder)
+    for folder in data_folders(config):
+        found += first_files(folder.rglob("*"), str(folder))
     return [file for file in found if is_file(file)]
+
+
+def data_folders(config: dict[str, Any]) -> list[Path]:
+    """The local folders that are a task's data set."""
+    options = config.get("dataset_kwargs")
+    folders = options.get("data_dir") if isinstance(options, dict) else None, config.get("dataset_path")
+    return [Path(folder) for folder in folders if isinstance(folder, str) and is_folder(Path(folder))]
 
 
 def is_here(spec: DataSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import replace
@@ -175,6 +176,47 @@ def test_an_output_is_not_the_file_of_what_is_printed(finished: Path, tmp_path: 
                 os.dup2(kept, number)
         assert refused == f"--output: {name}: is the file of {what} as well; name another file"
     os.close(kept)
+
+
+READ = {
+    "--output data.json": "the data spec", "--csv models.json": "a model spec", "--output text.parquet": "the text",
+    "--tokens-out .": "the text", "--output over.safetensors": "a file of text", "--csv chat.jinja": "a file of text",
+    "--markdown python": "a file of text", "--plots mod": "the model of text", "--tokens-out mod/new": "the model of",
+    "--html ds/r.html": "the text", "--plots ds": "the text", "--output files/a.jsonl": "the text",
+    "--output a.yaml": "the text", "--output base.yaml": "the text", "--output held/r.json": "the text",
+    "--output code.py": "the text", "--plots tok/new": "the tokenizer",
+}  # fmt: skip
+"""Outputs -> what they would replace, or lie in."""
+
+
+@pytest.mark.parametrize(("flag", "what"), READ.items())
+def test_nothing_that_is_read_is_written(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, what: str
+) -> None:
+    """Whatever a spec names by path; a folder is not written into either, of which other files may be read then."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("ds", "files", "held", "mod", "tok"):
+        (tmp_path / folder).mkdir()
+    for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl", "code.py"):
+        (tmp_path / name).write_text("{}")
+    Path("base.yaml").write_text("dataset_path: held\n")
+    Path("a.yaml").write_text("include: base.yaml\ntask: a\nprocess_docs: !function code.run\n")
+    model = {"label": "text", "python": "python", "engine": {"meet": "chat.jinja"}}
+    texts: list[dict[str, object]] = [
+        {"path": "text.parquet", "tokenizer_dir": "tok"}, {"dataset": "ds", "path": ...},
+        {"dataset": "json", "path": ..., "dataset_data_files": {"test": ["files/*.jsonl"]}},
+        {"dataset": "lm_eval", "path": ..., "eval_stride": ..., "task": "a.yaml", "trust_remote_code": True},
+    ]  # fmt: skip
+    specs = []
+    for text in texts:
+        data, models = write_specs([{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text)
+        specs.append(json.loads(data.read_text()))
+    data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # of several: in a folder each
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    ran = compare_q("-d", data, "-m", models, *flag.split())
+    assert_refused(ran, f"{flag.split()[0]}: ", f": is {what}", "; name another")
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert not list(tmp_path.rglob("new"))
 
 
 def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
