@@ -24,7 +24,9 @@ MASK_avx2 := $(MASKED) ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENAB
   GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F
 MASK_avx512core := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_VNNI
 MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
-MASK := $(MASK_$(CPU))
+# In the environment of SUSE's shells CPU is the kind of machine.
+MASK := $(if $(filter-out $(shell uname -m),$(CPU)),$(or $(MASK_$(CPU)),$(error CPU=$(CPU): unknown; known: \
+  $(patsubst MASK_%,%,$(filter MASK_%,$(.VARIABLES))))))
 
 .PHONY: install llama demo demo-all test quick bench fuzz check format schema lock clean
 

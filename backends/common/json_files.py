@@ -64,6 +64,13 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def check_unicode(key: str, *paths: Path | str | None) -> None:
+    """InputError, with ``key`` before it, for a path that no message in JSON can hold."""
+    for path in paths:
+        if SURROGATE.search(str(path)):
+            raise InputError(f"{key}: {printable(path)}: has bytes that are not UTF-8; rename it")
+
+
 def open_regular(file: Path) -> BufferedReader:
     """A regular file, opened for reading bytes; a pipe or a device is refused at once and never waited for."""
     name = printable(file)

@@ -22,6 +22,11 @@ def printable(text: object) -> str:
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
+def unicode(text: str) -> str:
+    """The text as JSON and pictures can hold it: a byte of a name that is not UTF-8 is written as Python writes it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def shortened(text: str, limit: int = 200) -> str:
     """The text, cut at ``limit`` characters."""
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -27,10 +27,17 @@ change."""
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path beside the target, which replaces the target when the block ends well and else vanishes."""
+    with beside(target) as temporary:
+        yield temporary
+        os.replace(temporary, target)
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A temporary path beside the target, which vanishes when the block ends."""
     temporary = target.with_name(temporary_name())
     try:
         yield temporary
-        os.replace(temporary, target)
     finally:
         with suppress(OSError):  # the folder has vanished, say: what went wrong first is what counts
             temporary.unlink()

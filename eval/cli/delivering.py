@@ -130,6 +130,14 @@ def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
             pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
 
 
+def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]) -> list[Path]:
+    """Every file that ``--tokens-out`` may write, of several texts in a folder each."""
+    from eval.run.token_scores import file_names
+
+    parts = file_names(texts) if len(texts) > 1 else [""]
+    return [folder / part / f"{name}.parquet" for part in parts for name in file_names(labels)] if folder else []
+
+
 def copy_scores(
     cache: Cache, run: RunResult, windows: Sequence[Window], folder: Path, outputs: Outputs, of: str = ""
 ) -> None:

@@ -13,6 +13,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from rich.table import Table
 
 import backends
 from backends.common.errors import CompareQError, InputError
+from backends.common.json_files import is_file
 from backends.common.messages import one_line, printable
+from backends.common.options import strings_in
 from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags, several_texts
 from eval.common import streams
 from eval.common.cache import Cache
@@ -130,13 +133,20 @@ def inputs_of(
     args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
 ) -> dict[Path, str]:
     """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
+    from eval.text import corpus, task_files
+
     found = dict.fromkeys(reading.expand(map(str, args.dataspec)), "the data spec")
     found |= dict.fromkeys(reading.expand(args.modelspec), "a model spec")
-    found |= {Path(spec.located): f"the model of {spec.name}" for spec in model_specs}
+    for model in model_specs:
+        named = [Path(each) for each in strings_in(model.options) if is_file(Path(each))]
+        python = [] if model.python is None else [Path(model.locate(model.python))]
+        found |= dict.fromkeys([*model.override_tensors, *named, *python], f"a file of {model.name}")
+        found[Path(model.located)] = f"the model of {model.name}"
     for spec in data_specs:
         found[Path(spec.locate(spec.tokenizer_dir))] = "the tokenizer"
-        if spec.path is not None:
-            found[Path(spec.locate(spec.path))] = "the text"
+        with suppress(InputError):  # which the run will meet too
+            paths = task_files.paths_of(spec, task_files.task_file(spec)) if spec.is_answers else corpus.paths_of(spec)
+            found |= dict.fromkeys(paths, "the text")
     return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
 
 
@@ -175,7 +185,8 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
     from eval.run.session import Session
     from eval.run.stopping import signals_interrupt
 
-    output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs))
+    tokens = delivering.token_files(args.tokens_out, [spec.name for spec in model_specs], list(texts))
+    output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs), tokens)
     cache = Cache(args.cache_dir)
     session = Session(
         cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,

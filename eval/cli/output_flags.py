@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from backends.common.errors import InputError
+from backends.common.json_files import exists
 from eval.cli import plot_flags
 from eval.cli.flag_values import path_argument
 from eval.common.files import is_writable
@@ -65,28 +66,35 @@ def column_names(given: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def check_outputs(args: argparse.Namespace, inputs: Mapping[Path, str] | None = None) -> None:
+def check_outputs(
+    args: argparse.Namespace, inputs: Mapping[Path, str] | None = None, tokens: Sequence[Path] = ()
+) -> None:
     """InputError, before anything runs, for an output that could not be written afterwards, or that is an input too.
 
-    ``inputs``: files and folders that the run reads -> what they are.
+    ``inputs``: files and folders that the run reads -> what they are; ``tokens``: the files of ``--tokens-out``.
     """
     files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
              "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
     given = {flag: file for flag, file in files.items() if file is not None}
-    taken = dict.fromkeys((file.resolve() for file in args.source), "--from")
-    if (printed := Path("/dev/stdout").resolve()).is_file():
-        taken[printed] = "standard output"
-    for flag, file in given.items():
-        if not is_writable(file):
-            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours?")
-        if taken.setdefault(file.resolve(), flag) != flag:
-            raise InputError(f"{flag}: {file}: is the file of {taken[file.resolve()]} as well; name another file")
-        for path, what in (inputs or {}).items():
-            if path.exists() and (file.resolve() == path.resolve() or path.resolve() in file.resolve().parents):
-                raise InputError(f"{flag}: {file}: is {what}, or lies in it; name another file")
-    for flag, folder in {"--tokens-out": args.tokens_out, "--plots": args.plots}.items():
-        if folder:
-            check_folder(flag, folder)
+    taken = dict.fromkeys(map(os.path.realpath, args.source), "--from")
+    for stream, what in (("/dev/stdout", "standard output"), ("/dev/stderr", "standard error")):
+        if os.path.isfile(printed := os.path.realpath(stream)):
+            taken[printed] = what
+    written = [*given.items(), *(("--tokens-out", file) for file in tokens)]
+    for flag, file in written:
+        if not is_writable(file) and (flag in given or os.path.lexists(file)):  # its folder is made below
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")
+        if taken.setdefault(real := os.path.realpath(file), flag) != flag:
+            raise InputError(f"{flag}: {file}: is the file of {taken[real]} as well; name another file")
+    asked = {"--tokens-out": args.tokens_out, "--plots": args.plots}
+    folders = [(flag, folder) for flag, folder in asked.items() if folder]
+    read = {Path(os.path.realpath(path)): what for path, what in (inputs or {}).items() if exists(path)}
+    for flag, path in [*folders, *written]:
+        place = Path(os.path.realpath(path))
+        for each in {place, *place.parents} & read.keys():
+            raise InputError(f"{flag}: {path}: is {read[each]}, or lies in it; name another")
+    for flag, folder in folders:
+        check_folder(flag, folder)
     for flag in ("--plot_file", "--card"):
         if given.get(flag):
             plot_flags.check_picture(flag, given[flag])

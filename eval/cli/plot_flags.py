@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from backends.common.errors import InputError
+from backends.common.messages import unicode
 from eval.cli.flag_values import path_argument
 from eval.plots.measures import KLD_VALUES, SIZES
 
@@ -26,7 +27,7 @@ def add(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("-mx", "--max_x", type=float, default=math.inf, help="leave out points beyond this x")
     p.add_argument("-my", "--max_y", type=float, default=math.inf, help="leave out points beyond this y")
-    p.add_argument("-t", "--title", help="plot title (default: names what is plotted)")
+    p.add_argument("-t", "--title", type=unicode, help="plot title (default: names what is plotted)")
     p.add_argument("-dark", "--dark", action="store_true", help="dark plots")
     p.add_argument(
         "--log_y", action=argparse.BooleanOptionalAction,

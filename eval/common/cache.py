@@ -102,7 +102,8 @@ class Cache:
         return ""
 
     def check_writable(self) -> None:
-        """InputError in one line if the cache cannot be written."""
+        """InputError in one line if the cache cannot be written, or if no worker could be told where it is."""
+        json_files.check_unicode("--cache-dir", self.root)
         if self.unwritable:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
 

@@ -8,7 +8,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from backends.common import json_files, owned
@@ -18,27 +18,41 @@ from backends.common import json_files, owned
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path, whose file replaces the target when the block ends well and else vanishes.
 
-    What a link leads to is replaced, and not the link.  A device or a pipe is not replaced, but gets the content: if
-    root renamed a file over /dev/null, every program would write into that.  OSError if the target is a folder,
-    cannot be written, or is a pipe that nobody reads.
+    What a link leads to is replaced, and not the link; the mode of the old file is kept.  A device or a pipe is not
+    replaced, but gets the content: if root renamed a file over /dev/null, every program would write into that.  So does
+    a file that may be written and not replaced: a mount point, as of ``docker -v``, or another user's in /tmp.  OSError
+    if the target is a folder, cannot be written, or is a pipe that nobody reads.
     """
     if json_files.is_file(target) or not json_files.exists(target):
         real = Path(os.path.realpath(target))
         owned.sweep(real.parent)  # what a killed run left there
-        with owned.replacing(real) as temporary:
+        with owned.beside(real) as temporary:
             yield temporary
+            with suppress(OSError):  # there is none yet
+                shutil.copymode(real, temporary)
+            try:
+                os.replace(temporary, real)
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.EPERM, errno.EXDEV) or not json_files.is_file(real):
+                    raise
+                write_through(temporary, real)
         return
     with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
         temporary = Path(folder) / "content"
         yield temporary
-        with open(target, "wb", opener=at_once) as stream, temporary.open("rb") as content:
-            shutil.copyfileobj(content, stream)
+        write_through(temporary, target)
+
+
+def write_through(source: Path, target: Path) -> None:
+    """Give what is at the target the content of a file."""
+    with source.open("rb") as content, open(target, "wb", opener=at_once) as stream:
+        shutil.copyfileobj(content, stream)
 
 
 def at_once(file: str, _: int) -> int:
     """An opener for writing that neither waits for a pipe's reader nor writes over a disk; afterwards writing waits."""
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise OSError(error.errno, "nobody reads from it") if error.errno == errno.ENXIO else error from None
     if stat.S_ISBLK(os.fstat(descriptor).st_mode):
@@ -50,6 +64,9 @@ def at_once(file: str, _: int) -> int:
 
 def is_writable(target: Path) -> bool:
     """Whether ``replacing`` may write the target, as far as that can be told before."""
+    if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
+        return False
     if json_files.is_file(target) or not json_files.exists(target):
-        return os.access(Path(os.path.realpath(target)).parent, os.W_OK)
-    return not json_files.is_folder(target) and os.access(target, os.W_OK)
+        real = os.path.realpath(target)
+        return os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)  # as one that leads to itself is
+    return True

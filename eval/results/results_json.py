@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from backends.common import json_files, machine
 from backends.common.errors import InputError
-from backends.common.messages import one_line, printable, shortened
+from backends.common.messages import one_line, printable, shortened, unicode
 from backends.common.options import describe
 from backends.layers import groups
 from eval import __version__
@@ -167,7 +167,7 @@ def origin_now(command: Sequence[str]) -> dict[str, Any]:
     """The ``ORIGIN`` of a run that has just been made by a command line."""
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": list(map(unicode, command)),
         "commit": machine.commit(),
         "versions": {**machine.versions(), "compare-q": __version__},
         "hardware": {

@@ -13,6 +13,7 @@ import backends
 from backends.base import Backend, LoadRequest, ModelFacts
 from backends.common import machine
 from backends.common.errors import InputError, ModelError
+from backends.common.json_files import check_unicode
 from backends.common.machine import Gpu
 from backends.common.options import strings_in
 from backends.layers import noise
@@ -103,6 +104,9 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
                 spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision
             )
             python = hosts.python(None if spec.python is None else spec.locate(spec.python), engine, spec.load_fn)
+            check_unicode("model_dir", request.model_dir, *request.override_tensors)
+            check_unicode("python", python)
+            check_unicode("out_logits", spec.out_logits and spec.locate(spec.out_logits))
             jobs.append(check(Job(spec, engine, backend, request, python), hosts))
         except InputError as error:
             problems.append(f"{spec.name}: {error}")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from backends.common.errors import CompareQError, InputError
+from backends.common.json_files import check_unicode
 from backends.common.messages import one_line
 from eval.results.run_result import RunResult
 from eval.results.texts import TextResult, TextsResult
@@ -109,6 +110,7 @@ def checked(session: Session, data_specs: Sequence[DataSpec], specs: Sequence[Mo
     """The models' jobs; InputError with all problems before the texts are tokenized, which takes longer."""
     if session.divergences and session.logits_file is None and not any(spec.is_reference for spec in specs):
         raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
+    check_unicode("--logits_file", session.logits_file)
     planned, problems = jobs.plan(specs, max(spec.longest for spec in data_specs), session.hosts)
     raise_all(problems)
     for job in planned:

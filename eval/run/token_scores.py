@@ -144,8 +144,8 @@ def write_parquet(stored: StoredScores, target: Path) -> None:
 
     index = {name: getattr(stored, name) for name in INDEX}
     try:
-        with replacing(target) as part:
-            parquet.write_table(pa.table({**index, **stored.columns}), part)
+        with replacing(target) as part, part.open("wb") as stream:  # pyarrow opens no name that is not UTF-8
+            parquet.write_table(pa.table({**index, **stored.columns}), stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
 

@@ -83,6 +83,14 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     return {**vars(source), "files": digests(local_files(source)), "rows": row_limit(spec)}
 
 
+def paths_of(spec: DataSpec) -> list[Path]:
+    """The files and folders that the text is read from, if they are on this machine."""
+    if spec.path is not None:
+        return [Path(spec.locate(spec.path))]
+    source = source_of(spec)
+    return [Path(source.path), *local_files(source)]
+
+
 def digests(files: Iterable[Path]) -> dict[str, str]:
     """Path -> SHA-256 of some files: by their names a library tells splits, and sorts rows."""
     return {str(file): file_digest(file) for file in files if is_file(file)}

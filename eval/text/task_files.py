@@ -8,6 +8,7 @@ run only if the spec says ``trust_remote_code``.
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from backends.common.errors import InputError
-from backends.common.json_files import exists, is_file, read_bytes
+from backends.common.json_files import is_file, is_folder, read_bytes
 from backends.common.messages import one_line, printable
 from backends.common.packages import builds, installed_versions, package_folder
 from eval.specs.types import DataSpec
@@ -69,12 +70,18 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     file = task_file(spec)
     if file is None:
         return {**found, "task": spec.task}
+    return {**found, "version": FILES_VERSION, "task": file.name, "files": digests(paths_of(spec, file))}
+
+
+def paths_of(spec: DataSpec, file: Path | None) -> list[Path]:
+    """What a spec's task is made of, with its YAML: files, also those that may run, and folders of data."""
+    if file is None:
+        return []
     config, parts = merged(file, trusted=spec.trust_remote_code)
     has_code = next(codes_in(config), None) is not None
     folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
     functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    digest = digests([*parts, *sorted(functions), *data_files(config)])
-    return {**found, "version": FILES_VERSION, "task": file.name, "files": digest}
+    return [*parts, *sorted(functions), *data_folders(config), *data_files(config)]
 
 
 def task_file(spec: DataSpec) -> Path | None:
@@ -115,7 +122,7 @@ def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple
 
     ``trusted``: its functions may run; otherwise InputError if it names any, or a data set of pickles.
     """
-    file = file.expanduser().resolve()
+    file = Path(os.path.realpath(file.expanduser()))
     name = f"task: {printable(file)}"
     if file in inside:
         raise InputError(f"{name}: includes itself")
@@ -176,10 +183,16 @@ def data_files(config: dict[str, Any]) -> list[Path]:
     base = options.get("data_dir")
     places = [Path(str(base), name) if base else Path(name) for name in names]
     found = [Path(match) for place in places for match in first_files(glob.iglob(str(place), recursive=True), "")]
-    for folder in (base, config.get("dataset_path")):
-        if isinstance(folder, str) and exists(Path(folder)) and Path(folder).is_dir():
-            found += first_files(Path(folder).rglob("*"), folder)
+    for folder in data_folders(config):
+        found += first_files(folder.rglob("*"), str(folder))
     return [file for file in found if is_file(file)]
+
+
+def data_folders(config: dict[str, Any]) -> list[Path]:
+    """The local folders that are a task's data set."""
+    options = config.get("dataset_kwargs")
+    folders = options.get("data_dir") if isinstance(options, dict) else None, config.get("dataset_path")
+    return [Path(folder) for folder in folders if isinstance(folder, str) and is_folder(Path(folder))]
 
 
 def is_here(spec: DataSpec) -> bool:

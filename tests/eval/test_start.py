@@ -75,6 +75,18 @@ def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
     assert "run it with copy/.venv-cpu/bin/python, or" in refused(checkout.parent)
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("kind", "status"), [("AVX2", 2), ("avx2", 0), ("avx512", 0), ("", 0), (os.uname().machine, 0)]
+)
+def test_a_kind_of_cpu_that_make_does_not_know_is_refused(kind: str, status: int) -> None:
+    """It ran everything with nothing masked."""
+    command = ["make", "-n", "clean", f"CPU={kind}", "TARGET=cpu"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == status, ran.stderr
+    assert (f"CPU={kind}: unknown; known: avx" in ran.stderr) == bool(status)
+
+
 def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 1))
     assert compare_q.main() == 2

@@ -6,6 +6,7 @@ Only runs that can stand in one table are merged: the same windows and vocabular
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ def load(files: Sequence[Path]) -> tuple[StoredRun, Any]:
 
     InputError in one line for runs that cannot stand in one table, with the file and the remedy.
     """
-    resolved = [file.resolve() for file in files]
+    resolved = list(map(os.path.realpath, files))
     for file, path in zip(files, resolved, strict=True):
         if resolved.count(path) > 1:
             raise InputError(f"--from: {printable(file)}: is given twice; name each run once")
@@ -45,7 +46,7 @@ def load(files: Sequence[Path]) -> tuple[StoredRun, Any]:
 
 def short_names(files: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the files apart: ``results.json`` often is the name of both."""
-    parts = [file.resolve().parts for file in files]
+    parts = [Path(os.path.realpath(file)).parts for file in files]
     for length in range(1, max(map(len, parts))):
         names = [printable("/".join(each[-length:])) for each in parts]
         if len(set(names)) == len(names):

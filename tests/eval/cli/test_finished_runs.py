@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,13 @@ def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Pat
     before = finished.read_bytes()
     assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is the file of --from as well")
     assert finished.read_bytes() == before
+
+
+def test_bytes_of_a_command_and_a_title_that_are_not_utf8(compare_q: Run, tmp_path: Path) -> None:
+    """What was written with them was refused as no Unicode text, and no picture was drawn; line ends stay."""
+    odd = os.fsdecode(b"caf\xe9\n")
+    results_json.write_json(run_of(REF, QUANT), tmp_path / "r.json", ["compare-q", "-t", odd])
+    ran = compare_q("--from", tmp_path / "r.json", "-t", odd, "-o", tmp_path / "s.json", "-pf", tmp_path / "p.png")
+    assert (ran.status, ran.err) == (0, "")
+    run, _ = results_json.load(tmp_path / "s.json")
+    assert (run.title, run.origin["command"]) == ("caf\\udce9\n", ["compare-q", "-t", "caf\\udce9\n"])

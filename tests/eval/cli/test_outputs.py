@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from backends.base import TokenScores, Window
 from backends.worker import segments
 from backends.worker.segments import ALONE
-from eval.cli import delivering
+from eval.cli import arguments, delivering, output_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures, measures
@@ -22,7 +24,7 @@ from eval.results import results_json
 from eval.results.run_result import RunResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
-from tests.support.toy import assert_refused
+from tests.support.toy import assert_refused, refusal
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -157,6 +159,64 @@ def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.x", "--html", tmp_path / "." / "r.x")
     assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
+
+
+@pytest.mark.parametrize(("number", "what"), [(1, "standard output"), (2, "standard error")])
+def test_an_output_is_not_the_file_of_what_is_printed(finished: Path, tmp_path: Path, number: int, what: str) -> None:
+    """It replaced the log of the run."""
+    log, kept = tmp_path / "run.log", os.dup(number)
+    for name in (log, Path("/dev/stdout" if number == 1 else "/dev/stderr")):
+        with log.open("w") as stream:
+            os.dup2(stream.fileno(), number)
+            try:
+                refused = refusal(
+                    output_flags.check_outputs, arguments.parse(["--from", str(finished), "-o", str(name)])
+                )
+            finally:
+                os.dup2(kept, number)
+        assert refused == f"--output: {name}: is the file of {what} as well; name another file"
+    os.close(kept)
+
+
+READ = {
+    "--output data.json": "the data spec", "--csv models.json": "a model spec", "--output text.parquet": "the text",
+    "--tokens-out .": "the text", "--output over.safetensors": "a file of text", "--csv chat.jinja": "a file of text",
+    "--markdown python": "a file of text", "--plots mod": "the model of text", "--tokens-out mod/new": "the model of",
+    "--html ds/r.html": "the text", "--plots ds": "the text", "--output files/a.jsonl": "the text",
+    "--output a.yaml": "the text", "--output base.yaml": "the text", "--output held/r.json": "the text",
+    "--output code.py": "the text", "--plots tok/new": "the tokenizer",
+}  # fmt: skip
+"""Outputs -> what they would replace, or lie in."""
+
+
+@pytest.mark.parametrize(("flag", "what"), READ.items())
+def test_nothing_that_is_read_is_written(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, what: str
+) -> None:
+    """Whatever a spec names by path; a folder is not written into either, of which other files may be read then."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("ds", "files", "held", "mod", "tok"):
+        (tmp_path / folder).mkdir()
+    for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl", "code.py"):
+        (tmp_path / name).write_text("{}")
+    Path("base.yaml").write_text("dataset_path: held\n")
+    Path("a.yaml").write_text("include: base.yaml\ntask: a\nprocess_docs: !function code.run\n")
+    model = {"label": "text", "python": "python", "engine": {"meet": "chat.jinja"}}
+    texts: list[dict[str, object]] = [
+        {"path": "text.parquet", "tokenizer_dir": "tok"}, {"dataset": "ds", "path": ...},
+        {"dataset": "json", "path": ..., "dataset_data_files": {"test": ["files/*.jsonl"]}},
+        {"dataset": "lm_eval", "path": ..., "eval_stride": ..., "task": "a.yaml", "trust_remote_code": True},
+    ]  # fmt: skip
+    specs = []
+    for text in texts:
+        data, models = write_specs([{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text)
+        specs.append(json.loads(data.read_text()))
+    data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # of several: in a folder each
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    ran = compare_q("-d", data, "-m", models, *flag.split())
+    assert_refused(ran, f"{flag.split()[0]}: ", f": is {what}", "; name another")
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert not list(tmp_path.rglob("new"))
 
 
 def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,3 +216,23 @@ def test_noise_is_for_a_noise_floor_that_is_not_the_reference(compare_q: Run, wr
     )
     data, spec = write_specs([{**FAKE, "noise_floor": True, "reference": True}])
     assert_refused(compare_q("-d", data, "-m", spec), "fake: noise_floor: the reference cannot be its own noise floor")
+
+
+def test_names_that_no_worker_could_be_told(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+    """A worker's job is JSON, which holds no byte that is not UTF-8: the traceback was pydantic's."""
+    data, spec = write_specs()
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    (folder / "m").mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    why = "has bytes that are not UTF-8; rename it"
+    for key, keys in (
+        ("model_dir", {"python": sys.executable, "model_dir": "m"}),
+        ("model_dir", {"model_dir": ["none", "m"]}),
+        ("out_logits", {"out_logits": "m"}),
+        ("python", {"python": "python"}),
+    ):
+        (folder / "models.json").write_text(json.dumps({**FAKE, **keys}))
+        ran = compare_q("-d", data, "-m", folder / "models.json")
+        assert_refused(ran, f"error: fake: {key}: ", "caf\\udce9/", why)
+    assert_refused(compare_q("-d", data, "-m", spec, "--cache-dir", folder), "--cache-dir: ", f"caf\\udce9: {why}")
+    assert_refused(compare_q("-d", data, "-m", spec, "-lf", folder / "m"), "--logits_file: ", f"caf\\udce9/m: {why}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,65 @@ def test_what_fails_before_its_end_sends_a_pipe_nothing(tmp_path: Path) -> None:
     os.close(reader)
 
 
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder like /tmp: all may write in it, and none may replace another's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)
+
+
+@contextmanager
+def a_user() -> Iterator[None]:
+    """A block in which this process is not root's, whom no mode of a file stops."""
+    root = os.getuid() == 0
+    if root:
+        os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        if root:
+            os.setresuid(0, 0, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has files of two users")
+def test_another_users_file_in_a_common_folder_is_written_through(common: Path) -> None:
+    """Its replacement was refused after the run."""
+    theirs = common / "theirs"
+    theirs.write_bytes(b"longer than what is new")
+    theirs.chmod(0o666)
+    before = theirs.stat()
+    with a_user():
+        assert is_writable(theirs)
+        write(theirs)
+    assert (theirs.read_bytes(), theirs.stat().st_uid, theirs.stat().st_ino) == (b"new", 0, before.st_ino)
+    assert os.listdir(common) == ["theirs"]
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EXDEV])
+def test_a_mounted_file_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    (tmp_path / "mounted").write_bytes(b"longer than what is new")
+    write(tmp_path / "mounted")
+    assert (tmp_path / "mounted").read_bytes() == b"new"
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write(tmp_path / "not there")
+    assert os.listdir(tmp_path) == ["mounted"]
+
+
+def test_a_file_keeps_its_mode_and_one_that_may_only_be_read_stays(common: Path) -> None:
+    file = common / "file"
+    with a_user():
+        file.touch(0o640)
+        write(file)
+        assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"new", 0o640)
+        file.chmod(0o444)
+        assert not is_writable(file)
+
+
 FLAGS = ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
 
 
@@ -105,3 +168,13 @@ def test_what_no_output_can_be(compare_q: Run, finished: Path, tmp_path: Path) -
     assert not is_writable(tmp_path / "no" / "folder")
     (tmp_path / "link").symlink_to(tmp_path / "no" / "folder")
     assert_refused(compare_q("--from", finished, "-o", tmp_path / "link"), "--output: ", "link: cannot be written")
+
+
+def test_a_link_that_leads_to_itself_is_no_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+    """Nor is it replaced, nor read."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    assert_refused(compare_q("--from", finished, "-o", loop), "--output: ", "loop: cannot be written")
+    assert_refused(compare_q("--from", finished, "--plots", loop), "--plots: ", "loop: cannot be written")
+    assert_refused(compare_q("--from", finished, loop), "loop: cannot be read: Too many levels of symbolic links")
+    assert loop.is_symlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,14 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path)
     assert list(zip(table.schema.names, table.schema.types, strict=True)) == list(zip(names, types, strict=True))
     assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
     assert table["kld"].null_count == 0  # nan is nan
+
+
+def test_a_name_that_is_not_utf8(cache: Cache, tmp_path: Path) -> None:
+    """Pyarrow opens none."""
+    keep(cache)
+    (folder := tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    token_scores.write_parquet(load(cache), folder / "out.parquet")
+    assert parquet.read_table((folder / "out.parquet").open("rb"))["logprob"].to_pylist() == FULL["logprob"]
 
 
 def test_a_file_that_cannot_be_written(cache: Cache, tmp_path: Path) -> None:

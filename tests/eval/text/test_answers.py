@@ -179,6 +179,7 @@ def test_include_path_and_includes(tmp_path: Path) -> None:
     """A task by its name in a folder, whose YAML includes another one; its own keys win."""
     write_task(tmp_path / "tasks" / "base", task="base")
     (tmp_path / "tasks" / "mine.yaml").write_text("include: base/odd.yaml\ntask: mine\ndoc_to_text: 'Q {{q}}'\n")
+    (tmp_path / "tasks" / "loop.yaml").symlink_to("loop.yaml")
     data = asked(tmp_path, "mine", include_path=str(tmp_path / "tasks"))
     assert data.answers is not None
     assert data.answers.task == "mine"
