@@ -199,7 +199,7 @@ def test_identity_follows_the_method(tmp_path: Path, toy_model: Path) -> None:
 
 
 def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
-    """The tokenizer takes ``default.jinja`` of the additional ones, so a plain text's chat prefix depends on it."""
+    """The tokenizer takes the default of the additional ones, so a plain text's chat prefix depends on it."""
     (tmp_path / "a.txt").write_text("ab\n")
     save_toy_tokenizer(tmp_path)
     data = spec(tmp_path, chat_template=True)
