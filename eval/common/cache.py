@@ -160,11 +160,12 @@ class Cache:
 
     def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
-        if self.unwritable:
-            return NoLock()
-        file = self.path(section, key, ".lock")
+        return NoLock() if self.unwritable else self.lock_at(self.path(section, key, ".lock"))
+
+    def lock_at(self, file: Path) -> FileLock:
+        """A lock whose file goes with the run; another user's run may take it, too."""
         self.locks.add(file)
-        return FileLock(str(file))
+        return FileLock(str(file), mode=0o666)
 
     def use(self, section: str, key: str) -> None:
         """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""

@@ -49,7 +49,7 @@ class Running:
 
     @contextmanager
     def held(self, lock: Lock, let_go: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """A lock of the cache, waited for as long as another run holds it; StoppedError.
+        """A lock of the cache or of a reference, waited for as long as another run holds it; StoppedError.
 
         ``let_go`` gives back the GPUs that the thread holds, if the lock is not free soon.  No two runs wait for each
         other for ever, whatever the order of their models and texts, since all wait in one order:

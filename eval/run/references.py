@@ -20,7 +20,7 @@ from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
 from backends.worker import segments
 from backends.worker.segment_names import MORE
-from eval.common.cache import Cache
+from eval.common.cache import Cache, Lock, NoLock
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.text.windows import EvalData
@@ -85,6 +85,16 @@ class HeldReference:
 
 
 Reference = NoReference | LostReference | HeldReference
+
+
+def lock_of(reference: HeldReference, cache: Cache) -> Lock:
+    """Held while a reference's store is made, checked or deleted; none where nothing can be written.
+
+    It lies beside the store, since runs with other caches may have the same path; under a key, as the cache's own.
+    """
+    folder, name = os.path.split(os.path.abspath(reference.path))
+    file = Path(folder, f"{name}.lock" if name == reference.key else f".{name}.lock")
+    return cache.lock_at(file) if os.access(folder, os.W_OK) else NoLock()
 
 
 def tag_for(reference: Reference, job: Job) -> str:

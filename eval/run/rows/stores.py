@@ -50,7 +50,7 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
     reference = references.of_model(fetched, data, session)
     session.cache.use("references", reference.key)
     if session.clear:
-        with session.hosts.running.held(session.cache.lock("references", reference.key)):
+        with session.hosts.running.held(references.lock_of(reference, session.cache)):
             forget_store(session, reference)
     wanted = session.logits_file is not None or spec.out_logits is not None
     needed = not all_stored(session, others, data, reference) or (wanted and not reference.exists)
@@ -102,7 +102,7 @@ def verify(session: Session, reference: HeldReference) -> None:
     """Check every byte of a store; InputError names a damaged file."""
     store = open_reference(reference.path)
     with (
-        session.hosts.running.held(session.cache.lock("references", reference.key)),
+        session.hosts.running.held(references.lock_of(reference, session.cache)),
         session.progress.phase(f"checking reference {reference.label}", unit="files") as phase,
     ):
         store.verify(Stoppable(phase, session.hosts.running).advance)
