@@ -168,16 +168,20 @@ class Cache:
         return FileLock(str(file), mode=0o666)
 
     def use(self, section: str, key: str) -> None:
-        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""
+        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends.
+
+        Where the disk is full it is served unsaid.
+        """
         if self.unwritable:
             return
-        with self.using:
+        with self.using, suppress(OSError):
             if self.running is None:
-                self.running = FileLock(f"{self.run}.lock", thread_local=False)
-                self.running.acquire()
-                weakref.finalize(self, remove_marks, self.run, self.running, self.locks)
-        with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
-            file.write(f"{key}\n")
+                running = FileLock(f"{self.run}.lock", thread_local=False)
+                running.acquire()
+                self.running = running
+                weakref.finalize(self, remove_marks, self.run, running, self.locks)
+            with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
+                file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
             with suppress(OSError):
                 os.utime(entry / MANIFEST if (entry / MANIFEST).is_file() else entry)

@@ -127,6 +127,8 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
         raise InputError(f"{path / MANIFEST}: is no file; delete it")
     elif path != in_cache and path.exists():  # in the cache a killed run may leave the folder alone
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
+    if path == in_cache or (reference.has(len(data.windows)) and not session.clear):
+        return reference
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -56,7 +56,10 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
     needed = not all_stored(session, others, data, reference) or (wanted and not reference.exists)
     if reference.exists and (needed or not is_stored(session, fetched, data, reference)):
         verify(session, reference)
-    return replace(part, own=reference, records=needed and not reference.has(len(data.windows)))
+    records = needed and not reference.has(len(data.windows))
+    if records:  # before anything loads
+        session.cache.check_writable()
+    return replace(part, own=reference, records=records)
 
 
 def is_pending(session: Session, part: Part) -> bool:
