@@ -188,3 +188,17 @@ def test_the_kind_of_cpu(
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: any avx512f\nflags\t\t: fpu {flags} lm\n")
     assert machine.cpu_kind(tmp_path / "cpuinfo") == kind
     assert machine.cpu_kind(tmp_path / "missing") == ""
+
+
+def test_what_editors_leave_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emacs locks a file by a link that leads nowhere; a folder may have any name."""
+    folder = tmp_path / "backends"
+    (folder / "common" / "old.py").mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(folder / "common" / "machine.py"))
+    digests = [machine.code.__wrapped__()]
+    (folder / ".#options.py").symlink_to("me@here.1")
+    (folder / "gone.py").symlink_to("nowhere")
+    digests.append(machine.code.__wrapped__())
+    (folder / "options.py").write_text("")
+    digests.append(machine.code.__wrapped__())
+    assert digests[0] == digests[1] != digests[2]
