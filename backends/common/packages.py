@@ -61,7 +61,7 @@ def origin(distribution: Distribution) -> str:
         noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
         if noted.get("dir_info", {}).get("editable"):
             files = Path(noted["url"].removeprefix("file://")).rglob("*.py")
-            return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
+            return f" changed {max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)}"
         known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
     except (OSError, ValueError, AttributeError, KeyError):
         return ""
