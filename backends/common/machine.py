@@ -73,6 +73,8 @@ def code() -> tuple[str, str]:
     folder = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
+        if file.name.startswith(".") or not file.is_file():  # an editor's lock, say, which leads nowhere
+            continue
         content = file.read_bytes()
         digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
     return str(folder), digest.hexdigest()

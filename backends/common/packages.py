@@ -76,7 +76,7 @@ def origin(distribution: Distribution) -> str:
         noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
         if noted.get("dir_info", {}).get("editable"):
             folder = Path(noted["url"].removeprefix("file://"))
-            files = [file for pattern in ("*.py", "*.so") for file in folder.rglob(pattern)]
+            files = [file for pattern in ("*.py", "*.so") for file in folder.rglob(pattern) if file.is_file()]
             return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
         known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get("hash")
         content = recorded(distribution) if noted else ""

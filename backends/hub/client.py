@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,8 @@ REMEMBERED_S = 60.0
 """Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""
 LONGEST_ANSWER_S, LONGEST_WAIT_S = 120.0, 300
 """Seconds for all of an answer that is no file, and that the hub may ask to wait: its own longest."""
+SLOW_S, SLOWEST = 120.0, 1000
+"""Seconds of waiting for a file in which at least so many bytes a second have to come."""
 SLACK = 1 << 26
 """Bytes by which a download may exceed what the hub has announced: beginnings that come again."""
 SIGN_IN = "`hf auth login` or HF_TOKEN"
@@ -89,13 +91,17 @@ def bound_answers() -> None:
 
 
 def _bound(response: Any) -> None:
-    """Bound a wait that is asked for, and the bytes and seconds of an answer that is no file: files have a bar."""
+    """Bound a wait that is asked for, the bytes and seconds of an answer that is no file, and how slow a file may be.
+
+    The bytes of a file are counted by its bar.
+    """
     for header, number in (("Retry-After", r"\d+"), ("ratelimit", r"(?<=t=)\d+")):
         asked = response.headers.get(header, "")
         if any(float(each) > LONGEST_WAIT_S for each in re.findall(number, asked, re.ASCII)):
             response.headers[header] = re.sub(number, str(LONGEST_WAIT_S), asked)
     path = response.request.url.path
     if "/api/" not in path or "/resolve" in path:
+        response.iter_raw = paced(response.iter_raw)
         return
     pieces, until = response.iter_bytes, time.monotonic() + LONGEST_ANSWER_S
 
@@ -109,6 +115,27 @@ def _bound(response: Any) -> None:
             yield piece
 
     response.iter_bytes = bounded
+
+
+def paced(pieces: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
+    """The pieces of a file as they come; InputError where next to nothing does.
+
+    The client's own limit is on the silence before a piece, and its bar is told of nothing before 10 MiB have come.
+    """
+
+    def followed(*arguments: Any) -> Iterator[bytes]:
+        waited, size, since = 0.0, 0, time.monotonic()
+        for piece in pieces(*arguments):
+            waited, size = waited + time.monotonic() - since, size + len(piece)
+            if waited > SLOW_S:
+                if size < SLOWEST * waited:
+                    slow = f"less than {bytes_in_words(SLOWEST)}/s came for {SLOW_S:g} s"
+                    raise InputError(f"{slow}: the hub or the network is too slow; run again to go on")
+                waited, size = 0.0, 0
+            yield piece
+            since = time.monotonic()  # what is done with a piece is no waiting
+
+    return followed
 
 
 @contextmanager

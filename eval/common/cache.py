@@ -161,23 +161,28 @@ class Cache:
 
     def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
-        if self.unwritable:
-            return NoLock()
-        file = self.path(section, key, ".lock")
+        return NoLock() if self.unwritable else self.lock_at(self.path(section, key, ".lock"))
+
+    def lock_at(self, file: Path) -> FileLock:
+        """A lock whose file goes with the run; another user's run may take it, too."""
         self.locks.add(file)
-        return FileLock(str(file))
+        return FileLock(str(file), mode=0o666)
 
     def use(self, section: str, key: str) -> None:
-        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends."""
+        """Say that this run uses an entry: the entry counts as used now, and no run removes it before this run ends.
+
+        Where the disk is full it is served unsaid.
+        """
         if self.unwritable:
             return
-        with self.using:
+        with self.using, suppress(OSError):
             if self.running is None:
-                self.running = FileLock(f"{self.run}.lock", thread_local=False)
-                self.running.acquire()
-                weakref.finalize(self, remove_marks, self.run, self.running, self.locks)
-        with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
-            file.write(f"{key}\n")
+                running = FileLock(f"{self.run}.lock", thread_local=False)
+                running.acquire()
+                self.running = running
+                weakref.finalize(self, remove_marks, self.run, running, self.locks)
+            with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
+                file.write(f"{key}\n")
         for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
             with suppress(OSError):
                 os.utime(entry / MANIFEST if (entry / MANIFEST).is_file() else entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.json_files import expanded
 from backends.common.watch import Watch
 from backends.worker.messages import Described, DescribeJob
-from eval.common.cache import Lock
+from eval.common.cache import Lock, NoLock
 from eval.common.processes import in_process
 from eval.run import devices
 from eval.run.devices import Devices, Kind, Overlap
@@ -49,7 +50,7 @@ class Running:
 
     @contextmanager
     def held(self, lock: Lock, let_go: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """A lock of the cache, waited for as long as another run holds it; StoppedError.
+        """A lock of the cache or of a reference, waited for as long as another run holds it; StoppedError.
 
         ``let_go`` gives back the GPUs that the thread holds, if the lock is not free soon.  No two runs wait for each
         other for ever, whatever the order of their models and texts, since all wait in one order:
@@ -70,6 +71,10 @@ class Running:
                 self._await(lock)
             finally:
                 self.blocked.remove(lock)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            lock = NoLock()  # what is finished is served from a full disk, too, and nothing else can be kept there
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
 from backends.worker import segments
 from backends.worker.segment_names import MORE
-from eval.common.cache import Cache
+from eval.common.cache import Cache, Lock, NoLock
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
 from eval.text.windows import EvalData
@@ -87,6 +87,16 @@ class HeldReference:
 Reference = NoReference | LostReference | HeldReference
 
 
+def lock_of(reference: HeldReference, cache: Cache) -> Lock:
+    """Held while a reference's store is made, checked or deleted; none where nothing can be written.
+
+    It lies beside the store, since runs with other caches may have the same path; under a key, as the cache's own.
+    """
+    folder, name = os.path.split(os.path.abspath(reference.path))
+    file = Path(folder, f"{name}.lock" if name == reference.key else f".{name}.lock")
+    return cache.lock_at(file) if os.access(folder, os.W_OK) else NoLock()
+
+
 def tag_for(reference: Reference, job: Job) -> str:
     """Under which tag a model's scores lie: of what they are compared with, or of scores that depend on no reference.
 
@@ -117,6 +127,8 @@ def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldRefer
         raise InputError(f"{path / MANIFEST}: is no file; delete it")
     elif path != in_cache and path.exists():  # in the cache a killed run may leave the folder alone
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
+    if path == in_cache or (reference.has(len(data.windows)) and not session.clear):
+        return reference
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -57,8 +57,7 @@ class Crew:
     def __init__(self, session: Session, fetched: FetchedJob, turn: Turn, windows: Sequence[Window]) -> None:
         self.session, self.job, self.turn = session, fetched.job, turn
         self.sample = sample_of(windows)
-        log_file = None if session.verbose else session.cache.log_file(self.job.request.label, fetched.scores_key)
-        self.request: LoadRequest = replace(self.job.request, log_file=log_file)
+        self.key = fetched.scores_key
         self.failure: CompareQError | None = None
         self.is_deadly = False
         self.workers: list[Worker] = []
@@ -103,6 +102,12 @@ class Crew:
         hosts = self.session.hosts
         if self.hold is not None and (hosts.running.blocked or hosts.devices.is_wanted_by_reference(self.hold)):
             self.release()
+
+    @cached_property
+    def request(self) -> LoadRequest:
+        """The model, and the log of its workers, named only now: for rows of the cache nothing need be written."""
+        label, verbose = self.job.request.label, self.session.verbose
+        return replace(self.job.request, log_file=None if verbose else self.session.cache.log_file(label, self.key))
 
     @property
     def slots(self) -> int:

@@ -24,6 +24,7 @@ from backends.common import machine
 from backends.common.engine_log import root_cause
 from backends.common.errors import InputError, ModelError, StoppedError
 from backends.common.lifeline import WORKER
+from backends.common.messages import one_line
 from backends.worker.messages import (
     JOB,
     AnswerJob,
@@ -81,11 +82,14 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process; InputError if its Python cannot be started."""
+        try:
+            environment = {**os.environ, "PYTHONPATH": code_path(self.python), WORKER: "1"}
+            output: Any = sys.stderr.fileno() if self.log_file is None else self.log_file.open("ab")
+        except OSError as error:
+            raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
         read, write = os.pipe()
         wait, lifeline = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": code_path(self.python), WORKER: "1"}
         command = processes.command("backends.worker", write, wait, python=self.python)
-        output: Any = sys.stderr.fileno() if self.log_file is None else self.log_file.open("ab")
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write, wait), env=environment

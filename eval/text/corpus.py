@@ -13,8 +13,8 @@ import hashlib
 import io
 import itertools
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,15 @@ TRACE = ".json"
 LARGEST_TEXT, LARGEST_TABLE = 8_000_000_000, 100_000_000_000
 """Bytes of a plain text file, which is held in memory as a whole, and of a table; wikitext-103 has 0.5 GB."""
 LARGEST_RATIO = 100
-"""Bytes that a parquet file may hold for each of its own; text takes a third to a tenth."""
+"""Bytes that a packed file may hold for each of its own; text takes a third to a tenth."""
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""How packed files begin -> what the library calls them; what is not installed here, it cannot read either."""
 BATCH_ROWS, BATCH_BYTES = 1024, 1 << 26
 """Rows of a parquet file that are read at a time, and bytes that they may take."""
 DAMAGED = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError)
@@ -235,10 +243,8 @@ def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
     """The chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
     if spec.path is None:
         for file in local_files(source_of(spec)):
-            if file.suffix.lower() == ".parquet":
-                with suppress(*DAMAGED):  # the library, which reads it, will say that
-                    all(True for _ in parquet_batches(file, f"dataset: {printable(file)}"))
-        yield from hub_records(spec, choose)
+            check_unpacked(file)
+        yield from hub_records(spec, choose, check_unpacked)
         return
     file = text_file(spec)
     name = f"path: {printable(file)}"
@@ -270,13 +276,41 @@ def parquet_batches(file: Path, name: str, choose: Choose | None = None) -> Iter
     widest = max(
         (each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in columns), default=1
     )
-    read, most = 0, LARGEST + LARGEST_RATIO * size
+    read = 0
     for batch in table.iter_batches(min(max(BATCH_BYTES // max(widest, 1), 1), BATCH_ROWS), columns=columns):
         read += batch.nbytes
-        if read > most:
-            told = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
-            raise InputError(f"{name}: {told}; give it as .jsonl if that is so")
+        check_ratio(read, size, name)
         yield batch
+
+
+def check_ratio(read: int, size: int, name: str) -> None:
+    """InputError if so many bytes are far more than a file of this size can honestly hold."""
+    if read > (most := LARGEST + LARGEST_RATIO * size):
+        told = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
+        raise InputError(f"{name}: {told}; give it as .jsonl if that is so")
+
+
+def check_unpacked(file: Path) -> None:
+    """InputError for a file of a data set that holds far more than its own bytes, told by how it begins."""
+    import fsspec
+
+    name, size, read = f"dataset: {printable(file)}", file.stat().st_size, 0
+    try:
+        with file.open("rb") as stream:
+            begin = stream.read(6)
+        if begin.startswith(b"PAR1"):
+            all(True for _ in parquet_batches(file, name))
+        elif begin.startswith(b"PK\3\4"):
+            with zipfile.ZipFile(file) as archive:
+                check_ratio(sum(member.file_size for member in archive.infolist()), size, name)
+        elif packed := [kind for magic, kind in PACKED.items() if begin.startswith(magic)]:
+            with fsspec.open(str(file), compression=packed[0]) as stream:
+                while piece := stream.read(BATCH_BYTES):
+                    read += len(piece)
+                    check_ratio(read, size, name)
+    except Exception as error:  # of each format its own; what is damaged, the library will say, which reads the file
+        if isinstance(error, InputError):
+            raise
 
 
 def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:

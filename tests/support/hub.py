@@ -7,7 +7,8 @@ server, as the hub does to its storage, which knows ``Range``.  Nothing has an `
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``stale`` (a
 token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file), ``endless`` (files whose
-bytes come again and again), ``instead`` (answers what is asked of the model org/odd).
+bytes come again and again), ``slow`` (files of which one byte comes at a time), ``instead`` (answers what is asked of
+the model org/odd).
 Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which they read when they are imported:
 start them with ``Hub.environment()``.
 
@@ -21,6 +22,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 LFS = (".safetensors", ".parquet", ".gguf", ".gz", ".bin", ".pth", ".tar")
 PAGE = 4
 """Entries of one page of a listing; the hub's is 1,000."""
+DRIPS = 100
+"""Bytes of a slow file that come one by one."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Hub:
         self.instead: Callable[[Any], Any] | None = None
         self.cut: dict[str, int] = {}
         self.endless: list[bytes] = []
+        self.slow: list[bytes] = []
         self.requests: list[Request] = []
         self.poured = 0
         self.blobs: dict[str, bytes] = {}
@@ -275,9 +280,19 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 return
             keep = hub.cut.pop(path.rpartition("/")[2], None) if self.command == "GET" else None
             self.begin(206 if low else 200, {**headers, **ranged, "Content-Length": str(len(part))})
+            if data in hub.slow and self.command == "GET":
+                self.drip(part[:DRIPS])
+                part = part[DRIPS:]
             if self.command != "HEAD":
                 self.wfile.write(part[:keep])
             self.close_connection = keep is not None
+
+        def drip(self, data: bytes) -> None:
+            """One byte at a time, until the client hangs up."""
+            with suppress(OSError):
+                for number in range(len(data)):
+                    self.wfile.write(data[number : number + 1])
+                    time.sleep(0.02)
 
         def pour(self, data: bytes, head: Mapping[str, str] = MappingProxyType({})) -> None:
             """The same bytes again and again, until the client hangs up or 200 MB are sent."""

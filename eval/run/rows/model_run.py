@@ -19,7 +19,7 @@ from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write
 from eval.common.progress import Phase
 from eval.run import jobs
 from eval.run.jobs import FetchedJob, Job
-from eval.run.references import HeldReference, Reference, tag_for
+from eval.run.references import HeldReference, Reference, lock_of, tag_for
 from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
 from eval.run.spares import Crew, death_mark, error_of
@@ -176,7 +176,7 @@ def recording_folder(session: Session, reference: HeldReference, crew: Crew) -> 
     What a run has written there that did not come to its end is there for the next run.
     """
     folder = reference_store.building_of(reference.path, reference.identity)
-    with session.hosts.running.held(session.cache.lock("references", reference.key), crew.release):
+    with session.hosts.running.held(lock_of(reference, session.cache), crew.release):
         folder.mkdir(parents=True, exist_ok=True)
         try:
             yield folder

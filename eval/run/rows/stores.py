@@ -50,13 +50,16 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
     reference = references.of_model(fetched, data, session)
     session.cache.use("references", reference.key)
     if session.clear:
-        with session.hosts.running.held(session.cache.lock("references", reference.key)):
+        with session.hosts.running.held(references.lock_of(reference, session.cache)):
             forget_store(session, reference)
     wanted = session.logits_file is not None or spec.out_logits is not None
     needed = not all_stored(session, others, data, reference) or (wanted and not reference.exists)
     if reference.exists and (needed or not is_stored(session, fetched, data, reference)):
         verify(session, reference)
-    return replace(part, own=reference, records=needed and not reference.has(len(data.windows)))
+    records = needed and not reference.has(len(data.windows))
+    if records:  # before anything loads
+        session.cache.check_writable()
+    return replace(part, own=reference, records=records)
 
 
 def is_pending(session: Session, part: Part) -> bool:
@@ -102,7 +105,7 @@ def verify(session: Session, reference: HeldReference) -> None:
     """Check every byte of a store; InputError names a damaged file."""
     store = open_reference(reference.path)
     with (
-        session.hosts.running.held(session.cache.lock("references", reference.key)),
+        session.hosts.running.held(references.lock_of(reference, session.cache)),
         session.progress.phase(f"checking reference {reference.label}", unit="files") as phase,
     ):
         store.verify(Stoppable(phase, session.hosts.running).advance)

@@ -212,3 +212,17 @@ def test_a_folder_of_compiled_kernels_that_the_user_names_stays(monkeypatch: pyt
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
     machine.keep_compiled_kernels_apart()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
+
+
+def test_what_editors_leave_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emacs locks a file by a link that leads nowhere; a folder may have any name."""
+    folder = tmp_path / "backends"
+    (folder / "common" / "old.py").mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(folder / "common" / "machine.py"))
+    digests = [machine.code.__wrapped__()]
+    (folder / ".#options.py").symlink_to("me@here.1")
+    (folder / "gone.py").symlink_to("nowhere")
+    digests.append(machine.code.__wrapped__())
+    (folder / "options.py").write_text("")
+    digests.append(machine.code.__wrapped__())
+    assert digests[0] == digests[1] != digests[2]

@@ -110,6 +110,7 @@ def test_a_working_copy_counts_by_its_newest_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url=f"file://{code}", dir_info={"editable": True})
     seen = {packages.computing()["peft"]}
+    (code / ".#a.py").symlink_to("me@here.1")  # an editor's lock, with which no change counted
     for name in ("a.py", "b.py", "c.so"):
         (code / name).write_text("")
         seen.add(packages.computing()["peft"])

@@ -242,6 +242,18 @@ def test_a_file_without_an_end(server: Hub, client: Client, monkeypatch: pytest.
     assert server.poured < 150_000_000
 
 
+def test_a_file_of_which_next_to_nothing_comes(server: Hub, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client itself waits as long as a byte comes every 10 s, and counts none before it has 10 MiB."""
+    weights = bytes([8]) * 2_000_000
+    server.add("models", "org/slow", {**MODEL, SHARDS[0]: weights})
+    monkeypatch.setattr(server, "slow", [weights])
+    client.run("from backends.hub import client as hub_client; hub_client.SLOW_S = 0.2")
+    text = refused(client, "org/slow")
+    client.run("hub_client.SLOW_S = 120.0")
+    assert text == "org/slow: less than 1.0 kB/s came for 0.2 s: the hub or the network is too slow; run again to go on"
+    assert Path(fetch(client, "org/slow")[0]).is_dir()  # slow for 2 s, of 120
+
+
 def test_a_wait_has_an_end(client: Client) -> None:
     found = client.run(
         """

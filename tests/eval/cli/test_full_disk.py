@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from backends.common.errors import InputError
 from eval.cli import delivering
@@ -52,6 +54,39 @@ def test_what_has_no_room_takes_nothing_with_it(finished: Path, tmp_path: Path) 
     assert (plain.returncode, ran.stdout.startswith(plain.stdout)) == (0, True)
     assert sorted(file.name for file in folder.iterdir()) == ["r.csv", "r.md"]
     assert (folder / "r.md").read_text().count("|") > 20
+
+
+@pytest.mark.engine
+def test_a_finished_table_on_a_full_disk(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may grow: the table comes from the cache, whose reference may also lie elsewhere."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as in a process of its own: it is part of the scores' key
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    data, spec = write_specs(models)
+    for flags in ([], ["-lf", tmp_path / "kept"]):
+        first, gold = (compare_q("-d", data, "-m", spec, *flags) for _ in range(2))
+        assert first.status == 0, first.err
+        ran = in_a_process(
+            "-d", data, "-m", spec, *flags, stdout=subprocess.PIPE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        )  # fmt: skip
+        assert "2 of 2 rows come from the cache" in gold.out
+        assert (ran.returncode, ran.stdout) == (0, gold.out), ran.stderr
+
+
+def test_a_finished_table_on_a_disk_without_room_for_a_lock(
+    compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a quota is used up, or no inode is left."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    data, spec = write_specs([FAKE])
+    gold = [compare_q("-d", data, "-m", spec).out for _ in range(2)][1]
+    monkeypatch.setattr(FileLock, "acquire", full)
+    assert compare_q("-d", data, "-m", spec).out == gold
 
 
 @pytest.mark.engine

@@ -105,3 +105,25 @@ def test_a_reference_whose_removal_was_killed_is_made_again(compare_q: Run, own_
     ran = compare_q(*whole[0])
     assert ran.status == 0, ran.err
     assert (folder / "reference.json").is_file()
+
+
+@pytest.mark.parametrize("place", ["cache", "gone", "path", "folder"])
+def test_a_finished_table_where_nothing_may_be_written(
+    compare_q: Run, write_specs: Specs, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It is served wherever the reference's store lies; in the cache the store may be gone, since nothing needs it."""
+    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    flags = ["-lf", tmp_path / "kept"] if place == "path" else []
+    models[0] |= {"out_logits": str(tmp_path / "kept")} if place == "folder" else {}
+    data, spec = write_specs(models)
+    rows = re.findall(r"(?:ref|other) .*", compare_q("-d", data, "-m", spec, *flags).out)
+    if place == "gone":
+        shutil.rmtree(own_cache / "references")
+        (own_cache / "references").mkdir()
+    access, before = os.access, set(tmp_path.rglob("*")) | set(own_cache.rglob("*"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))  # root may write
+    ran = compare_q("-d", data, "-m", spec, *flags)
+    assert ran.status == 0, ran.err
+    assert re.findall(r"(?:ref|other) .*", ran.out) == rows
+    assert "2 of 2 rows come from the cache" in ran.out
+    assert set(tmp_path.rglob("*")) | set(own_cache.rglob("*")) == before

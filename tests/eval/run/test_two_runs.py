@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import Timeout
 
 from backends.common import machine
 from backends.common.machine import Gpu
@@ -18,6 +20,7 @@ from eval.results.run_result import ModelResult
 from eval.run import runner
 from eval.run.devices import Devices
 from eval.run.hosts import Hosts
+from eval.run.references import HeldReference, lock_of
 from eval.run.rows import model_rows
 from eval.run.rows.stores import Part
 from eval.run.runner import FinishedTexts
@@ -65,13 +68,15 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
     """Makes a run on texts in this order."""
     files, runs = write_texts(tmp_path, toy_model), []
 
-    def made(names: Sequence[str], *models: dict[str, Any], gpus: int = 1, spares: bool = True) -> Run:
+    def made(
+        names: Sequence[str], *models: dict[str, Any], gpus: int = 1, spares: bool = True, cache: Path = own_cache
+    ) -> Run:
         texts = {name: reading.load_data_spec(files[name]) for name in names}
         for spec in texts.values():
-            windows.build(spec, None, Cache(own_cache), Progress(quiet=True))
+            windows.build(spec, None, Cache(cache), Progress(quiet=True))
         devices = Devices(GPUS[:gpus], "never")
         hosts = Hosts(devices, make_worker=lambda wanted: ThreadedWorker(wanted, told), spares=spares)
-        runs.append(Run(Session(Cache(own_cache), Progress(quiet=True), hosts=hosts), texts, models))
+        runs.append(Run(Session(Cache(cache), Progress(quiet=True), hosts=hosts), texts, models))
         return runs[-1]
 
     yield made
@@ -156,3 +161,35 @@ def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_
         wait_until(lambda: hosts.running.blocked and not hosts.devices.holds, TOGETHER_S)
     run.join(TOGETHER_S)
     assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
+
+
+def test_two_caches_and_one_place_of_the_reference(
+    make: Callable[..., Run], told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one records there only when the first one is through, whose end removes what is half-made."""
+    models = [fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")]
+    one, other = (make(["prose"], model, fake("a"), cache=tmp_path / model["label"]) for model in models)
+    recording = ("second", "score")
+    told.first[recording], told.spares = ("first", "score done"), 1
+    there = other.session.hosts.running
+    monkeypatch.setattr(told, "prepared", lambda: list(there.blocked) or [recording] * (recording in told.steps))
+    one.start()
+    wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
+    other.start()
+    for run in (one, other):
+        run.join(TOGETHER_S)
+        assert [row.kld.value for row in run.of("a") if row.kld] == pytest.approx([KLD], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ref", "0" * 40])
+def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a run's cache is, and however it spells the path; none where nothing can be written."""
+    folder = tmp_path / "references"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    ours, theirs = (HeldReference("0" * 40, path, "ref", {}) for path in (folder / name, Path(name)))
+    with lock_of(ours, Cache(tmp_path)):
+        with pytest.raises(Timeout):
+            lock_of(theirs, Cache(tmp_path / "other")).acquire(timeout=0)
+        monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # root may write everywhere
+        lock_of(theirs, Cache(tmp_path / "other")).acquire(timeout=0)

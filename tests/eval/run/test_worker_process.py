@@ -20,6 +20,7 @@ from eval.run import worker_process
 from eval.run.hosts import Hosts
 from eval.run.worker_process import WorkerProcess
 from eval.run.workers import Deadline, Wanted
+from tests.support.toy import refusal
 
 CODE = Path(backends.__file__).parent
 QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
@@ -43,6 +44,25 @@ def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: py
         root, *others = worker_process.code_path("/another/python").split(":")
         assert str(installed.parent) not in [root, *others]  # what else is installed there
         assert (Path(root) / "backends").resolve() == installed
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written for another Python's link to the code, or for the log; or there is no such Python."""
+    monkeypatch.setattr(
+        worker_process, "backends", SimpleNamespace(__file__=str(tmp_path / "backends" / "__init__.py"))
+    )
+    (tmp_path / "file").touch()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for cache, log_file, python in (
+        ("file", "log", "/other"),
+        ("cache", "file/log", "/other"),
+        ("cache", "log", "/none"),
+    ):
+        monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
+        text = refusal(WorkerProcess(Wanted("a", python, tmp_path / log_file)).start)
+        assert text.startswith(f"python: {python}: cannot be started: ")
+        assert ("Not a directory" in text) == (python == "/other")
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("added", ["", "# edited\n"])
