@@ -91,7 +91,8 @@ def role_of(module: str, hidden_layers: int | None) -> str:
     steps = module.split(".")
     if _drafts(module, hidden_layers) or module == "score":  # a classifier's head
         return ""
-    if any(map(OTHER_TOWERS.fullmatch, steps)) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
+    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
+    if any(map(OTHER_TOWERS.fullmatch, steps)) or routes or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
         return "embedding"

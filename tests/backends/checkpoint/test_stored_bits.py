@@ -96,6 +96,7 @@ def test_left_out(tmp_path: Path, name: str) -> None:
         ("gpt_neox.embed_in", "gpt_neox.layers.0.mlp.dense_h_to_4h", "embed_out"),
         ("model.transformer.wte", "model.transformer.blocks.0.ff_out", "model.transformer.ff_out"),  # OLMo
         ("rwkv.embeddings", "rwkv.blocks.0.attention.output", "head"),
+        ("rwkv.embeddings", "rwkv.blocks.0.attention.gate", "head"),
         ("embed", "layers.0.attn.wq_a", "head"),  # DeepSeek-V4
         ("biogpt.embed_tokens", "biogpt.layers.0.fc1", "output_projection"),
         ("model.language_model.embed_tokens", f"{LAYER}.mlp.up_proj", "thinker.lm_head"),
