@@ -1,8 +1,11 @@
 """Groups of models that can be told apart, and their labels."""
 
+from pathlib import Path
+
 import pytest
 
 from eval.plots import grouping
+from eval.results import results_json
 
 
 @pytest.mark.parametrize(
@@ -104,3 +107,20 @@ def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     assert both[7:14] == [f"EXL3 {bits}.0 bpw" for bits in range(2, 9)]
     assert both[-1] == "EXL2 4.0 bpw"
     assert both[5] == "Q4_0"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"],
+        ["EXL3 4.0 bpw", "4.0 bpw", "4.0 bpw [h8]"],
+        ["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0", "EXL3 4.0"],
+    ],
+)
+def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> None:
+    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0]
+    table = [model.label for model in run.models]
+    for every in (labels, labels + table, [f"{label}{head}" for label in table for head in ("", " [h6]", " [h8]")]):
+        for group in ("", "EXL3"):
+            drawn = grouping.drawn_names([(label, group) for label in every])
+            assert len(set(drawn)) == len(set(every)) == len(set(zip(every, drawn, strict=True)))
