@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 NAME_LETTERS = 40
 """Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
+TAILS = (17, 33, 4)
+"""How many of them may be behind the cut."""
 MOST_FULL = 15
 """So many models have room for their whole labels in a scatter plot."""
 SIZE = re.compile(r"(I?Q|TQ)?\d+(\.\d+)?(?![A-Za-z\d])")
@@ -75,10 +77,16 @@ def _without_brackets(label: str) -> str:
     return " ".join(re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"])
 
 
-def short_label(label: str) -> str:
-    """A label of at most ``NAME_LETTERS``, cut in its middle: models differ in the last words, and a mark is last."""
-    label = " ".join(label.split())
-    tail = NAME_LETTERS // 2 - 3
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """The labels of a picture, cut in the middle to ``NAME_LETTERS``: models differ in the last words, a mark is last.
+
+    Labels that would be one text are cut nearer to their beginning or end, or not at all.
+    """
+    return _distinct([(*(_cut(" ".join(label.split()), tail) for tail in TAILS), label) for label in labels])
+
+
+def _cut(label: str, tail: int) -> str:
+    """A label of at most ``NAME_LETTERS``, ``tail`` of them its last."""
     return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3 - tail]}...{label[-tail:]}"
 
 

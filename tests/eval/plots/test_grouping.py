@@ -54,7 +54,18 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     ],
 )
 def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
-    assert grouping.short_label(label) == expected
+    assert grouping.short_labels([label]) == [expected]
+
+
+def test_labels_that_differ_are_not_cut_to_one_text() -> None:
+    model = "Llama-3.1-8B-Instruct W4A16 g128"
+    labels = [f"{model} {words} compressed-tensors v0.9" for words in ("RTN", "GPTQ act")]
+    assert grouping.short_labels([*labels, labels[0], "bf16", f"{model} RTN, another label"]) == [
+        "Llam... g128 RTN compressed-tensors v0.9", "Llam... GPTQ act compressed-tensors v0.9",
+        "Llam... g128 RTN compressed-tensors v0.9", "bf16", "Llama-3.1-8B-Instruc...TN, another label",
+    ]  # fmt: skip
+    middle = [f"{'a' * 40}{i}{'b' * 40}" for i in range(3)]
+    assert grouping.short_labels(middle) == middle
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:
