@@ -7,9 +7,9 @@ weight, and a layer that is packed in int32 would seem to have 32.  The conventi
   needs (scales, zero points, group indices, permutations, codebooks, global scales), divided by the number of weights
   that these bits encode; the zeros with which a format pads a matrix are bits, but no weights;
 - experts are weights, router gates are not; nor are norms, biases, activation and KV-cache scales, shapes and other
-  descriptions, the tensors of vision, audio and speech towers with what projects from them, a classifier's head, and
-  multi-token-prediction modules (``mtp*``, and layers numbered past the config's ``num_hidden_layers``), which draft
-  tokens and are not run when scoring;
+  descriptions, what lies outside the text model (towers of other modalities, and what projects from them), a
+  classifier's head, and multi-token-prediction modules (``mtp*``, and layers numbered past the config's
+  ``num_hidden_layers``), which draft tokens and are not run when scoring;
 - head bpw likewise; a tied head has the embedding's;
 - a matrix of the vocabulary's size that lies in no decoder layer and has neither head's nor embedding's name makes the
   size n/a, and is named;
@@ -21,7 +21,7 @@ weight, and a layer that is packed in int32 would seem to have 32.  The conventi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.base import Storage
@@ -52,15 +52,12 @@ OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
 ROUTERS = {"gate", "router", "shared_expert_gate"}
-OTHER_TOWERS = {
-    "visual", "vision_tower", "vision_model", "vision_encoder", "multi_modal_projector", "mm_projector",
-    "audio_tower", "audio_model", "embed_vision", "embed_audio",
-    "mlp1", "vpm", "apm", "resampler", "audio_projection_layer", "vision_language_adapter", "patch_merger", "connector",
-    "vision_backbone", "vision_embed_tokens", "embed_tokens_extend", "talker", "token2wav", "code2wav", "tts",
-    "sound_encoder", "sound_projection",
-    "sam_model", "qwen2_model", "vision", "projector", "aligner", "vit_large_projector", "vit_downsampler",
-    "vit_downsampler2", "vte", "visual_tokenizer", "gen_vision_model", "gen_aligner", "gen_head", "gen_embed",
-}  # fmt: skip
+OTHER_TOWERS = re.compile(
+    r"visual\w*|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio|mlp1|vpm|apm|resampler|patch_merger|connector|"
+    r"embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|sound_projection|sam_model|qwen2_model|aligner|"
+    r"vit_downsampler2?|vte|gen_vision_model|gen_aligner|gen_head|gen_embed|whisper_encoder"
+)
+"""Steps of names of what is no text model, for where its root holds that too."""
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -94,12 +91,37 @@ def role_of(module: str, hidden_layers: int | None) -> str:
     steps = module.split(".")
     if _drafts(module, hidden_layers) or module == "score":  # a classifier's head
         return ""
-    if OTHER_TOWERS & set(steps) or ROUTERS & set(steps[-2:]) or steps[-1] in OTHER_EMBEDDINGS:
+    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
+    if any(map(OTHER_TOWERS.fullmatch, steps)) or routes or steps[-1] in OTHER_EMBEDDINGS:
         return ""
     if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
         return "embedding"
     is_head = HEADS & set(steps[-2:]) or (steps[-1] in OUTER_HEADS and OUTER.issuperset(steps[:-1]))
     return "head" if is_head and not IN_LAYER.search(module) else "layer"
+
+
+def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
+    """The modules, but for heads, that lie outside the text model; empty where that is not found.
+
+    Its root is the longest part before its embedding's name (the largest one's) under which numbered blocks lie.  Its
+    blocks are those with the fewest steps below: in Kimi-Audio ``model.layers``, and not ``model.encoder.layers``.
+    ``sizes``: module -> its bytes.
+    """
+    roles = {name: role_of(name, hidden_layers) for name in sizes}
+    embeddings = [name for name, role in roles.items() if role == "embedding"]
+    before = max(embeddings, key=sizes.__getitem__).split(".")[:-1] if embeddings else [""]
+    above = {name: found.string[: found.end()].split(".")[:-3] for name, role in roles.items()
+             if role == "layer" and (found := IN_LAYER.search(f"{name}."))}  # fmt: skip
+    roots = (before[:count] for count in range(len(before), 0, -1)) if before else [before]
+    root = next((each for each in roots if any(steps[: len(each)] == each for steps in above.values())), None)
+    if root is None:
+        return set()
+    depths = {name: len(set(steps) - OUTER) for name, steps in above.items() if steps[: len(root)] == root}
+    depth = min(depths.values())
+    outside = {name for name, role in roles.items() if role != "head"
+               and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)}  # fmt: skip
+    kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
+    return outside if 4 * kept >= every else set()  # BLT's embedding lies in its small encoder of bytes
 
 
 def _total(modules: dict[str, Parts], hints: ConfigHints, role: str) -> StoredWeights | str:
@@ -137,6 +159,9 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
         by_role[role_of(name, config.hidden_layers)][name] = parts
     if name := _unexplained(by_role, config, hints):
         return Storage(note=f"{name}: {UNEXPLAINED}")
+    sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
+    for name in outside_text_model(sizes, config.hidden_layers):
+        by_role[role_of(name, config.hidden_layers)].pop(name)
     layer, head = (_total(by_role[role], hints, role) for role in ("layer", "head"))
     if isinstance(head, StoredWeights) and not head.weights:
         head = _total(by_role["embedding"], hints, "embedding")

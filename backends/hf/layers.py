@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from backends.base import Layer
 from backends.checkpoint.files import read_headers, weight_files
+from backends.checkpoint.stored_bits import OTHER_TOWERS, outside_text_model
 from backends.common.dtypes import dtype_name
 from backends.layers.groups import deviation
 from backends.layers.methods import declared
@@ -30,18 +31,21 @@ PLAIN = Scheme("")
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
 """What follows a quantized module's name in its tensors' names; gpt-oss has ``experts.gate_up_proj_scales``."""
 QDATA = {"int8": "int8", "float8_e4m3fn": "fp8"}
-NOT_TEXT = re.compile(r"(^|\.)(visual|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio)(\.|$)")
 
 
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
-    """Every linear and expert layer outside vision and audio towers, after a forward pass.
+    """Every linear and expert layer of the text model, after a forward pass.
 
     ``quantization``: the ``quantization_config`` with which the model was loaded; ``folder``: its checkpoint.
     """
     stored = stored_quantized(folder) if quantization else set()
     stated = declared(quantization)
+    head, sizes = model.get_output_embeddings(), {}
     for name, module in model.named_modules():
-        if NOT_TEXT.search(name):
+        sizes[name] = sum(each.nbytes for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    outside = outside_text_model(sizes, None)
+    for name, module in model.named_modules():
+        if module is not head and (name in outside or any(map(OTHER_TOWERS.fullmatch, name.split(".")))):
             continue
         scheme = stated.of(name)
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:

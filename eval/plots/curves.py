@@ -62,6 +62,7 @@ def over_position(
         texts: list[Text] = []
         ends: list[tuple[float, float]] = []
         first = 0
+        names = grouping.short_labels([line.label for line in lines])
         for i, line in enumerate(lines):
             if not line.values:
                 continue
@@ -74,7 +75,7 @@ def over_position(
             if len(known):
                 first = len(ends) if line.bold else first
                 ends.append((x[known[-1]], y[known[-1]]))
-                name = grouping.short_label(line.label) + (" (reference)" if line.bold else "")
+                name = names[i] + (" (reference)" if line.bold else "")
                 texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
                 ink = style.ink_of(look.colour, theme) if i in styles else theme.muted
                 texts[-1].set(color=ink, gid=f"label-{i}")

@@ -137,7 +137,8 @@ def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:
     height = measure.of(floor) if floor else None
     if floor is None or not height:
         return []
-    return [Level(height, f"noise floor ({grouping.short_label(floor.label)}) {height:.2g}", dotted=True)]
+    name = grouping.short_labels([floor.label, *(model.label for model in run.models)])[0]
+    return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
 
 
 def finite_reference(run: RunResult) -> float | None:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 NAME_LETTERS = 40
 """Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
+TAILS = (17, 33, 4)
+"""How many of them may be behind the cut."""
 MOST_FULL = 15
 """So many models have room for their whole labels in a scatter plot."""
 SIZE = re.compile(r"(I?Q|TQ)?\d+(\.\d+)?(?![A-Za-z\d])")
@@ -41,29 +43,50 @@ def drawn_names(models: Sequence[tuple[str, str]]) -> list[str]:
     Among more than ``MOST_FULL`` a name that is a size, "4.0 bpw" or "Q4_K_M", leaves its group to the legend, unless
     models of another group have such a name.  No other does: "NVFP4 W4A16" is no "W4A16", and nobody knows a "g32".
     """
-    full = [_without_brackets(label) for label, _ in models]
-    names = [label if full.count(name) > 1 else name for (label, _), name in zip(models, full, strict=True)]
-    parts = [split_label(name, group) for name, (_, group) in zip(names, models, strict=True)]
-    owners: dict[str, set[str]] = defaultdict(set)
-    for group, rest in parts:
-        owners[rest].add(group)
-    unclear = {group for group, rest in parts if len(owners[rest]) > 1}
+    labels = [label for label, _ in models]
+    names = _distinct([(_without_brackets(label), label) for label in labels])
     if len(models) <= MOST_FULL:
         return names
-    return [
-        rest if SIZE.match(rest) and group not in unclear else name
-        for name, (group, rest) in zip(names, parts, strict=True)
-    ]
+    groups = [split_label(*each)[0] for each in models]
+    sizes = [name.removeprefix(f"{group} ").strip() for name, group in zip(names, groups, strict=True)]
+    owners: dict[str, set[str]] = defaultdict(set)
+    for size, label in zip(sizes, labels, strict=True):
+        owners[size].add(label)
+    unclear = {group for group, size in zip(groups, sizes, strict=True) if len(owners[size]) > 1}
+    shown = [size if SIZE.match(size) and group not in unclear else name
+             for name, group, size in zip(names, groups, sizes, strict=True)]  # fmt: skip
+    return _distinct(list(zip(shown, names, labels, strict=True)))
+
+
+def _distinct(texts: Sequence[Sequence[str]]) -> list[str]:
+    """For each label the first of its texts that no other label has; the last of them is the whole label."""
+    rank = [0] * len(texts)
+    while True:
+        found = [each[at] for each, at in zip(texts, rank, strict=True)]
+        owners: dict[str, set[str]] = defaultdict(set)
+        for text, each in zip(found, texts, strict=True):
+            owners[text].add(each[-1])
+        shared = [i for i, text in enumerate(found) if len(owners[text]) > 1 and rank[i] + 1 < len(texts[i])]
+        if not shared:
+            return found
+        for i in shared:
+            rank[i] += 1
 
 
 def _without_brackets(label: str) -> str:
     return " ".join(re.sub(r"\s*\[[^\[\]]*\]\s*$", "", label).split() or label.split() or ["?"])
 
 
-def short_label(label: str) -> str:
-    """A label of at most ``NAME_LETTERS``, cut in its middle: models differ in the last words, and a mark is last."""
-    label = " ".join(label.split())
-    tail = NAME_LETTERS // 2 - 3
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """The labels of a picture, cut in the middle to ``NAME_LETTERS``: models differ in the last words, a mark is last.
+
+    Labels that would be one text are cut nearer to their beginning or end, or not at all.
+    """
+    return _distinct([(*(_cut(" ".join(label.split()), tail) for tail in TAILS), label) for label in labels])
+
+
+def _cut(label: str, tail: int) -> str:
+    """A label of at most ``NAME_LETTERS``, ``tail`` of them its last."""
     return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3 - tail]}...{label[-tail:]}"
 
 

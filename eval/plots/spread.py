@@ -90,7 +90,7 @@ def spread_plot(
         write_numbers(axes, -1, COLUMNS, theme)
         style.freeze_layout(figure)
         if floor is not None:
-            name_floor(axes, floor.label, floor.mean, theme)
+            name_floor(axes, floor.label, floor.mean, theme, [model.label for model in ranked])
     return figure
 
 
@@ -117,7 +117,7 @@ def ridge_plot(
         write_numbers(axes, -1, ["mean"], theme)
         style.freeze_layout(figure)
         if floor is not None:
-            name_floor(axes, floor.label, floor.mean, theme)
+            name_floor(axes, floor.label, floor.mean, theme, [model.label for model in ranked])
     return figure
 
 
@@ -135,11 +135,10 @@ def histogram_plot(
         group = split_label(model.label, model.group)[0]
         colour = grouping.group_styles([group], theme.ink)[group][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
-        axes.stairs(
-            shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=grouping.short_label(model.label)
-        )
-        for other, heights in zip(compared, shares[1:], strict=True):
-            name = f"noise floor ({grouping.short_label(other.label)})"
+        own, *others = grouping.short_labels([one.label for one in (model, *compared)])
+        axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=own)
+        for other, heights in zip(others, shares[1:], strict=True):
+            name = f"noise floor ({other})"
             axes.stairs(heights, edges, color=theme.muted, lw=1.3, ls=":", zorder=3, gid="share-1", label=name)
         marks = sorted([(model.percentiles["50"], "median"), (model.mean, "mean")])
         for (x, name), side in zip(marks, ("right", "left"), strict=True):
@@ -203,7 +202,7 @@ def label_rows(axes: Axes, rows: Sequence[tuple[str, str]], theme: Theme, top: f
     groups = [split_label(label, group)[0] for label, group in rows]
     styles = grouping.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(rows) - 0.4, top)
-    axes.set_yticks(range(len(rows)), [grouping.short_label(label) for label, _ in rows])
+    axes.set_yticks(range(len(rows)), grouping.short_labels([label for label, _ in rows]))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -221,14 +220,17 @@ def draw_floor(axes: Axes, mean: float, theme: Theme) -> None:
         axes.axvline(mean, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
 
 
-def name_floor(axes: Axes, label: str, mean: float, theme: Theme) -> None:
-    """The name of the noise floor at the top of its line: right or left, or without the label, as there is room."""
+def name_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence[str]) -> None:
+    """The name of the noise floor at the top of its line: right or left, or without the label, as there is room.
+
+    ``rows``: the labels of the rows.
+    """
     if not axes.get_xlim()[0] <= mean <= axes.get_xlim()[1]:
         return
     name = axes.annotate("", (mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
     for words, (flush, shift) in itertools.product(
-        (f"noise floor ({grouping.short_label(label)})", "noise floor"), (("left", 6), ("right", -6))
+        (f"noise floor ({grouping.short_labels([label, *rows])[0]})", "noise floor"), (("left", 6), ("right", -6))
     ):
         name.set(text=f"{words} {_short(mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()

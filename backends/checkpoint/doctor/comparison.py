@@ -109,7 +109,7 @@ def by_end(names: Iterable[str]) -> dict[str, str]:
 def end_of(name: str) -> str:
     """A module's name from its tower, its MTP part, or ``layers.`` on: kinds of checkpoints differ before it."""
     steps = name.split(".")
-    own = (at for at, step in enumerate(steps) if step in OTHER_TOWERS or step.startswith("mtp"))
+    own = (at for at, step in enumerate(steps) if OTHER_TOWERS.fullmatch(step) or step.startswith("mtp"))
     first = next(own, steps.index("layers") if "layers" in steps else 0)
     return ".".join(steps[first:])
 

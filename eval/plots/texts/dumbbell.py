@@ -107,7 +107,7 @@ def texts_figure(
         name_texts(axes, rows, [text.name for text in result.texts], looks, theme)
         if floor:
             spread.draw_floor(axes, floor[1], theme)
-            spread.name_floor(axes, *floor, theme)
+            spread.name_floor(axes, *floor, theme, [row.label for row in rows])
     return figure
 
 
@@ -197,7 +197,7 @@ def name_texts(axes: Axes, rows: Sequence[Row], names: Sequence[str], looks: Sty
     Lays the figure out for good.
     """
     shown = sorted({spot.text for row in rows for spot in row.spots})
-    words = [grouping.short_label(names[i]) for i in shown]
+    words = [name for i, name in enumerate(grouping.short_labels(names)) if i in shown]
     styles = [looks[names[i]] for i in shown]
     first = {spot.text: spot.value for spot in rows[0].spots}
     figure = axes.figure.get_figure(root=True)

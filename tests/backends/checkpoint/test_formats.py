@@ -163,7 +163,7 @@ def test_mixed_bits_without_a_witness_are_not_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "transformer.blocks.0.ffn.experts.mlp.w1",  # DBRX: experts without ".weight"
+        "model.blocks.0.ffn.experts.mlp.w1",  # DBRX: experts without ".weight"
         "model.layers.0.mlp.experts.gate_up_proj_qzeros",
         "model.layers.0.mlp.experts.everything",
         "lm_head.codes",

@@ -96,6 +96,7 @@ def test_left_out(tmp_path: Path, name: str) -> None:
         ("gpt_neox.embed_in", "gpt_neox.layers.0.mlp.dense_h_to_4h", "embed_out"),
         ("model.transformer.wte", "model.transformer.blocks.0.ff_out", "model.transformer.ff_out"),  # OLMo
         ("rwkv.embeddings", "rwkv.blocks.0.attention.output", "head"),
+        ("rwkv.embeddings", "rwkv.blocks.0.attention.gate", "head"),
         ("embed", "layers.0.attn.wq_a", "head"),  # DeepSeek-V4
         ("biogpt.embed_tokens", "biogpt.layers.0.fc1", "output_projection"),
         ("model.language_model.embed_tokens", f"{LAYER}.mlp.up_proj", "thinker.lm_head"),
@@ -113,6 +114,48 @@ def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) ->
     roles = {role: [each for each in (embedding, layer, head) if stored_bits.role_of(each, None) == role]
              for role in ("embedding", "layer", "head")}  # fmt: skip
     assert roles == {"embedding": [embedding], "layer": [layer], "head": [head]}
+
+
+@pytest.mark.parametrize(
+    ("embedding", "layer", "outside"),
+    [
+        ("decoder.model.embed_tokens", "decoder.model.layers.0.mlp.up_proj", "encoder.blocks.0.mlp.fc1"),  # MiDashengLM
+        ("language_model.model.embed_tokens", "language_model.model.layers.0.mlp.up_proj",
+         "encoder.layers.0.ff1.up_proj"),  # Granite Speech
+        ("language_model.model.decoder.embed_tokens", "language_model.model.decoder.layers.0.fc1",
+         "qformer.encoder.layer.0.attention.attention.query"),  # BLIP-2 with OPT
+        ("language_model.model.embed_tokens", "language_model.model.layers.0.fc1", "language_projection"),
+        ("model.embed_tokens", "model.layers.0.mlp.up_proj", "model.encoder.layers.0.fc1"),  # Kimi-Audio
+        ("model.embed_tokens", "model.layers.0.mlp.up_proj", "model.vq_adaptor.layers.0"),
+        ("model.embed_tokens", "model.layers.0.mlp.up_proj", "model.vision_embedding.1"),  # Isaac
+        ("model.language_model.embed_tokens", "model.language_model.layers.0.mlp.up_proj", "model.merger.mlp.0"),
+        ("transformer.embedding.word_embeddings", "transformer.encoder.layers.0.mlp.dense_h_to_4h",
+         "transformer.vision.transformer.layers.0.mlp.fc1"),  # GLM-4V
+        ("model.transformer.wte.embedding", "model.transformer.blocks.0.ff_out",
+         "model.image.blocks.0.feed_forward.w1"),  # as Molmo
+        ("word_embeddings", "h.0.mlp.dense_4h_to_h", "encoder.layers.0.fc1"),
+        ("mm_whisper_embeddings.tok_embeddings", "layers.0.feed_forward.w1",
+         "mm_whisper_embeddings.whisper_encoder.transformer.layers.0.feed_forward.w1"),  # Voxtral
+    ],
+)  # fmt: skip
+def test_what_lies_outside_the_text_model(tmp_path: Path, embedding: str, layer: str, outside: str) -> None:
+    """An int8 layer of 32 weights with a scale of 32 bits: 9; a bf16 head of 40."""
+    entries: Entries = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
+    entries |= {f"{embedding}.weight": ("F32", 10, 4), "lm_head.weight": ("BF16", 10, 4)}
+    more: Entries = {f"{outside}.weight": ("BF16", 4, 4), "encoder.embed_tokens.weight": ("BF16", 5, 4)}
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 16.0, 288 + 640)
+    del more["encoder.embed_tokens.weight"], entries["lm_head.weight"]
+    assert stored_bits.storage_of(write_checkpoint(tmp_path, entries | more)) == Storage(9.0, 32.0, 288 + 1280)
+
+
+@pytest.mark.parametrize("embedding", ["model.local_encoder.embed_tokens", "language.embed_tokens", "lm_head"])
+def test_a_text_model_that_is_not_found_loses_nothing(tmp_path: Path, embedding: str) -> None:
+    """BLT has its embedding in a small encoder of bytes; another has no blocks beside it, and the last is missing."""
+    entries: Entries = {f"{embedding}.weight": ("F32", 4, 4), "lm_head.weight": ("BF16", 10, 4)}
+    entries |= {f"{Q}.weight": ("I8", 16, 8), f"{Q}.weight_scale": ("F32", 1)}
+    entries["model.local_encoder.layers.0.up_proj.weight"] = ("BF16", 4, 4)
+    found = stored_bits.storage_of(write_checkpoint(tmp_path, entries))
+    assert (found.bpw_layer, found.vram_bits) == ((256 + 1024 + 32) / 144, 256 + 1024 + 32 + 640)
 
 
 @pytest.mark.parametrize(

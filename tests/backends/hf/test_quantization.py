@@ -145,6 +145,23 @@ def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Pa
     assert told == {name: LayerGroup(Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128"), 1)}
 
 
+@pytest.mark.parametrize(
+    ("name", "root", "head"),
+    [("Blip2ForConditionalGeneration", "language_model.model.decoder.", "language_model.lm_head"),
+     ("WhisperForCausalLM", "model.decoder.", "proj_out")],
+)  # fmt: skip
+def test_layers_outside_the_text_model_are_not_told(name: str, root: str, head: str) -> None:
+    """BLIP-2's Q-former is none of its layers; the head is one wherever it lies."""
+    import transformers
+
+    kind = getattr(transformers, name)
+    with torch.device("meta"):
+        model = kind(kind.config_class())
+    told = [layer.name for layer in layers.layers(model, {}, Path())]
+    assert [each for each in told if not each.startswith(f"{root}layers.")] == [head]
+    assert len(told) > 1
+
+
 def test_layers_of_experts(tmp_path: Path) -> None:
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -1,8 +1,11 @@
 """Groups of models that can be told apart, and their labels."""
 
+from pathlib import Path
+
 import pytest
 
 from eval.plots import grouping
+from eval.results import results_json
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,18 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     ],
 )
 def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
-    assert grouping.short_label(label) == expected
+    assert grouping.short_labels([label]) == [expected]
+
+
+def test_labels_that_differ_are_not_cut_to_one_text() -> None:
+    model = "Llama-3.1-8B-Instruct W4A16 g128"
+    labels = [f"{model} {words} compressed-tensors v0.9" for words in ("RTN", "GPTQ act")]
+    assert grouping.short_labels([*labels, labels[0], "bf16", f"{model} RTN, another label"]) == [
+        "Llam... g128 RTN compressed-tensors v0.9", "Llam... GPTQ act compressed-tensors v0.9",
+        "Llam... g128 RTN compressed-tensors v0.9", "bf16", "Llama-3.1-8B-Instruc...TN, another label",
+    ]  # fmt: skip
+    middle = [f"{'a' * 40}{i}{'b' * 40}" for i in range(3)]
+    assert grouping.short_labels(middle) == middle
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:
@@ -104,3 +118,20 @@ def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     assert both[7:14] == [f"EXL3 {bits}.0 bpw" for bits in range(2, 9)]
     assert both[-1] == "EXL2 4.0 bpw"
     assert both[5] == "Q4_0"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"],
+        ["EXL3 4.0 bpw", "4.0 bpw", "4.0 bpw [h8]"],
+        ["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0", "EXL3 4.0"],
+    ],
+)
+def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> None:
+    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0]
+    table = [model.label for model in run.models]
+    for every in (labels, labels + table, [f"{label}{head}" for label in table for head in ("", " [h6]", " [h8]")]):
+        for group in ("", "EXL3"):
+            drawn = grouping.drawn_names([(label, group) for label in every])
+            assert len(set(drawn)) == len(set(every)) == len(set(zip(every, drawn, strict=True)))
