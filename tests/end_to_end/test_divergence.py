@@ -25,6 +25,7 @@ from backends.vllm.backend import VllmScoreBackend
 from backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
+from tests.support.toy import rounds_by_place
 
 pytestmark = pytest.mark.engine
 
@@ -129,9 +130,11 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
+    """Transformers multiplies all rows of a window, and the comparison one less."""
+    by_place = name.startswith("transformers") and rounds_by_place(LENGTH, 576, 4096, torch.bfloat16)
     for window in measured.windows:
         scores = measured.scores[name, name, window.index]
-        assert not np.any([scores.kld, scores.reverse_kld, scores.js, scores.tv])
+        assert np.max(np.abs([scores.kld, scores.reverse_kld, scores.js, scores.tv])) <= (1e-4 if by_place else 0)
         assert np.all(scores.top5 == 1)
 
 

@@ -101,3 +101,15 @@ def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
     """Log-probabilities of a window's scored tokens from its logits [L, V], one position at a time."""
     positions = window.positions.tolist()
     return [log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions]
+
+
+def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> bool:
+    """Whether this CPU rounds a row of a product of [rows, width] and [width, entries] otherwise beside other rows.
+
+    MKL does so in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 alone: an entry of a million moves by a bit.
+    """
+    generator = torch.Generator().manual_seed(0)
+    states, head = (torch.randn(each, width, generator=generator).to(dtype) for each in (rows, entries))
+    whole = torch.nn.functional.linear(states, head)
+    firsts = range(1, min(rows, 100))
+    return any(not torch.equal(whole[first:], torch.nn.functional.linear(states[first:], head)) for first in firsts)

@@ -77,7 +77,10 @@ def test_against_the_definition(group: int, zero_points: bool, outputs_first: bo
 
 @pytest.mark.parametrize("zero_points", [True, False])
 def test_against_the_product_of_vllm(zero_points: bool) -> None:
-    """In bf16, with weights that both round once: they differ by the order of additions, and the output's rounding."""
+    """In bf16, with weights that both round once: they differ by the order of additions, and by roundings.
+
+    By one at the output, or by two where a CPU emulates bf16.
+    """
     from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
 
     from backends.vllm.cpu.linear import CpuInt4W4A16LinearKernel
@@ -91,7 +94,7 @@ def test_against_the_product_of_vllm(zero_points: bool) -> None:
         own, layer, _ = made(CpuInt4W4A16LinearKernel, torch.bfloat16, **layout)
         theirs, other, _ = made(CPUWNA16LinearKernel, torch.bfloat16, **layout)
         found, expected = own.apply_weights(layer, x).float(), theirs.apply_weights(other, x).float()
-    np.testing.assert_allclose(found, expected, atol=2**-8 * float(expected.abs().max()))
+    np.testing.assert_allclose(found, expected, atol=2**-7 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(
