@@ -123,6 +123,7 @@ def campaign(engine: str, scratch: Path, kinds: list[str]) -> dict[str, Any]:
         if kinds and case.kind not in kinds:
             continue
         kind, seen, said = changed(case, scratch, before)
+        said = said.replace(f"{scratch / 'place'}/", "")
         found[kind].update(seen)
         cases[f"{kind}: {case.name}"] = {**{name: count for name, count in seen.items() if count}, "said": said}
         print(f"{engine}: {kind}: {case.name}: {dict(+seen)} {said}", flush=True)
