@@ -23,6 +23,8 @@ ENGINES = {
     "vllm_server": "backends.vllm_server.backend:VllmServerBackend",
     "fake": "backends.fake:FakeBackend",
 }
+TOKENIZING = "transformers"
+"""The engine whose imports functions of ours need that read texts and tokenizers."""
 UPSTREAM = {
     "qtip": "QTIP",
     "anyprecision": "AnyPrecision",

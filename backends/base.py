@@ -334,8 +334,11 @@ class Backend(ABC):
         """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
 
     @classmethod
-    def import_engine(cls, request: LoadRequest) -> None:
-        """Import what loading and scoring will import, perhaps before the model's turn: no GPU may be touched."""
+    def import_engine(cls, *, verbose: bool) -> None:
+        """Import what loading and scoring any model will import, and touch no GPU: models are forks of that process.
+
+        ``verbose``: the engine may print what it likes.
+        """
         if cls.capabilities.here:
             import torch  # noqa: F401 - the statistics of the scores, in whichever engine
 

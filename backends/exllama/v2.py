@@ -98,8 +98,8 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         return computing("exllamav2") | machine.variables(("EXLLAMA_",))
 
     @classmethod
-    def import_engine(cls, request: LoadRequest) -> None:
-        super().import_engine(request)
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
         import exllamav2  # noqa: F401
 
     def load(self) -> None:

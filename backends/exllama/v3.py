@@ -98,8 +98,8 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
         return computing("exllamav3") | machine.variables(("EXL3_",))
 
     @classmethod
-    def import_engine(cls, request: LoadRequest) -> None:
-        super().import_engine(request)
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
         import exllamav3  # noqa: F401
 
     def load(self) -> None:

@@ -126,7 +126,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         return CheckpointConfig.read(self.folder).quantization
 
     @classmethod
-    def import_engine(cls, request: LoadRequest) -> None:
+    def import_engine(cls, *, verbose: bool) -> None:
         import torch  # noqa: F401
         from transformers import AutoModelForCausalLM  # noqa: F401
         from transformers.quantizers import auto  # noqa: F401

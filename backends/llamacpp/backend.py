@@ -150,8 +150,8 @@ class LlamacppBackend(LogitsBackend):
         return gguf.read_model(Path(self.request.model_dir)).storage()
 
     @classmethod
-    def import_engine(cls, request: LoadRequest) -> None:
-        super().import_engine(request)
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
         import llama_cpp  # noqa: F401
 
     def load(self) -> None:

@@ -30,8 +30,10 @@ from backends.vllm.scorer import Plan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
-"""Memory for vLLM's own log-probabilities in the probe, at 10 bytes a logit: the V1 runner holds all rows at once."""
-BYTES_A_LOGIT = 10
+"""Memory for vLLM's own log-probabilities in the probe, at 11 bytes a logit: the V1 runner holds all rows at once."""
+BYTES_A_LOGIT = 11
+PROBE_TOKENS_ON_CPU = 128
+"""Of each window on a CPU, where 2 x 546 tokens of a model of 135M weights took 8 s of each load."""
 STUCK = 8
 
 
@@ -66,6 +68,7 @@ class VllmDriver:
     tp_size: int
     runner: str
     noise_seed: int | None = None
+    on_cpu: bool = False
     route: Route | None = None
     probed: Route | None = None
     pass_report: dict[str, Any] = field(default_factory=dict)
@@ -219,6 +222,7 @@ class VllmDriver:
     def probe(self, windows: Sequence[Window]) -> Route:
         """The route for these windows; ModelError if compare_q's scores are not vLLM's own (the module's docstring)."""
         tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * self.vocab_size), 16)
+        tokens = min(tokens, PROBE_TOKENS_ON_CPU) if self.on_cpu else tokens
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
         return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
@@ -309,13 +313,18 @@ def stuck(window: Window, shards: Sequence[NDArray[np.float32]]) -> bool:
     return bool((run == STUCK - 1).any())
 
 
+def has_own_process(core: Any) -> bool:
+    """Whether an engine core runs in a process of its own, and not in this one."""
+    return hasattr(core, "call_utility")
+
+
 @contextmanager
 def paused(engine: Any) -> Iterator[None]:
     """Hold the scheduler of an engine in a process of its own still; an engine in this process steps when told to."""
-    call = getattr(engine.engine_core, "call_utility", None)
-    if call is None:
+    if not has_own_process(engine.engine_core):
         yield
         return
+    call = engine.engine_core.call_utility
     call("pause_scheduler", "keep", False)
     try:
         yield

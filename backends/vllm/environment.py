@@ -12,7 +12,6 @@ from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.lifeline import in_worker
 from backends.vllm import install
-from backends.vllm.options import ranks
 
 HARMLESS = re.compile(
     "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|WORKER_MULTIPROC_METHOD|"
@@ -29,16 +28,13 @@ def kernel_environment() -> dict[str, str]:
     return threads | machine.variables(("VLLM_",), HARMLESS)
 
 
-def set_environment(request: LoadRequest) -> None:
-    """Set what vLLM only takes from the environment; a variable that the user has set stays."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING" if request.log_file else "INFO")
+def set_environment(*, verbose: bool) -> None:
+    """Set what vLLM only takes from the environment, before it is imported; a variable that the user has set stays."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM
     # notices only what went through torch.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    if in_worker() and ranks(request.options) == 1:
-        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if install.is_cpu_build():
         # vLLM keeps one core back for its front end, which idles here: two windows of 2048 took 20 s on 1 of 2 cores,
         # 6.5 s on both.
@@ -46,10 +42,15 @@ def set_environment(request: LoadRequest) -> None:
         # What vLLM keeps of compiled models is not told apart by instruction sets either (``machine``).
         kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(kept) / "vllm" / machine.instruction_sets()))
-        tensor_parallel = int(request.options.get("tensor_parallel_size", 1))
-        if tensor_parallel > 1:
-            # By itself vLLM wants a NUMA node a rank.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(tensor_parallel))
+
+
+def set_ranks(count: int) -> None:
+    """The same for a model of so many ranks, which vLLM asks for while it loads."""
+    if in_worker() and count == 1:
+        # The engine core in this process: a table of two small models took 24 s on two cores, 63 s with a process more.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if install.is_cpu_build() and count > 1:  # by itself vLLM wants a NUMA node a rank
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", shared_cores(count))
 
 
 def shared_cores(parts: int) -> str:

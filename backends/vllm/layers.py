@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.base import Layer, LoadRequest
+from backends.base import Layer
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
@@ -272,7 +272,7 @@ def wants_numbers(error: Exception) -> bool:
 def built_layers(folder: Path) -> list[Any]:
     """Every linear layer of a checkpoint's model as vLLM builds it on the meta device."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    set_environment(LoadRequest("", "vllm_score", str(folder), LENGTH))
+    set_environment(verbose=True)
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs

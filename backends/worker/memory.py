@@ -11,7 +11,7 @@ import backends
 from backends.common.messages import bytes_in_words, one_line
 
 if TYPE_CHECKING:
-    from backends.worker.messages import DescribeJob, LoadJob, PrepareJob
+    from backends.worker.messages import DescribeJob, LoadJob
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"
@@ -21,7 +21,7 @@ OUT_OF_MEMORY = re.compile(
 """What torch, CUDA, vLLM, llama.cpp and Python say."""
 
 
-def advice(job: PrepareJob | LoadJob | DescribeJob, error: BaseException) -> str:
+def advice(job: LoadJob | DescribeJob, error: BaseException) -> str:
     """One line on an error that came of too little memory: what is free, what the model takes; empty for others."""
     if not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""

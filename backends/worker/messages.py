@@ -18,16 +18,6 @@ from backends.common.messages import one_line
 
 
 @dataclass(frozen=True)
-class PrepareJob:
-    """Import the engine of that name, without touching a GPU, and begin to read ``files`` ahead, of this model."""
-
-    engine: str
-    request: LoadRequest
-    files: tuple[Path, ...] = ()
-    type: Literal["prepare"] = "prepare"
-
-
-@dataclass(frozen=True)
 class LoadJob:
     """Load a model by ``request`` in the engine of that name.
 
@@ -81,6 +71,15 @@ class DescribeJob:
 
 
 @dataclass(frozen=True)
+class CallJob:
+    """Call a function, ``module:name``, with a function that sends ``Told``, and with keyword ``arguments`` (JSON)."""
+
+    function: str
+    arguments: str
+    type: Literal["call"] = "call"
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker has started; ``group`` is the process group of the worker and of all that its engine starts.
 
@@ -90,13 +89,6 @@ class Ready:
     group: int
     code: tuple[str, str] = ("", "")
     type: Literal["ready"] = "ready"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The engine is imported, and no GPU was touched; the files are still being read."""
-
-    type: Literal["prepared"] = "prepared"
 
 
 @dataclass(frozen=True)
@@ -129,6 +121,23 @@ class Said:
 
     line: str
     type: Literal["said"] = "said"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a called function tells on its way: of what ``kind``, and its ``content`` as JSON."""
+
+    kind: str
+    content: str
+    type: Literal["told"] = "told"
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a called function has returned, as JSON: any text can be in it, halves of surrogate pairs too."""
+
+    value: str
+    type: Literal["returned"] = "returned"
 
 
 @dataclass(frozen=True)
@@ -174,9 +183,9 @@ class Described:
     type: Literal["described"] = "described"
 
 
-Job = Annotated[PrepareJob | LoadJob | ScoreJob | AnswerJob | DescribeJob, Field(discriminator="type")]
+Job = Annotated[LoadJob | ScoreJob | AnswerJob | DescribeJob | CallJob, Field(discriminator="type")]
 Message = Annotated[
-    Ready | Prepared | Loaded | Scored | Answered | Said | Done | Closed | Failed | Described,
+    Ready | Loaded | Scored | Answered | Said | Told | Returned | Done | Closed | Failed | Described,
     Field(discriminator="type"),
 ]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)

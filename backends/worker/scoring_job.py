@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,14 @@ class Model:
     """A loaded model.  ``moments``: when what happened, in seconds since 1970, by the names of ``score``.
 
     For a second text they begin when the first one was done: it finds the model loaded, and waits for no load.
+    ``notes``: what has to be said of how it was loaded.
     """
 
     request: LoadRequest
     backend: Backend
     load_seconds: float
-    moments: dict[str, float] = field(default_factory=dict)
+    moments: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
 class Committer:
@@ -60,19 +62,18 @@ class Committer:
         self.waiting, self.last = [], now
 
 
-def load(job: LoadJob, started: float, prepared: float | None) -> Model:
-    """Load a model on its GPUs, in a worker that was ``started`` and ``prepared`` then; whatever an engine raises."""
+def load(job: LoadJob, asked: float, why: str) -> Model:
+    """Load a model on its GPUs, in a worker for which the driver has ``asked`` then; whatever an engine raises.
+
+    ``why``: why the engine is imported for this model alone, if it is (``serving.Server``).
+    """
     if job.devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
     if job.cores is not None:
         stay_on(job.cores)
-    # A worker that was not prepared imports its engine now: all of its life so far is a part of loading.
-    moments = {"started": started}
-    moments |= {"load_began": started} if prepared is None else {"prepared": prepared, "load_began": time.time()}
-    began = time.perf_counter()
     engine = backends.engine_class(job.engine)
     with suppress(Exception):  # what is wrong with it, loading says better
-        engine.import_engine(job.request)
+        engine.import_engine(verbose=job.request.log_file is None)
     backend = engine(job.request)
     try:
         backend.load()
@@ -80,7 +81,9 @@ def load(job: LoadJob, started: float, prepared: float | None) -> Model:
     except BaseException:
         backend.close()
         raise
-    return Model(job.request, backend, time.perf_counter() - began, {**moments, "loaded": time.time()})
+    loaded = time.time()
+    notes = (f"its engine was imported for this model alone, since {why}",) if why else ()
+    return Model(job.request, backend, loaded - asked, {"started": asked, "loaded": loaded}, notes)
 
 
 def stay_on(cores: tuple[int, ...]) -> None:
@@ -127,7 +130,7 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
         if not (is_done and job.keeps):
             close(model, send)
     moments["closed"] = time.time()
-    model.moments = dict.fromkeys(("started", "load_began", "loaded"), moments["closed"])
+    model.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
     segments.write_record(job.scores, job.session, record)
     send(Closed())
 
@@ -150,6 +153,7 @@ def end_at_once(reason: str, send: Callable[[Any], None]) -> None:
 def what_ran(model: Model) -> dict[str, Any]:
     """What an engine says of a run that has finished; what it cannot tell any more is a note and loses no score."""
     try:
-        return {**model.backend.provenance(), "layers": groups_to_json(model.backend.layers())}
+        found = {**model.backend.provenance(), "layers": groups_to_json(model.backend.layers())}
     except Exception as error:  # whatever an engine raises when it is asked about itself
-        return {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+        found = {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
+    return {**found, "notes": [*model.notes, *found.get("notes", ())]}

@@ -220,7 +220,7 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
     """Where models run, by the flags and the settings file."""
     from eval.run import hosts
 
-    found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline, args.overlap)
+    found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     if args.ray:
         from eval.cluster import ray_hosts
 

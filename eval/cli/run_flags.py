@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import get_args
 
 from eval.cli.flag_values import Mapped, path_argument
-from eval.run.devices import Overlap
 
 
 def add(p: argparse.ArgumentParser) -> None:
@@ -54,8 +52,6 @@ def add(p: argparse.ArgumentParser) -> None:
                    help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
     p.add_argument("--deadline", type=seconds, metavar="SECONDS",
                    help="end a model that is silent for so long (default: generous)")  # fmt: skip
-    p.add_argument("--overlap", choices=get_args(Overlap), default="auto",
-                   help="load a model while the one before is on its GPUs: auto, where both fit")  # fmt: skip
     p.add_argument("--verify-weights", action="store_true",
                    help="tell models apart by every byte of their files, not by samples")  # fmt: skip
     p.add_argument("--check", action="store_true", help="read the specs and say what would run; start no engine")

@@ -1,7 +1,7 @@
 """What the driver's Ray actor does on a node: say what the node is, take files, and run a worker as any driver does.
 
-The worker on a node is an ordinary ``WorkerProcess`` with its supervisor, deadline and log: when the actor ends, in
-whatever way, the supervisor ends the worker.  Arguments and results are JSON types and bytes.
+The worker on a node is an ordinary ``WorkerProcess`` with its engine process, deadline and log: when the actor ends, in
+whatever way, the engine process ends the worker.  Arguments and results are JSON types and bytes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from backends.worker.messages import JOB, MESSAGE
 from eval import __version__
 from eval.cluster.parcels import Outbox, Parcel, StoreCopy, is_seen
 from eval.common.cache import Cache, default_root
+from eval.common.processes import Deadline, Wanted, WorkerProcess
 from eval.run.hosts import Hosts
-from eval.run.worker_process import WorkerProcess
-from eval.run.workers import Deadline, Wanted
 
 BATCH = 1 << 26
 """Bytes of files that are given to the driver at a time."""
@@ -145,7 +144,8 @@ class Node:
     def start(self, wanted: dict[str, Any]) -> None:
         """Start a worker in the Python that is wanted, else in this one."""
         log_file = None if wanted["log_file"] is None else Path(wanted["log_file"])
-        self.worker = WorkerProcess(Wanted(wanted["label"], wanted["python"] or sys.executable, log_file))
+        python = wanted["python"] or sys.executable
+        self.worker = WorkerProcess(Wanted(wanted["label"], wanted["engine"], python, log_file))
         self.worker.start()
 
     def begin(self, job: bytes, deadline: dict[str, float], fetched: dict[str, str]) -> None:

@@ -19,7 +19,7 @@ class ClusterDevices(Devices):
     """The GPUs of a cluster, counted: Ray says which of them a model gets, and where."""
 
     def __init__(self, slots: int) -> None:
-        super().__init__(overlap="never")
+        super().__init__()
         self.n_slots = slots
 
     @property
@@ -44,5 +44,5 @@ def on_cluster(here: Hosts, address: str, cache: Cache, say: Callable[[str], Non
     cluster = ray_cluster.connect(address, (token, token.name), say)
     return replace(
         here, devices=ClusterDevices(cluster.slots), make_worker=partial(RayWorker, cluster), nodes=cluster,
-        spares=False, in_process=False,
+        in_process=False,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """A worker on a node of a Ray cluster, as the driver sees any worker (``eval/run/workers.py``).
 
-It asks Ray for room when its model is to be loaded, and not before, so that a spare holds no GPU.  Where the node sees
+It asks Ray for room when its model is to be loaded, and not before.  Where the node sees
 the driver's cache, the paths of a job are used there as they are; else the windows are sent, the reference is copied
 once, and scores and recorded windows come back while the model is at work.
 """
@@ -19,10 +19,10 @@ from backends.common import owned
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.common.messages import bytes_in_words
 from backends.reference.manifest import MANIFEST
-from backends.worker.messages import JOB, DescribeJob, LoadJob, Prepared, PrepareJob, Said, ScoreJob, parse_message
+from backends.worker.messages import JOB, DescribeJob, LoadJob, Said, ScoreJob, parse_message
 from eval.cluster.parcels import keep, pieces
 from eval.cluster.ray_cluster import Actor, Cluster, LostError
-from eval.run.workers import Deadline, Wanted
+from eval.common.processes import Deadline, Wanted
 
 POLL_S = 1.0
 MOST_LOST = 3
@@ -63,9 +63,6 @@ class RayWorker:
         """Nothing: a place is asked for when the model is to be loaded."""
 
     def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
-        if isinstance(job, PrepareJob):
-            yield Prepared()
-            return
         try:
             if self.seat is None:
                 self.seat = self.seated()

@@ -1,17 +1,22 @@
-"""A function of ours in a process of its own, which may import what the driver must not: torch, by way of Transformers.
+"""Engine processes and their forks: a worker for each model, and a process for each function of ours.
 
-The driver then answers at once, nothing that a library prints reaches the terminal, and a library that crashes or runs
-out of memory is one line.  The process gets its job as JSON on its standard input, and sends what it has to say as JSON
-lines on a pipe of its own: progress, and last its result or an error.  Both are JSON types, so that large data travels
-as files.  It never outlives the driver.
+The driver imports no engine and no torch.  Whatever needs them is done by a process that an engine process
+(``backends/worker/engine_process.py``) forks: the driver then answers at once, nothing that a library prints reaches
+the terminal, and a library that crashes or runs out of memory is one line.  Jobs go in and messages come out as lines
+of JSON (``backends/worker/messages.py``), so that large data travels as files.  No process outlives the driver.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import importlib
 import json
+import math
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,19 +25,44 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from backends.common import lifeline
-from backends.common.errors import CompareQError, InputError
+import backends
+from backends.common import machine
+from backends.common.engine_log import root_cause
+from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.common.messages import one_line
+from backends.worker.engine_process import ENDING, REFUSED, end_group
+from backends.worker.messages import (
+    JOB,
+    AnswerJob,
+    CallJob,
+    Done,
+    Failed,
+    Ready,
+    Returned,
+    ScoreJob,
+    Told,
+    parse_message,
+)
+from backends.worker.serving import LAST
 from eval.common.progress import Phase, Progress
 
-ROOT = Path(__file__).resolve().parents[2]
-"""Where ``eval`` and ``backends`` lie: a checkout, or an environment's site-packages."""
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
+POLL_S = 0.2
 EVERY_S = 0.1
 """Seconds between two messages about the progress of one phase: a data set has millions of rows."""
+LONGEST_LINE = 1 << 28
+"""Bytes of one message; a worker that sends more is ended."""
+CLOSE_S = 30.0
+"""Seconds that an engine may take to close, after which it is ended; its scores are there already."""
+END_S = 5.0
+"""Seconds that an engine process may take to see that the driver wants it no more."""
+LOG_TAIL = 1 << 20
+TOGETHER_S = 0.5
+"""Seconds in which a signal to all processes of a run reaches each of them: systemd and Slurm end runs by one."""
 Tell = Callable[[str, Any], None]
 """Sends one message: its kind, and its content as JSON types."""
 
@@ -42,94 +72,421 @@ def in_process() -> bool:
     return os.environ.get(ENVIRONMENT, "") not in ("", "0")
 
 
-def apart(function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a process of its own; InputError with its reason if it fails there.
-
-    ``function``: of the top level of a module; arguments and result are JSON types.  With ``progress`` the function
-    gets a keyword ``progress``, whose phases are shown here.  ``what``: what is done, if the process dies of it.
-    """
-    if in_process():
-        told = {} if progress is None else {"progress": progress}
-        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
-    named = {"module": function.__module__, "name": function.__name__}
-    job = {**named, "arguments": arguments, "told": progress is not None}
-    with tempfile.TemporaryFile() as log, started(log) as (process, channel):
-        assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as stdin:  # a process that is gone is told of below
-            stdin.write(json.dumps(job).encode())
-        try:
-            return followed(channel, progress)
-        except EOFError:
-            status = process.wait()
-        log.seek(0)
-        raise InputError(f"{what}: {death(status, log.read().decode(errors='replace'))}")
-
-
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
-    """The command line that runs a module of ours with this Python, or another; ``environment`` goes with this one.
+    """The command line that runs a module of ours with this Python, or another; ``environment`` goes with it.
 
     -P: a folder ``eval`` or ``backends`` in the working directory is not ours.
     """
     return [python, "-P", "-m", module, *map(str, words)]
 
 
-def environment() -> dict[str, str]:
-    """The environment of a process of ours, which finds this very checkout or installation."""
-    others = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{others}" if others else str(ROOT)}
+def environment(python: str = sys.executable) -> dict[str, str]:
+    """The environment of a process of ours, which finds this very ``backends``, before what the user has set.
+
+    An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link,
+    of its own for each place where a compare_q is installed.
+    """
+    root = Path(backends.__file__).resolve().parent.parent
+    if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
+        from eval.common.cache import default_root
+
+        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "backends"
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            linked.symlink_to(root / "backends")
+        root = linked.parent
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
 
 
-@contextmanager
-def started(log: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], IO[str]]]:
-    """(a new process that waits for its job, what it has to say); it is gone afterwards.  It prints into ``log``."""
-    reading, writing = os.pipe()
-    with open(reading, encoding="utf-8") as channel:
+class EngineProcess:
+    """An engine process of this machine, which is running from now on; InputError if its Python cannot be started.
+
+    ``engine``: the name of the engine that it imports; empty: none, so that what it forks imports its engine itself.
+    """
+
+    def __init__(self, python: str, engine: str, *, verbose: bool) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = (theirs.fileno(), engine, "1" if verbose else "")
+        output = sys.stderr.fileno() if verbose else subprocess.DEVNULL
         try:
-            process = subprocess.Popen(
-                command("eval.common.processes", writing, os.getpid()), stdin=subprocess.PIPE, stdout=log, stderr=log,
-                pass_fds=(writing,), env=environment(),
+            self.process = subprocess.Popen(
+                command("backends.worker", *words, python=python), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, pass_fds=(theirs.fileno(),), env=environment(python),
             )  # fmt: skip
+        except OSError as error:
+            self.socket.close()
+            raise InputError(f"python: {python}: cannot be started: {one_line(error)}") from None
         finally:
-            os.close(writing)
+            theirs.close()
+
+    def fork(self, descriptors: list[int], why: str) -> None:
+        """Have it fork a process that reads jobs from the first of these, and writes messages to the second one.
+
+        The third takes how the process ends, the fourth what it prints; ``why``: as of ``serving.Server``.  An engine
+        process that is gone closes them.
+        """
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.socket, [json.dumps({"at": time.time(), "why": why}).encode()], descriptors)
+
+    def close(self) -> None:
+        """End it, and everything that it has forked."""
+        self.socket.close()
         try:
-            yield process, channel
-        finally:
-            process.kill()  # it has said its last word, or nobody waits for it
-            process.wait()
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
-def followed(channel: IO[str], progress: Progress | None) -> Any:
-    """The result of a process, whose progress is shown until then; InputError with its reason, EOFError if it died."""
+@dataclass
+class EngineProcesses:
+    """The engine processes of this driver, which it keeps until its end, by what makes one differ from another.
+
+    ``refused``: why an engine's workers cannot be forked after importing it.
+    """
+
+    running: dict[tuple[Any, ...], EngineProcess] = field(default_factory=dict)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, python: str, engine: str, *, verbose: bool = False) -> EngineProcess:
+        """The one for an engine, started now if there is none, or if it has died.
+
+        What an engine reads when it is imported is the same for all its models: the driver's environment is part of
+        the key.
+        """
+        key = (python, engine, verbose, tuple(sorted(os.environ.items())))
+        with self.lock:
+            found = self.running.get(key)
+            if found is None or found.process.poll() is not None:
+                found = self.running[key] = EngineProcess(python, engine, verbose=verbose)
+            return found
+
+    def refuse(self, python: str, engine: str, why: str) -> None:
+        """From now on workers of this engine import it themselves; its engine process ends."""
+        with self.lock:
+            self.refused[python, engine] = why
+            of_engine = [key for key in self.running if key[:2] == (python, engine)]
+            ended = [self.running.pop(key) for key in of_engine]
+        for each in ended:
+            each.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self.lock:
+            ended, self.running = list(self.running.values()), {}
+        for each in ended:
+            each.close()
+
+
+PROCESSES = EngineProcesses()
+atexit.register(PROCESSES.close)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a worker is wanted for: the model's ``label``, its ``engine`` (empty: none is imported before), and the
+    ``python`` of that, None for compare_q's own.
+
+    ``log_file``: takes what the engine prints, None: the terminal; ``gpus``: how many it will get, 0 without GPUs;
+    ``resources``: what else its place must have, by the model's spec.
+    """
+
+    label: str
+    engine: str = ""
+    python: str | None = None
+    log_file: Path | None = None
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Seconds that a worker may be silent: ``load_s`` until its model is loaded, ``window_s`` between two windows.
+
+    The second is at least ``patience`` times the longest wait so far.
+    """
+
+    load_s: float = 3600.0
+    window_s: float = 1800.0
+    patience: float = 20.0
+
+
+class WorkerProcess:
+    """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do)."""
+
+    def __init__(self, wanted: Wanted, log: IO[bytes] | None = None) -> None:
+        self.python, self.engine, self.log_file = wanted.python or sys.executable, wanted.engine, wanted.log_file
+        log_file, self.log = wanted.log_file, log
+        self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
+        self.group = 0
+        self.killed = threading.Event()
+        self.has_died = self.is_started = False
+        self.unread, self.searched = bytearray(), 0
+        self.jobs = self.messages = self.status = -1
+        self.end: bytes | None = None
+
+    def start(self) -> None:
+        """Have it forked once its engine is imported; InputError if its Python cannot be started."""
+        why = PROCESSES.refused.get((self.python, self.engine), "")
+        verbose = self.log_file is None and self.log is None
+        with ExitStack() as closing:
+            output: Any = self.log or sys.stderr
+            try:
+                if self.log_file is not None:
+                    output = closing.enter_context(self.log_file.open("ab"))
+                engine_process = PROCESSES.get(self.python, "" if why else self.engine, verbose=verbose)
+            except OSError as error:
+                raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
+            jobs, self.jobs = os.pipe()
+            self.messages, messages = os.pipe()
+            self.status, status = os.pipe()
+            for each in (jobs, messages, status):
+                closing.callback(os.close, each)
+            engine_process.fork([jobs, messages, status, output.fileno()], why)
+        self.is_started = True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is there, as far as it is known, and has not closed its channel."""
+        if not self.is_started or self.killed.is_set():
+            return False
+        channel = select.poll()
+        channel.register(self.messages, 0)
+        return not channel.poll(0)
+
+    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job, the last of which says how it ended; ModelError if the worker dies or is silent.
+
+        The job is sent when the first message is asked for.
+        """
+        self.send(job)
+        works = {ScoreJob: "finished no window", AnswerJob: "finished no answer"}.get(type(job))
+        limit, longest, done = deadline.window_s if works else deadline.load_s, 0.0, False
+        while True:
+            began = time.monotonic()
+            line = self.line(began + limit)
+            if done and not line:  # its scores are there, whatever becomes of its engine
+                return
+            if line == b"" and self.is_begun_anew():
+                self.send(job)
+                continue
+            self.has_died = not line
+            if line is None:
+                self.kill()
+                raise ModelError(
+                    f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline){self.told()}"
+                )
+            if not line and (self.killed.is_set() or (self.ending() in ENDING and self.killed.wait(TOGETHER_S))):
+                raise StoppedError("interrupted")
+            if not line:
+                raise ModelError(f"its worker {self.cause_of_death()}{self.told()}")
+            message = parse_message(line)
+            if isinstance(message, Ready):
+                self.group = message.group
+                if self.killed.is_set():
+                    self.kill()
+                self.check_code(*message.code)
+                continue
+            yield message
+            if isinstance(message, LAST):
+                return
+            done = done or isinstance(message, Done)
+            longest = max(longest, time.monotonic() - began)
+            limit = CLOSE_S if done else max(deadline.window_s, deadline.patience * longest)
+
+    def send(self, job: Any) -> None:
+        """Give it a job; a worker that has died is told of by reading."""
+        line = memoryview(JOB.dump_json(job) + b"\n")
+        with suppress(BrokenPipeError):
+            while line:
+                line = line[os.write(self.jobs, line) :]
+
+    def is_begun_anew(self) -> bool:
+        """Whether a worker that ended before it was there comes once more: by a process that imports no engine.
+
+        So it does where the engine process cannot fork, which it says, or has ended, as one does that dies of importing
+        its engine.
+        """
+        if self.group or self.killed.is_set() or not self.engine:
+            return False
+        if self.end_told():
+            if not (self.end or b"").startswith(REFUSED):
+                return False
+            PROCESSES.refuse(self.python, self.engine, (self.end or b"").removeprefix(REFUSED).decode())
+        else:
+            self.engine = ""
+        self.close_channels()
+        self.start()
+        return True
+
+    def line(self, until: float) -> bytes | None:
+        """The next line; empty at the end of all lines, None if none comes in time."""
+        while True:
+            end = self.unread.find(b"\n", self.searched)
+            if end >= 0:
+                line, self.searched = bytes(self.unread[:end]), 0
+                del self.unread[: end + 1]
+                return line
+            self.searched = len(self.unread)
+            if len(self.unread) > LONGEST_LINE:
+                self.kill()
+                raise ModelError("its worker sent a message without an end")
+            if self.killed.is_set() and not self.group:  # it is not there yet
+                return b""
+            if select.select([self.messages], [], [], max(min(until - time.monotonic(), POLL_S), 0.0))[0]:
+                data = os.read(self.messages, 1 << 16)
+                if not data:
+                    return b""
+                self.unread += data
+            elif time.monotonic() >= until:
+                return None
+
+    def check_code(self, folder: str, digest: str) -> None:
+        """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
+        ours, expected = machine.code()
+        if digest == expected:
+            return
+        if folder == ours:
+            raise InputError(f"{ours}: compare_q was changed while it ran; start it again")
+        raise InputError(
+            f"python: {self.python}: runs another compare_q, {folder or 'an older one'}, in place of {ours}; "
+            "uninstall that one there, or run the one that is installed there"
+        )
+
+    def end_told(self, seconds: float = CLOSE_S) -> bool:
+        """Whether the engine process tells, within so many seconds, how the worker has ended: it is in ``end`` then.
+
+        Once the engine process is gone itself, nobody tells.
+        """
+        if not self.end and select.select([self.status], [], [], seconds)[0]:
+            self.end = os.read(self.status, 1 << 12)
+        return bool(self.end)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The worker's exit status, minus its number for a signal; None if it has none, or nobody knows."""
+        return int(self.end) if self.end and not self.end.startswith(REFUSED) else None
+
+    def ending(self) -> signal.Signals | None:
+        """The signal that has ended the process, once it has ended; None if none has."""
+        self.end_told()
+        with suppress(ValueError):
+            return None if self.exit_status is None else signal.Signals(-self.exit_status)
+        return None
+
+    def cause_of_death(self) -> str:
+        """How the process ended, in words."""
+        if (number := self.ending()) is not None:
+            full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
+            return f"was ended by {number.name}{full}"
+        if self.exit_status is not None:
+            return f"ended with status {self.exit_status}"
+        return "closed its channel" if self.end is None else "was lost with the process that had started it"
+
+    def told(self) -> str:
+        """The most telling line that the engine has logged in this worker, and where the log is."""
+        text = ""
+        with suppress(OSError):
+            if self.log is not None:
+                self.log.seek(0)
+                text = self.log.read().decode(errors="replace")
+            elif self.log_file is not None:
+                with self.log_file.open("rb") as log:
+                    log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, self.log_start))
+                    text = log.read().decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
+        cause = fatal or root_cause(text) or (lines[-1] if lines else "")
+        where = f" (log: {self.log_file})" if self.log_file is not None else ""
+        return f": {cause[:300]}{where}" if cause else where
+
+    def kill(self) -> None:
+        """End the worker, and everything that its engine has started, at once; from any thread."""
+        self.killed.set()
+        if self.group and not self.end:
+            end_group(self.group)
+
+    def close(self) -> None:
+        """Let the worker end by itself, and end it if it does not."""
+        if not self.is_started:
+            return
+        os.close(self.jobs)
+        self.jobs = -1
+        if self.group and not self.end_told(0.0 if self.killed.is_set() else CLOSE_S):
+            self.kill()  # its engine process is gone, or it does not end
+            self.end_told()
+        self.close_channels()
+        self.is_started = False
+
+    def close_channels(self) -> None:
+        """Close the pipes to the worker: one that has not been forked yet will find its jobs at an end."""
+        for each in (self.jobs, self.messages, self.status):
+            if each >= 0:
+                os.close(each)
+        self.jobs = self.messages = self.status = -1
+
+
+def apart(function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any) -> Any:
+    """What ``function(**arguments)`` returns in a process of its own; InputError with its reason if it fails there.
+
+    ``function``: of the top level of a module; arguments and result are JSON types.  With ``progress`` the function
+    gets a keyword ``progress``, whose phases are shown here.  ``what``: what is done, if the process dies of it.  The
+    process is forked by one that has imported Transformers, which most such functions need.
+    """
+    if in_process():
+        told = {} if progress is None else {"progress": progress}
+        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
+    call = {"module": function.__module__, "name": function.__name__, "arguments": arguments,
+            "told": progress is not None}  # fmt: skip
+    with tempfile.TemporaryFile() as log, ExitStack() as phases:
+        worker = WorkerProcess(Wanted(what, backends.TOKENIZING), log)
+        phases.callback(worker.close)
+        phases.callback(worker.kill)  # it has said its last word, or nobody waits for it
+        worker.start()
+        try:
+            return followed(worker.perform(CallJob(f"{__name__}:{called.__name__}", json.dumps(call)),
+                                           Deadline(load_s=math.inf, window_s=math.inf)), progress)  # fmt: skip
+        except ModelError as error:
+            raise InputError(f"{what}: {error}") from None
+
+
+def followed(messages: Iterator[Any], progress: Progress | None) -> Any:
+    """The result of a process, whose progress is shown until then; InputError with its reason."""
     phase: Phase | None = None
     with ExitStack() as phases:
-        for line in channel:
-            if not line.endswith("\n"):  # it died in the middle of a word
-                break
-            kind, content = json.loads(line)
-            if kind == "result":
-                return content
-            if kind == "error":
-                raise InputError(content)
-            if progress is None:
+        for message in messages:
+            if isinstance(message, Returned):
+                return json.loads(message.value)
+            if isinstance(message, Failed):
+                raise InputError(message.reason)
+            if not isinstance(message, Told) or progress is None:
                 continue
-            if kind == "phase":
+            content = json.loads(message.content)
+            if message.kind == "phase":
                 phase = phases.enter_context(progress.phase(**content))
-            elif kind == "end":
+            elif message.kind == "end":
                 phases.close()
-            elif kind == "say":
+            elif message.kind == "say":
                 progress.say(content)
             elif phase is not None:
-                (phase.advance if kind == "advance" else phase.expect)(content)
-        raise EOFError
+                (phase.advance if message.kind == "advance" else phase.expect)(content)
+    raise ModelError("its worker ended before its work was done")
 
 
-def death(status: int, log: str) -> str:
-    """Why a process has ended without a word, from its exit status and what it has printed."""
-    if status == -signal.SIGKILL:
-        return "its process was killed, as the system does when memory is full; close other programs and try again"
-    how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "it printed nothing")
-    return f"its process {how}: {one_line(Exception(last))}"
+def called(tell: Tell, *, module: str, name: str, arguments: Mapping[str, Any], told: bool) -> Any:
+    """What a function returns, called in a process apart; InputError with its reason in one line."""
+    os.environ[ENVIRONMENT] = "1"
+    function = getattr(importlib.import_module(module), name)
+    try:
+        return function(**arguments, **({"progress": ToldProgress(tell)} if told else {}))
+    except CompareQError:
+        raise
+    except OSError as error:
+        raise InputError(one_line(error)) from error
+    except Exception as error:  # a bug, in compare_q or in a library
+        traceback.print_exc()
+        raise InputError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
 
 
 class ToldPhase(Phase):
@@ -172,38 +529,3 @@ class ToldProgress(Progress):
         yield phase
         phase.flush()
         self.tell("end", None)
-
-
-def result_of(job: Mapping[str, Any], tell: Tell) -> tuple[str, Any]:
-    """("result", what the job's function returns) or ("error", its reason in one line)."""
-    function = getattr(importlib.import_module(job["module"]), job["name"])
-    try:
-        return "result", function(**job["arguments"], **({"progress": ToldProgress(tell)} if job["told"] else {}))
-    except CompareQError as error:
-        return "error", str(error)
-    except OSError as error:
-        return "error", one_line(error)
-    except Exception as error:  # a bug, in compare_q or in a library
-        traceback.print_exc()
-        return "error", f"{job['name']}: {type(error).__name__}: {one_line(error)}"
-
-
-def serve(channel: int, parent: int) -> None:
-    """Do the job that comes on the standard input of this process, and end it."""
-    lifeline.die_with_parent(parent)
-    os.set_inheritable(channel, False)
-    os.environ[ENVIRONMENT] = "1"
-    lock = threading.Lock()
-    with open(channel, "w", encoding="utf-8") as stream:
-
-        def tell(kind: str, content: Any) -> None:
-            with lock:  # a download tells from threads of its own
-                stream.write(json.dumps([kind, content]) + "\n")
-                stream.flush()
-
-        tell(*result_of(json.load(sys.stdin), tell))
-        os._exit(0)  # without the seconds that libraries take to clean up
-
-
-if __name__ == "__main__":
-    serve(*map(int, sys.argv[1:]))

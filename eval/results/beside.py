@@ -21,8 +21,8 @@ def words_beside(model: ModelResult, run: RunResult) -> str:
     for other in run.models:
         if other is model or other.timing is None:
             continue
-        for what, spans in (("scored", [other.timing.scored]), ("loading", other.timing.loads)):
-            share = sum(shared_seconds(mine, span) for span in spans) / seconds
+        for what, span in (("scored", other.timing.scored), ("loading", other.timing.load)):
+            share = shared_seconds(mine, span) / seconds
             if share >= LEAST and on_one_machine(model, other, run):
                 found.append(f"{other.label} {what} {100 * share:.0f} %")
     return ", ".join(found)

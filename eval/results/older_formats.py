@@ -66,3 +66,11 @@ def with_renamed_key(found: dict[str, Any], old: str, new: str) -> dict[str, Any
 def renamed_key(key: str, old: str, new: str) -> str:
     """``new`` in place of ``old``."""
     return new if key == old else key
+
+
+def timing(raw: Any) -> Any:
+    """A row's ``timing``; in early results of format 5 a worker was started, and waited, before its model's turn."""
+    if not isinstance(raw, dict) or "load_began" not in raw:
+        return raw
+    kept = {name: at for name, at in raw.items() if name not in ("prepared", "load_began")}
+    return {**kept, "started": raw["load_began"]}

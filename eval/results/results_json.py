@@ -243,7 +243,7 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
         "is_reference": raw["reference"],
         "cached": raw["from_cache"],
         "reference_key": raw.get("reference_key") or "",
-        "timing": raw.get("timing"),  # older results have none
+        "timing": older_formats.timing(raw.get("timing")),  # older results have none
         "error": raw["error"] or "",
     }
 

@@ -6,32 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-PARTS = ("spare", "waiting", "load", "first_step", "scoring", "close")
-"""The parts of a worker's life in their order.  Together they are all of it, from its start to its closed engine.
+PARTS = ("load", "waiting", "first_step", "scoring", "close")
+"""The parts of a worker's life in their order.  Together they are all of it, until its engine is closed.
 
-``spare``: its engine was imported before it was the model's turn; ``waiting``: until it could load, and until it could
-score; ``load``: with the import, if there was no spare; ``first_step``: from the start of scoring to the first scored
-window; ``scoring``: from then on to the last window.
+``load``: from the moment at which the driver asked for the worker; if nothing had imported the engine before, with the
+import; ``waiting``: until it could score; ``first_step``: from the start of scoring to the first scored window;
+``scoring``: from then on to the last window.
 """
 
-FIRST = ("started", "load_began", "first_window")
+FIRST = ("started", "first_window")
 LAST = ("loaded", "score_began", "last_window")
+"""Moments that every run has: of its replicas the first one's, and the last one's."""
 Span = tuple[float, float]
 """From when to when, seconds since 1970."""
-"""Moments that every run has: of its replicas the first one's, and the last one's."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """When a row's worker did what, in seconds since 1970, by its machine's clock.
 
-    ``prepared``: its engine was imported, None if that was a part of loading; ``closed``: None if that is not known.
-    From one row's ``last_window`` to the ``first_window`` of the next one goes what is no scoring.
+    ``closed``: None if that is not known.  From one row's ``last_window`` to the ``first_window`` of the next one goes
+    what is no scoring.
     """
 
     started: float
-    prepared: float | None
-    load_began: float
     loaded: float
     score_began: float
     first_window: float
@@ -54,19 +52,16 @@ class Timing:
         return max(self.last_window - self.score_began, 1e-9)
 
     @property
-    def loads(self) -> list[Span]:
-        """When its engine was imported ahead of its turn, and when it loaded."""
-        ahead = [] if self.prepared is None else [(self.started, self.prepared)]
-        return [*ahead, (self.load_began, self.loaded)]
+    def load(self) -> Span:
+        """When it loaded."""
+        return self.started, self.loaded
 
     @property
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each of the ``PARTS``."""
-        prepared = self.started if self.prepared is None else self.prepared
         return {
-            "spare": prepared - self.started,
-            "waiting": self.load_began - prepared + self.score_began - self.loaded,
-            "load": self.loaded - self.load_began,
+            "load": self.loaded - self.started,
+            "waiting": self.score_began - self.loaded,
             "first_step": self.first_window - self.score_began,
             "scoring": self.last_window - self.first_window,
             "close": None if self.closed is None else self.closed - self.last_window,
@@ -87,10 +82,7 @@ def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:
         return None
     first = {name: min(float(moments[name]) for moments in found) for name in FIRST}
     last = {name: max(float(moments[name]) for moments in found) for name in LAST}
-    if all(moments["load_began"] == moments["loaded"] for moments in found):  # loaded for a text before this one
-        first |= dict.fromkeys(("started", "load_began"), last["loaded"])
-    prepared, closed = (
-        None if any(moments.get(name) is None for moments in found) else max(float(moments[name]) for moments in found)
-        for name in ("prepared", "closed")
-    )
-    return Timing(**first, **last, prepared=prepared, closed=closed)
+    if all(moments["started"] == moments["loaded"] for moments in found):  # loaded for a text before this one
+        first["started"] = last["loaded"]
+    closed = [float(moments["closed"]) for moments in found if moments.get("closed") is not None]
+    return Timing(**first, **last, closed=max(closed) if len(closed) == len(found) else None)

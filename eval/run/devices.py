@@ -1,11 +1,13 @@
-"""The GPUs of a run, handed out to its models, and when one model may load beside another."""
+"""The GPUs of a run, handed out to its models, and when one model may load beside another.
+
+A model may load on the GPUs of one that scores, if that will have scored within ``SOON_S`` and there is memory for
+both.  It hides a load: 8B models on one H200 were scored one after the other with gaps of 1.6 s, where a load took 6 s.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,21 +17,15 @@ from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
 
-Overlap = Literal["auto", "always", "never"]
-"""Whether a model may load while its predecessor is still on the same GPUs: auto, where there is memory for both."""
-POLL_S = 0.5
-"""Seconds between two looks at the memory that a predecessor leaves."""
 SOON_S = 60.0
-"""Where a model could get other GPUs, it loads beside another one only if that ends within so many seconds: it cannot
-move to a GPU that becomes free earlier.  An 8B model took 6 to 15 s to load, 44 s from a disk."""
+"""Where a model could get other GPUs, one that loads beside another cannot move to a GPU that becomes free earlier."""
 
 
 @dataclass(eq=False)
 class Hold:
     """What one model has of the GPUs: their ``names`` in CUDA_VISIBLE_DEVICES, None without GPUs.
 
-    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known;
-    ``ends``: when it will have scored, on the monotonic clock; it is looked at every POLL_S.
+    ``place``: who is lower is served first; ``needs``: bytes that the model takes of each GPU, None if not known.
     """
 
     count: int
@@ -37,19 +33,17 @@ class Hold:
     needs: int | None = None
     indices: tuple[int, ...] = ()
     names: tuple[str, ...] | None = None
-    stage: Literal["loading", "scoring", "closing"] = "loading"
-    ends: float = math.inf
+    stage: Literal["loading", "scoring", "ending", "closing"] = "loading"
 
 
 class Devices:
     """GPUs of one kind.  Each is given to one worker at a time; a machine without GPUs works on one model at a time.
 
-    A model may get GPUs while its predecessor still has them, to load: ``overlap``.
+    Only the next model may get GPUs while its predecessor still has them, to load.
     """
 
-    def __init__(self, gpus: Sequence[Gpu] = (), overlap: Overlap = "auto") -> None:
+    def __init__(self, gpus: Sequence[Gpu] = ()) -> None:
         self.gpus = tuple(gpus)
-        self.overlap = overlap
         self.holds: list[Hold] = []
         self.waiting: list[Hold] = []
         self.changed = threading.Condition()
@@ -72,14 +66,9 @@ class Devices:
             raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(self.gpus)}")
         return (wanted or len(self.gpus)) if self.gpus else 0
 
-    def of(self, wanted: int) -> tuple[Gpu, ...]:
+    def planned(self, wanted: int) -> tuple[Gpu, ...]:
         """GPUs like those that a model gets: which of a kind it will be is not known before."""
         return self.gpus[: self.needed(wanted)]
-
-    def must_wait(self, wanted: int) -> bool:
-        """Whether a model that came now would have to wait for its GPUs."""
-        with self.changed:
-            return bool(self.waiting) or len(self.free) < max(wanted, 1)
 
     @contextmanager
     def taken(self, wanted: int, place: int | None = None, needs: int | None = None) -> Iterator[Hold]:
@@ -92,8 +81,7 @@ class Devices:
             self.waiting.append(hold)
             try:
                 while not (indices := self._offered(hold)):
-                    may_join = needs is not None or self.overlap == "always"
-                    self.changed.wait(POLL_S if self.holds and may_join else None)
+                    self.changed.wait()
                 hold.indices = indices
                 hold.names = tuple(self.gpus[index].device for index in hold.indices) if self.gpus else None
                 self.holds.append(hold)
@@ -111,18 +99,17 @@ class Devices:
         """Wait until those that had the same GPUs before have scored; from then on this one scores."""
         with self.changed:
             self.changed.wait_for(lambda: all(other.stage == "closing" for other in self.beside(hold)))
-            hold.stage = "scoring"
-            self.changed.notify_all()
+            self.reach(hold, "scoring")
 
     def await_room(self, hold: Hold) -> None:
         """Wait until nobody else has the same GPUs."""
         with self.changed:
             self.changed.wait_for(lambda: not self.beside(hold))
 
-    def scored(self, hold: Hold) -> None:
-        """Say that this one only has to close its engine yet."""
+    def reach(self, hold: Hold, stage: Literal["scoring", "ending", "closing"]) -> None:
+        """Say how far a model is: "ending" will have scored soon, "closing" only has to close its engine yet."""
         with self.changed:
-            hold.stage = "closing"
+            hold.stage = stage
             self.changed.notify_all()
 
     def beside(self, hold: Hold) -> list[Hold]:
@@ -144,27 +131,21 @@ class Devices:
             return ()
         if len(self.free) >= hold.count:
             return tuple(self.free[: hold.count])
-        alone = [each for each in self.holds if each.count == hold.count and not self.beside(each)]
-        before = min(alone, key=lambda each: each.ends, default=None)
-        return before.indices if before is not None and self._may_join(hold, before) else ()
-
-    def _may_join(self, hold: Hold, before: Hold) -> bool:
-        """Whether a model may load on the GPUs of its predecessor, which is still there."""
-        if before.stage == "loading" or self.overlap == "never":
-            return False
-        is_last = before.stage == "closing" or hold.count == self.slots or before.ends - time.monotonic() < SOON_S
-        if self.overlap == "always":
-            return is_last
-        # Without GPUs both want the same cores: a toy's first windows took 27 s beside a load, and 7 s alone.
-        gpus = [self.gpus[index] for index in before.indices] if self.gpus else []
-        return is_last and (before.stage == "closing" or bool(gpus)) and fits(hold.needs, gpus)
+        for before in self.holds:
+            ends = before.stage in ("ending", "closing") and before.count == hold.count and not self.beside(before)
+            if ends and fits(hold.needs, [self.gpus[index] for index in before.indices] if self.gpus else []):
+                return before.indices
+        return ()
 
 
 def fits(needs: int | None, gpus: Sequence[Gpu]) -> bool:
-    """Whether so many bytes are free on each of these GPUs, or without GPUs in main memory; False if not known."""
-    if needs is None:
+    """Whether so many bytes are free on each of these GPUs; False if that is not known.
+
+    Without GPUs both would want the same cores: a toy's first windows took 27 s beside a load, and 7 s alone.
+    """
+    if needs is None or not gpus:
         return False
-    free = machine.free_gpu_memory([gpu.device for gpu in gpus]) if gpus else machine.available_memory()
+    free = machine.free_gpu_memory([gpu.device for gpu in gpus])
     return free is not None and free >= needs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +20,10 @@ from backends.common.json_files import expanded
 from backends.common.watch import Watch
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Lock, NoLock
-from eval.common.processes import in_process
+from eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process
 from eval.run import devices
-from eval.run.devices import Devices, Kind, Overlap
-from eval.run.worker_process import WorkerProcess
-from eval.run.workers import Deadline, InThisProcess, Make, Wanted, Worker
+from eval.run.devices import Devices, Kind
+from eval.run.workers import InThisProcess, Make, Worker
 from eval.specs import settings
 
 LOCK_POLL_S = 0.5
@@ -129,8 +129,7 @@ class Hosts:
     """``pythons``: engine or load_fn -> the Python that runs it; ``deadline_s``: for silent workers, None: generous.
 
     ``in_process``: run engines in this process, one model after the other, for debugging and for tests;
-    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models; ``spares``: whether
-    models may have a worker before their turn.
+    ``make_worker``: what makes a worker otherwise; ``nodes``: other machines that run the models.
     """
 
     devices: Devices = field(default_factory=Devices)
@@ -140,7 +139,6 @@ class Hosts:
     running: Running = field(default_factory=Running)
     make_worker: Make = WorkerProcess
     nodes: Nodes | None = None
-    spares: bool = True
 
     @property
     def limits(self) -> Deadline:
@@ -151,9 +149,17 @@ class Hosts:
         """A worker that is not started yet."""
         return InThisProcess(wanted) if self.in_process else self.make_worker(wanted)
 
+    def import_engine(self, wanted: Wanted) -> None:
+        """Begin to import a worker's engine, so that the worker, once it is wanted, need not wait for that."""
+        python = wanted.python or sys.executable
+        refused = (python, wanted.engine) in PROCESSES.refused
+        if self.make_worker is WorkerProcess and not self.in_process and not refused:
+            with suppress(InputError):  # starting the worker will say it
+                PROCESSES.get(python, wanted.engine, verbose=wanted.log_file is None)
+
     def describe(self, python: str | None, question: DescribeJob) -> Described:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
-        worker = WorkerProcess(Wanted(question.request.label, python, Path(os.devnull)))
+        worker = WorkerProcess(Wanted(question.request.label, python=python, log_file=Path(os.devnull)))
         with self.running.started(worker):
             for message in worker.perform(question, Deadline(min(DESCRIBED_S, self.limits.load_s))):
                 if isinstance(message, Described):
@@ -177,19 +183,12 @@ class Hosts:
 
 
 def of_this_machine(
-    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None,
-    overlap: Overlap = "auto",
-) -> tuple[Hosts, str]:  # fmt: skip
-    """(where models run on this machine, what to tell the user): the settings file, and what overrides it.
-
-    Without GPUs there are spares only if asked for: on two cores their imports took more from the model that scores
-    than the next start gained (three toy models in vLLM: 201 s with spares, 177 s without; 168 and 111).
-    """
+    gpus: Sequence[str] | None = None, pythons: Mapping[str, str] | None = None, deadline_s: float | None = None
+) -> tuple[Hosts, str]:
+    """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
     machine.code()  # of now: the digest that workers are compared with is to be that of what has been imported
     usable, said = devices.chosen(machine.gpus(), gpus)
-    found = {**settings.load().python, **(pythons or {})}
-    spares = bool(usable) or overlap == "always"
-    return Hosts(Devices(usable, overlap), found, deadline_s, in_process(), spares=spares), said
+    return Hosts(Devices(usable), {**settings.load().python, **(pythons or {})}, deadline_s, in_process()), said
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from backends.layers import noise
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
 from eval.common.cache import Cache
+from eval.common.processes import Wanted
 from eval.run.devices import Devices, Kind
 from eval.run.hosts import Hosts, Stoppable
 from eval.run.session import Session
@@ -71,6 +73,11 @@ class Job:
     def is_settled(self) -> bool:
         """Whether the model is known before its turn: then it is neither fetched, nor asked what it is, nor checked."""
         return self.backend.capabilities.here and not self.is_remote
+
+    def wanted(self, log_file: Path | None = None, *, verbose: bool = False) -> Wanted:
+        """What a worker of the model is wanted for, whose output goes into a file unless the engine is ``verbose``."""
+        log = log_file or (None if verbose else Path(os.devnull))
+        return Wanted(self.request.label, self.engine, self.python, log, len(self.gpus), self.spec.resources)
 
     def facts(self) -> ModelFacts:
         """What the files of a fetched model say, or what a model elsewhere has said."""
@@ -148,7 +155,7 @@ def check(job: Job, hosts: Hosts) -> Job:
                 f"eval_len: windows of {request.max_tokens} tokens exceed the model's context of {context}"
             )
     devices = hosts.devices if kind is None else kind.devices
-    return replace(job, gpus=devices.of(wanted_gpus(job, devices)))
+    return replace(job, gpus=devices.planned(wanted_gpus(job, devices)))
 
 
 def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:

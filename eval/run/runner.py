@@ -7,6 +7,7 @@ texts: each model loads once, and scores one text after the other.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +17,13 @@ from backends.common.json_files import check_unicode
 from backends.common.messages import one_line
 from eval.results.run_result import RunResult
 from eval.results.texts import TextResult, TextsResult
-from eval.run import early, jobs
+from eval.run import jobs
 from eval.run.jobs import Job
 from eval.run.references import NoReference
 from eval.run.rows import model_rows, model_run, stores
 from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
-from eval.run.spares import Turn
-from eval.run.stopping import concurrently, interrupts_end
+from eval.run.stopping import Turn, concurrently
 from eval.specs.types import DataSpec, ModelSpec
 from eval.text import windows
 from eval.text.windows import EvalData
@@ -57,12 +57,12 @@ def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_win
     work; after that it ends the run early.
     """
     planned = checked(session, [data_spec], specs)
-    with early.begun(session, first_of(session, planned, [data_spec])):
-        data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
-        fitted = fitting(session, planned, {"": data})
-        text = TextRun("", data_spec, data)
-        signal = score_all(session, fitted, [text])
-    return FinishedRun(text.result(fitted), data, signal)
+    import_ahead(session, planned, [data_spec])
+    data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
+    fitted = fitting(session, planned, {"": data})
+    text = TextRun("", data_spec, data)
+    ended = score_all(session, fitted, [text])
+    return FinishedRun(text.result(fitted), data, ended)
 
 
 def run_texts(
@@ -76,19 +76,19 @@ def run_texts(
         raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
     planned = checked(session, list(data_specs.values()), specs)
     failed: dict[str, str] = {}
-    with early.begun(session, first_of(session, planned, list(data_specs.values()))):
-        built = build_all(session, data_specs, n_windows, failed)
-        raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
-        fitted = fitting(session, planned, built)
-        texts = [TextRun(name, data_specs[name], data) for name, data in built.items()]
-        signal = score_all(session, fitted, texts)
+    import_ahead(session, planned, list(data_specs.values()))
+    built = build_all(session, data_specs, n_windows, failed)
+    raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
+    fitted = fitting(session, planned, built)
+    texts = [TextRun(name, data_specs[name], data) for name, data in built.items()]
+    ended = score_all(session, fitted, texts)
     failed |= {text.name: text.error for text in texts if text.error}
     raise_all([f"{name}: {failed[name]}" for name in data_specs] if len(failed) == len(data_specs) else [])
     results = {text.name: text.result(fitted) for text in texts if not text.error}
     return FinishedTexts(
         TextsResult(tuple(TextResult(name, results.get(name), failed.get(name, "")) for name in data_specs)),
         tuple(built[name] if name in results else None for name in data_specs),
-        signal,
+        ended,
     )
 
 
@@ -128,25 +128,20 @@ def fitting(session: Session, planned: Sequence[Job], texts: Mapping[str, EvalDa
     return fitted
 
 
-def first_of(session: Session, planned: Sequence[Job], data_specs: Sequence[DataSpec]) -> Job | None:
-    """The model whose turn comes first; None if all texts are tokenized already, and there is nothing to wait for."""
+def import_ahead(session: Session, planned: Sequence[Job], data_specs: Sequence[DataSpec]) -> None:
+    """Import the engine of the model whose turn comes first while the texts are tokenized, if any of them has to be."""
     with suppress(CompareQError):  # tokenizing will say it
         if not session.clear and all(windows.are_stored(spec, session.cache) for spec in data_specs):
-            return None
-    return next((job for job in planned if job.spec.is_reference), planned[0])
+            return
+    first = next((job for job in planned if job.spec.is_reference), planned[0])
+    if session.hosts.nodes is None and not first.is_remote:
+        session.hosts.import_engine(first.wanted(verbose=session.verbose))
 
 
 def raise_all(problems: Sequence[str]) -> None:
     """InputError with one line a problem, if there are any."""
     if problems:
         raise InputError("\n".join(problems))
-
-
-@dataclass
-class Ended:
-    """The signal that has ended a run early, 0 if none has."""
-
-    signal: int = 0
 
 
 def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]) -> int:
@@ -157,7 +152,6 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
     """
     marked = [job for job in planned if job.spec.is_reference]
     others = [job for job in planned if not job.spec.is_reference]
-    ended = Ended()
 
     def score(job: Job, turn: Turn) -> None:
         if job.spec.is_reference:
@@ -165,13 +159,17 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
         else:
             model_rows.model_rows(session, job, texts, turn)
 
-    with interrupts_end(ended, session.hosts.running):
+    ended = 0
+    try:
         if not marked:
             given = session.logits_file
             for text in texts:
                 text.settle(NoReference() if given is None else stores.given_store(session, given, others, text.data))
         others.sort(key=lambda job: any(model_run.has_died(session, job, text.data) for text in texts))
         concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
+    except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
+        session.hosts.running.stop()
+        ended = getattr(interrupt, "signal", signal.SIGINT)
     for text in texts:
         text.settle(NoReference())
-    return ended.signal
+    return ended

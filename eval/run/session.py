@@ -8,7 +8,6 @@ from pathlib import Path
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.hosts import Hosts
-from eval.run.workers import EarlyWorker
 
 
 @dataclass(frozen=True)
@@ -16,9 +15,8 @@ class Session:
     """``clear``: forget what the cache holds of this text and these models; ``verbose``: engines print their own logs.
     ``logits_file``: the path of a reference store that the user gave, which is read, or made there; ``verify_weights``:
     scores belong to every byte of a model's files, and not to samples of them; ``digests``: of files that were hashed,
-    by path, size and time; ``cleared``: keys of scores that this run has forgotten; ``early``: by label, the worker
-    that was started while the text was being tokenized; ``divergences``: compare with the reference by reverse KLD,
-    Jensen-Shannon, total variation and top-5 agreement too.
+    by path, size and time; ``cleared``: keys of scores that this run has forgotten; ``divergences``: compare with the
+    reference by reverse KLD, Jensen-Shannon, total variation and top-5 agreement too.
     """
 
     cache: Cache
@@ -30,5 +28,4 @@ class Session:
     verify_weights: bool = False
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
     cleared: set[str] = field(default_factory=set)
-    early: dict[str, EarlyWorker] = field(default_factory=dict)
     divergences: bool = False

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from backends.worker.supervisor import ENDING
+from backends.worker.engine_process import ENDING
 from eval.run.hosts import Hosts, Running
-from eval.run.spares import Turn
 
 Item = TypeVar("Item")
 AGAIN_S = 1.0
@@ -26,12 +25,6 @@ class InterruptedRun(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.signal = number
-
-
-class Ending(Protocol):
-    """Remembers the signal that has ended a run early."""
-
-    signal: int
 
 
 @contextmanager
@@ -62,49 +55,44 @@ def signals_interrupt(running: Running) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN if first else handler)
 
 
-@contextmanager
-def interrupts_end(ending: Ending, running: Running) -> Iterator[None]:
-    """An interrupt ends the block, is noted in ``ending``, and goes no further: the rows so far are shown."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        running.stop()
-        ending.signal = getattr(interrupt, "signal", signal.SIGINT)
+@dataclass(frozen=True)
+class Turn:
+    """A model's place among those of the run, from 0; ``begun`` is called once it has GPUs: the next one may come."""
+
+    place: int
+    begun: Callable[[], None] = lambda: None
+
+    def over(self, _: object) -> None:
+        """The next one may come, whatever became of this one."""
+        self.begun()
 
 
 def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, Turn], None]) -> None:
-    """Do ``work`` on every item, in their order, on as many at a time as the run has GPUs.
+    """Do ``work`` on every item, in their order, twice as many at a time as there are GPUs: some score, and as many
+    load beside them, or wait with what they could do before.
 
-    As many again may have begun, and wait for GPUs with what they could do before.  The work is done in threads, so
-    that an interrupt, which comes to the main thread, ends all workers first, and what they were doing yields rows that
-    say so.
+    The work is done in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what
+    they were doing yields rows that say so.
     """
     if hosts.in_process:
         for place, item in enumerate(items):
-            work(item, Turn(place, lambda: None))
+            work(item, Turn(place))
         return
-    slots = hosts.devices.slots
-    waiting = threading.Semaphore(slots)
-    with ThreadPoolExecutor(3 * slots) as pool:  # those that wait, that score, and that close their engine
+    with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
         futures: list[Future[None]] = []
         try:
             for place, item in enumerate(items):
-                waiting.acquire()
+                begun = threading.Event()
+                turn = Turn(place, begun.set)
+                futures.append(pool.submit(work, item, turn))
+                futures[-1].add_done_callback(turn.over)
+                begun.wait()
                 for future in futures:
                     if future.done():
                         future.result()
-                turn = Turn(place, once(waiting.release))
-                futures.append(pool.submit(work, item, turn))
-                futures[-1].add_done_callback(turn.over)
             for future in futures:
                 future.result()
         except BaseException:
             hosts.running.stop()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def once(function: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls another one the first time that it is called, and never again."""
-    calls = itertools.count()
-    return lambda: function() if next(calls) == 0 else None

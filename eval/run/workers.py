@@ -1,6 +1,6 @@
 """The seam between the driver and whatever runs a model: a worker that is started, told jobs, followed, and ended.
 
-``WorkerProcess`` (``eval/run/worker_process.py``) is a process of this machine, ``InThisProcess`` no process at all.
+``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine, ``InThisProcess`` no process at all.
 Whoever runs workers elsewhere writes a third class, and gives ``Hosts.make_worker`` a function that makes it; nothing
 else of the driver asks where a worker is.
 """
@@ -8,52 +8,24 @@ else of the driver asks where a worker is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from backends.common.engine_log import captured
 from backends.worker import serving
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a worker is wanted for: the model's ``label``, the ``python`` of its engine, None for compare_q's own.
-
-    ``log_file``: takes what the engine prints, None: the terminal; ``gpus``: how many it will get, 0 without GPUs;
-    ``resources``: what else its place must have, by the model's spec.
-    """
-
-    label: str
-    python: str | None = None
-    log_file: Path | None = None
-    gpus: int = 0
-    resources: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """Seconds that a worker may be silent: ``load_s`` until its model is loaded, ``window_s`` between two windows.
-
-    The second is at least ``patience`` times the longest wait so far.
-    """
-
-    load_s: float = 3600.0
-    window_s: float = 1800.0
-    patience: float = 20.0
+from eval.common.processes import Deadline, Wanted
 
 
 class Worker(Protocol):
     """One worker, for one model.
 
-    Its life: ``start``; then the jobs of ``backends/worker/messages.py``, one after the other: ``PrepareJob`` (or not),
-    ``LoadJob``, ``ScoreJob``; last ``close``, whatever happened, also after ``kill``.  Before ``LoadJob``, which says
-    which GPUs it gets, it must not touch one.  Files that jobs name lie where the driver sees them: the worker reads
-    the model, the windows and the reference store there, and leaves its segments in the job's folder ``scores``, and a
-    reference in the folder ``record`` of its task.  Whoever has no common disk brings and fetches these.
+    Its life: ``start``; then the jobs of ``backends/worker/messages.py``, one after the other: ``LoadJob``, which says
+    which GPUs it gets, and ``ScoreJob``; last ``close``, whatever happened, also after ``kill``.  Files that jobs name
+    lie where the driver sees them: the worker reads the model, the windows and the reference store there, and leaves
+    its segments in the job's folder ``scores``, and a reference in the folder ``record`` of its task.  Whoever has no
+    common disk brings and fetches these.
     """
 
     log_file: Path | None
@@ -84,35 +56,6 @@ class Worker(Protocol):
 
 Make = Callable[[Wanted], Worker]
 """Makes a worker, which is not started yet."""
-
-
-@dataclass
-class EarlyWorker:
-    """A worker that is ``prepared``, or will be, and everything that ends with it; ``log``: where its output goes."""
-
-    worker: Worker
-    log: Path | None
-    prepared: Future[bool]
-    ending: ExitStack
-    is_taken: bool = False
-
-    def taken(self, log_file: Path | None) -> tuple[ExitStack, Worker | None]:
-        """(what ends the worker, the worker, None if it could not be prepared); its output is in ``log_file`` now."""
-        self.is_taken = True
-        if not self.prepared.result():
-            if self.log is not None:
-                self.log.unlink(missing_ok=True)
-            return self.ending.pop_all(), None
-        if self.log is not None and log_file is not None:
-            with suppress(OSError):
-                os.replace(self.log, log_file)
-                self.worker.log_file = log_file
-        return self.ending.pop_all(), self.worker
-
-    def end(self) -> None:
-        """End a worker that nobody has taken."""
-        if not self.is_taken:
-            self.worker.kill()
 
 
 class InThisProcess:

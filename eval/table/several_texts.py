@@ -107,7 +107,7 @@ def timing_of_texts(result: TextsResult) -> tuple[list[str], list[list[str]]]:
             if model is None or model.timing is None or text.run is None:
                 continue
             (cells,) = timing_rows(RunResult(text.run.data, "", (model,)))
-            if model.timing.loads == [(model.timing.loaded,) * 2]:  # it was loaded for a text before
+            if model.timing.started == model.timing.loaded:  # it was loaded for a text before
                 cells = [cell if header != "load s" else "" for header, cell in zip(HEADERS, cells, strict=True)]
             rows.append([cells[0], text.name, *cells[1:]])
     return [HEADERS[0], "text", *HEADERS[1:]], rows

@@ -20,10 +20,9 @@ from eval.common.cache import Cache
 from eval.common.processes import apart
 from eval.common.progress import Phase
 from eval.run import jobs
+from eval.run.crew import error_of
 from eval.run.jobs import Job
 from eval.run.session import Session
-from eval.run.spares import error_of
-from eval.run.workers import Wanted
 from eval.specs.types import ModelSpec
 
 
@@ -164,7 +163,7 @@ def told(session: Session, job: Job, asked: AnswerJob, phase: Phase) -> Iterator
     key = Cache.key("traces", {"model": job.request.stamp, "name": job.request.model_dir})
     log_file = None if session.verbose else session.cache.log_file(job.request.label, key)
     request = replace(job.request, log_file=log_file)
-    worker = hosts.worker(Wanted(request.label, job.python, log_file, len(job.gpus), job.spec.resources))
+    worker = hosts.worker(job.wanted(log_file, verbose=session.verbose))
     with hosts.devices.taken(len(job.gpus)) as hold, hosts.running.started(worker):
         for message in worker.perform(LoadJob(job.engine, request, hold.names), limits):
             follow(message, phase)

@@ -15,13 +15,14 @@ from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from eval.results.run_result import ModelResult
 from eval.run import jobs, references, table_rows, token_scores
+from eval.run.crew import Crew
 from eval.run.jobs import Job
 from eval.run.references import HeldReference, LostReference
 from eval.run.rows import model_run, stores
 from eval.run.rows.stores import Part
 from eval.run.rows.text_run import TextRun, awaited
 from eval.run.session import Session
-from eval.run.spares import Crew, Turn
+from eval.run.stopping import Turn
 from eval.run.token_scores import StoredScores
 
 
@@ -117,14 +118,14 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
     reference is settled when all windows are scored and stored, before its engine is closed.
     """
     text, fetched, data = part.text, part.fetched, part.text.data
-    expected = None if part.own else awaited(session, text.expected, crew.give_way)
+    expected = None if part.own else awaited(session, text.expected, crew.release_for_reference)
     if text.error:
         raise ModelError(text.error)
     cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
-    if expected and session.hosts.spares and not stores.is_stored(session, fetched, data, expected):
+    if expected and session.hosts.devices.gpus and not stores.is_stored(session, fetched, data, expected):
         crew.make_ready()
-    reference = part.own or awaited(session, text.reference, crew.give_way)
+    reference = part.own or awaited(session, text.reference, crew.release_for_reference)
     tag = references.tag_for(reference, fetched.job)
     with session.hosts.running.held(cache.lock("scores", key), crew.release):
         if session.clear and key not in session.cleared:  # another text may be the beginning of this one

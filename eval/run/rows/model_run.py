@@ -18,11 +18,11 @@ from backends.worker import segments
 from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
 from eval.run import jobs
+from eval.run.crew import Crew, death_mark, error_of
 from eval.run.jobs import FetchedJob, Job
 from eval.run.references import HeldReference, Reference, lock_of, tag_for
 from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
-from eval.run.spares import Crew, death_mark, error_of
 from eval.text.windows import EvalData
 
 

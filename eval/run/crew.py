@@ -1,10 +1,4 @@
-"""The workers of one model, which may be there before its turn: as a spare.
-
-A spare is the worker of a model that waits until the models before it are scored.  It has imported its engine, has
-touched no GPU, and reads its model's files into the page cache; with memory for both it has even loaded the model
-(``eval/run/devices.py`` says when).  There is one for each GPU at most (``eval.run.stopping.concurrently`` lets no more
-models begin), and none where memory is short.  A spare that dies is just no spare: a fresh worker takes its place.
-"""
+"""The workers of one model: one, or a replica for each share of its windows; and the GPUs that they hold."""
 
 from __future__ import annotations
 
@@ -12,45 +6,33 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from backends.base import LoadRequest, Window
-from backends.common import machine
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
-from backends.worker.messages import Done, Failed, Loaded, LoadJob, Prepared, PrepareJob, Scored, ScoreJob
+from backends.worker.messages import Done, Failed, Loaded, LoadJob, Scored, ScoreJob
+from eval.common.processes import Deadline
 from eval.run import token_scores
-from eval.run.devices import Hold
-from eval.run.early import SPARE_BYTES
+from eval.run.devices import SOON_S, Hold
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
-from eval.run.workers import Deadline, Wanted, Worker
+from eval.run.stopping import Turn
+from eval.run.workers import Worker
 
 Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A model's place in its run: ``place`` counts from 0; ``begun`` is called when it begins to score."""
-
-    place: int
-    begun: Callable[[], None]
-
-    def over(self, _: object) -> None:
-        """What comes after it may begin, whatever became of it."""
-        self.begun()
-
-
 class Crew:
-    """The workers of one model: one, or a replica for each share of its windows.  Leaving its context ends them.
+    """The workers of one model.  Leaving its context ends them.
 
-    ``windows``: those of all texts that they may score.  ``failure``: why the model could not be loaded, None if it
+    ``windows``: those of all texts that they may score; ``failure``: why the model could not be loaded, None if it
     could, or was not tried; ``is_deadly``: a worker has died of that.
     """
 
@@ -94,7 +76,7 @@ class Crew:
             self.at_work.close()
         self.workers, self.hold, self.is_loaded = [], None, False
 
-    def give_way(self) -> None:
+    def release_for_reference(self) -> None:
         """End the workers of a model that waits for a reference which needs their GPUs; they will load again.
 
         So it does where another run holds a lock that this one waits for: it may need the GPUs to come to an end.
@@ -141,15 +123,16 @@ class Crew:
             raise self.failure
         if self.is_loaded and all(worker.is_alive for worker in self.workers):
             return
-        devices, n_gpus = self.session.hosts.devices, self.slots * self.replicas
+        hosts, n_gpus = self.session.hosts, self.slots * self.replicas
         try:
             if self.hold is None:
-                self._take_early()
-                if devices.must_wait(n_gpus) and not self.workers:
-                    self._prepare()
-                self.hold = self.held.enter_context(devices.taken(n_gpus, self.turn.place, share_of_a_gpu(self.job)))
+                if hosts.devices.gpus:  # elsewhere that would take the cores from the model that scores
+                    hosts.import_engine(self.job.wanted(verbose=self.session.verbose))
+                needs = share_of_a_gpu(self.job)
+                self.hold = self.held.enter_context(hosts.devices.taken(n_gpus, self.turn.place, needs))
+                self.turn.begun()
             self._load_or_reload(self.hold)
-            devices.await_turn(self.hold)
+            hosts.devices.await_turn(self.hold)
             if not all(worker.is_alive for worker in self.workers):  # it has died while it waited
                 self._load(self.hold)
         except StoppedError:
@@ -159,69 +142,36 @@ class Crew:
         except CompareQError as error:
             self.failure = error
             raise
-        self.turn.begun()
 
     def score(self, jobs: Sequence[ScoreJob], n_windows: int) -> Iterator[Any]:
         """The messages of all workers while they score, a job each, so many windows; ModelError if one of them dies.
 
         With jobs that keep the model it is loaded afterwards, and the GPUs are not offered to the next model yet.
         """
-        keeps, mark = jobs[0].keeps, death_mark(self.session, jobs[0].scores.name)
+        keeps, mark, devices = jobs[0].keeps, death_mark(self.session, jobs[0].scores.name), self.session.hosts.devices
         working, self.is_loaded, n_scored, began = len(jobs), False, 0, time.monotonic()
-        for message in self._told(jobs):
-            if isinstance(message, Scored) and self.hold is not None and not keeps:
+        for message in self._messages(jobs):
+            if isinstance(message, Scored) and self.hold is not None and not keeps and self.hold.stage == "scoring":
                 n_scored += message.windows
-                now = time.monotonic()
-                self.hold.ends = now + (now - began) * (n_windows / n_scored - 1)
+                if (time.monotonic() - began) * (n_windows / n_scored - 1) < SOON_S:
+                    devices.reach(self.hold, "ending")
             if isinstance(message, Done):
                 working -= 1
                 if working or self.hold is None:
                     continue
                 mark.unlink(missing_ok=True)
                 if not keeps:
-                    self.session.hosts.devices.scored(self.hold)
+                    devices.reach(self.hold, "closing")
             yield message
         self.is_loaded = keeps
 
-    def _take_early(self) -> None:
-        """Take the worker that was started while the text was being tokenized, if it is this model's."""
-        early = self.session.early.pop(self.request.label, None)
-        if early is not None:
-            ending, worker = early.taken(self.request.log_file)
-            if worker is None:
-                ending.close()
-                return
-            self.at_work.enter_context(ending)
-            self.workers = [worker]
-
-    def _prepare(self) -> None:
-        """Start a spare, if there is memory for it; one that fails is none."""
-        hosts, available = self.session.hosts, machine.available_memory()
-        if not hosts.spares or hosts.in_process or available is None or available < self.replicas * SPARE_BYTES:
-            return
-        files: tuple[Path, ...] = ()
-        with suppress(CompareQError):  # loading will say it
-            files = self.job.backend.weight_files(self.request)
-        try:
-            self._start()
-            job = PrepareJob(self.job.engine, self.request, files)
-            jobs = [job, *[replace(job, files=())] * (self.replicas - 1)]
-            if not all(isinstance(message, Prepared) for message in self._told(jobs)):
-                self._drop()
-        except StoppedError:
-            raise
-        except CompareQError:
-            self._drop()
-
     def _load_or_reload(self, hold: Hold) -> None:
-        """Load; once more in fresh workers where a spare died, or memory was short beside the model before."""
-        was_spare = bool(self.workers)
+        """Load; once more where memory was short beside the model before, which has gone by then."""
         was_beside = bool(self.session.hosts.devices.beside(hold))
         try:
             self._load(hold)
-        except ModelError as error:
-            died = was_spare and any(worker.has_died for worker in self.workers)
-            if not died and not (was_beside and isinstance(error, NoMemoryError)):
+        except NoMemoryError:
+            if not was_beside:
                 raise
             self._drop()
             self.session.hosts.devices.await_room(hold)
@@ -238,7 +188,7 @@ class Crew:
             )
         ]
         with self.session.progress.phase(f"loading {self.request.label}", expected=self.expected) as phase:
-            for message in self._told(jobs):
+            for message in self._messages(jobs):
                 if isinstance(message, Failed):
                     raise error_of(message)
                 if not isinstance(message, Loaded):
@@ -251,15 +201,14 @@ class Crew:
             return None
         return tuple(sorted(os.sched_getaffinity(0)))
 
-    def _told(self, jobs: Sequence[Any]) -> Iterator[Any]:
+    def _messages(self, jobs: Sequence[Any]) -> Iterator[Any]:
         """The messages of the workers, to each of which a job is given."""
         return merged([worker.perform(job, self.limits) for worker, job in zip(self.workers, jobs, strict=False)])
 
     def _start(self) -> None:
         """Start the workers that are not there."""
         hosts = self.session.hosts
-        job = self.job
-        wanted = Wanted(self.request.label, job.python, self.request.log_file, len(job.gpus), job.spec.resources)
+        wanted = self.job.wanted(self.request.log_file, verbose=self.session.verbose)
         for _ in range(self.replicas - len(self.workers)):
             self.workers.append(self.at_work.enter_context(hosts.running.started(hosts.worker(wanted))))
 

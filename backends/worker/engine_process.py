@@ -1,0 +1,220 @@
+"""An engine process: it imports an engine once, and forks a worker for each model.
+
+The driver has one for each Python and engine (``eval/common/processes.py``).  It touches no GPU, keeps what it has
+imported out of the garbage collector's way, and forks a worker, into a process group of its own, whenever the driver
+asks for one: a table of twenty toys took 9 to 13 s a row for importing vLLM, and a fork takes some milliseconds.  When
+a worker ends, it kills what is left of the worker's group and tells the driver how the worker ended; when the driver
+ends, in whatever way, it ends all groups and itself.  Without an engine it forks workers that import theirs themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from backends.common.lifeline import WORKER, die_with_parent
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
+REFUSED = b"refused "
+"""What an engine process says in place of a worker's exit status if it cannot fork: this, and why."""
+PACKAGES = {"yaml": "pyyaml"}
+"""Modules that are called otherwise than the packages that have them."""
+GPUS = ("/dev/nvidia-uvm", "/dev/kfd")
+"""Devices that are open in a process that has touched a GPU; asking NVML for a GPU's name does not open them."""
+FORKABLE_THREADS = ("jemalloc_bg_thd",)
+"""Threads of libraries that start them anew in a forked process."""
+
+
+def main(descriptor: str, engine: str, verbose: str) -> NoReturn:
+    """Serve the driver at the other end of a socket until that ends."""
+    control = socket.socket(fileno=int(descriptor))
+    for ignored in ENDING:
+        signal.signal(ignored, signal.SIG_IGN)
+    lacking = lacking_package()
+    why = imported(engine, control, verbose=bool(verbose)) if engine and not lacking else ""
+    gc.collect()
+    gc.freeze()  # a load of vLLM collects eleven times: 1.9 s over an imported heap
+    Forks(control, lacking, why).serve()
+    os._exit(0)  # without the seconds that libraries take to clean up
+
+
+def lacking_package() -> str:
+    """What a Python lacks to run any worker, in one line; empty if it lacks nothing."""
+    try:
+        from backends.common import machine
+        from backends.worker import serving  # noqa: F401 - the workers' code
+    except ModuleNotFoundError as missing:
+        package = PACKAGES.get(missing.name or "", missing.name)
+        return f"python: {sys.executable} lacks {package}: {sys.executable} -m pip install numpy pydantic safetensors"
+    machine.keep_compiled_kernels_apart()
+    return ""
+
+
+def imported(engine: str, control: socket.socket, *, verbose: bool) -> str:
+    """Import what loading a model will import; why no worker can be forked afterwards, empty if it can.
+
+    What cannot be imported, loading a model says better.
+    """
+    import backends
+
+    with ended_with(control), suppress(Exception):
+        backends.engine_class(engine).import_engine(verbose=verbose)
+    return what_no_fork_survives()
+
+
+@contextmanager
+def ended_with(control: socket.socket) -> Iterator[None]:
+    """In the block this process ends with the driver, whatever the main thread does; no thread is left after it."""
+    stop, told = os.pipe()
+
+    def watch() -> None:
+        looked = select.poll()
+        looked.register(control, select.POLLRDHUP)
+        looked.register(stop, select.POLLIN)
+        if any(descriptor == control.fileno() for descriptor, _ in looked.poll()):
+            os._exit(1)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(told, b"\n")
+        thread.join()
+        os.close(stop)
+        os.close(told)
+
+
+def what_no_fork_survives() -> str:
+    """What this process has done that a forked process would not survive: a touched GPU, or threads; empty if nothing.
+
+    A forked process has none of its parent's threads.  Libraries that know that, such as OpenBLAS, end their threads
+    before a fork and start them anew when they need them, so that one fork tells which threads are of that kind.
+    """
+    torch = sys.modules.get("torch")
+    descriptors = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    if any(each in GPUS for each in descriptors) or (torch is not None and torch.cuda.is_initialized()):
+        return "importing it touches a GPU"
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    own = {str(thread.native_id) for thread in threading.enumerate()}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            names += [] if task.name in own else [(task / "comm").read_text().strip()]
+    names = [name for name in names if name not in FORKABLE_THREADS]
+    return f"importing it starts threads ({', '.join(sorted(names))})" if names else ""
+
+
+class Forks:
+    """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
+    each with the descriptor that takes its exit status.
+
+    ``lacking``: why this Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
+    """
+
+    def __init__(self, control: socket.socket, lacking: str = "", why: str = "") -> None:
+        self.control, self.lacking, self.why = control, lacking, why
+        self.workers: dict[int, int] = {}
+        self.woken, self.waking = os.pipe()
+        os.set_blocking(self.waking, False)
+
+    def serve(self) -> None:
+        """Fork and reap until the driver is gone, then end every group."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.waking)
+        while True:
+            ready = select.select([self.control.fileno(), self.woken], [], [])[0]
+            if self.woken in ready:
+                os.read(self.woken, 1 << 12)
+                self.reap()
+            if self.control.fileno() in ready and not self.answer():
+                break
+        for worker in self.workers:
+            end_group(worker)
+
+    def answer(self) -> bool:
+        """Fork a worker as the driver asks; False if the driver is gone."""
+        data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 4)
+        if not data:
+            return False
+        for each in descriptors:
+            os.set_inheritable(each, False)  # an engine's own processes must not hold a channel open
+        jobs, messages, status, log = descriptors
+        if self.lacking:
+            os.write(messages, json.dumps({"type": "failed", "reason": self.lacking}).encode() + b"\n")
+        elif self.why:
+            os.write(status, REFUSED + self.why.encode())
+        else:
+            parent, worker = os.getpid(), os.fork()
+            if worker == 0:
+                self.become_worker(parent, jobs, messages, log, status, json.loads(data))
+            with suppress(OSError):  # the worker does so itself, and may have started another program
+                os.setpgid(worker, worker)
+            self.workers[worker] = status
+            descriptors.remove(status)
+        for each in descriptors:
+            os.close(each)
+        return True
+
+    def become_worker(
+        self, parent: int, jobs: int, messages: int, log: int, status: int, asked: dict[str, str | float]
+    ) -> NoReturn:
+        """Do the driver's jobs in a forked process, and end it."""
+        try:
+            os.setpgid(0, 0)
+            die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            for number in (*ENDING, signal.SIGCHLD):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            for output in (1, 2):
+                os.dup2(log, output)
+            for each in (self.control.fileno(), self.woken, self.waking, status, log, *self.workers.values()):
+                os.close(each)
+            os.environ[WORKER] = "1"
+            faulthandler.enable()  # a crash says in the log where it was
+            from backends.worker import serving
+
+            with os.fdopen(jobs, "rb") as lines, os.fdopen(messages, "wb", buffering=0) as channel:
+                serving.serve(lines, channel, float(asked["at"]), str(asked["why"]))
+            atexit._run_exitfuncs()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without what stands above in the stack, and without waiting for threads that an engine left
+
+    def reap(self) -> None:
+        """End what is left of the groups of workers that have ended, and tell the driver how each one ended."""
+        for worker in list(self.workers):
+            ended, status = os.waitpid(worker, os.WNOHANG)
+            if ended:
+                end_group(worker)
+                descriptor = self.workers.pop(worker)
+                with suppress(BrokenPipeError):
+                    os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(descriptor)
+
+
+def end_group(group: int) -> None:
+    """Kill every process of a group; none is left is fine."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
