@@ -32,7 +32,7 @@ PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
 """Memory for vLLM's own log-probabilities in the probe, at 11 bytes a logit: the V1 runner holds all rows at once."""
 BYTES_A_LOGIT = 11
-PROBE_TOKENS_ON_CPU = 128
+PROBE_TOKENS_ON_CPU = 64
 """Of each window on a CPU, where 2 x 546 tokens of a model of 135M weights took 8 s of each load."""
 STUCK = 8
 
