@@ -10,10 +10,12 @@ ends, in whatever way, it ends all groups and itself.  Without an engine it fork
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -33,10 +35,10 @@ REFUSED = b"refused "
 """What an engine process says in place of a worker's exit status if it cannot fork: this, and why."""
 PACKAGES = {"yaml": "pyyaml"}
 """Modules that are called otherwise than the packages that have them."""
-GPUS = ("/dev/nvidia-uvm", "/dev/kfd")
-"""Devices that are open in a process that has touched a GPU; asking NVML for a GPU's name does not open them."""
-FORKABLE_THREADS = ("jemalloc_bg_thd",)
-"""Threads of libraries that start them anew in a forked process."""
+NOT_INITIALIZED = 3
+"""What CUDA's driver answers before anything has touched a GPU by it."""
+FORKABLE_THREADS = re.compile("jemalloc_bg_thd|cuda[0-9a-f]{4,}")
+"""Threads of libraries that start them anew in a forked process; NVML has one that is called as CUDA's are."""
 
 
 def main(descriptor: str, engine: str, verbose: str) -> NoReturn:
@@ -105,21 +107,29 @@ def what_no_fork_survives() -> str:
     A forked process has none of its parent's threads.  Libraries that know that, such as OpenBLAS, end their threads
     before a fork and start them anew when they need them, so that one fork tells which threads are of that kind.
     """
-    torch = sys.modules.get("torch")
-    descriptors = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
-    if any(each in GPUS for each in descriptors) or (torch is not None and torch.cuda.is_initialized()):
+    if has_touched_gpu():
         return "importing it touches a GPU"
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    own = {str(thread.native_id) for thread in threading.enumerate()}
+    names = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended meanwhile
-            names += [] if task.name in own else [(task / "comm").read_text().strip()]
-    names = [name for name in names if name not in FORKABLE_THREADS]
+            names += [] if task.name == str(os.getpid()) else [(task / "comm").read_text().strip()]
+    names = [name for name in names if not FORKABLE_THREADS.fullmatch(name)]
     return f"importing it starts threads ({', '.join(sorted(names))})" if names else ""
+
+
+def has_touched_gpu() -> bool:
+    """Whether this process has started CUDA, by torch or by anything else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    with suppress(OSError):  # CUDA's driver is not loaded
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
+    return False
 
 
 class Forks:
