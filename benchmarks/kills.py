@@ -4,7 +4,7 @@
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
 
 A table of two models on a toy Llama (a reference that leaves its store behind, and a model that is compared with it) is
-measured once undisturbed, and then in new caches, where the driver, a worker, the process above it or vLLM's engine
+measured once undisturbed, and then in new caches, where the driver, an engine process, a worker or vLLM's engine
 core is killed at a random moment and the run is started again.  For Transformers the final results must be equal but
 for times; for vLLM, whose batches differ then, the largest difference is reported.  After every kill no process may be
 left, and at the end no file that an undisturbed run does not leave.
@@ -161,7 +161,7 @@ class Run:
                 if "backends.worker" in words:
                     above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                     mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                    kind = "worker" if "backends.worker" in mine else "supervisor"
+                    kind = "worker" if "backends.worker" in mine else "engine process"
                 found[int(folder.name)] = kind
         return found
 
