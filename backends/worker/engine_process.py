@@ -25,14 +25,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from backends.common.lifeline import WORKER, die_with_parent
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
-REFUSED = b"refused "
-"""What an engine process says in place of a worker's exit status if it cannot fork: this, and why."""
 PACKAGES = {"yaml": "pyyaml"}
 """Modules that are called otherwise than the packages that have them."""
 NOT_INITIALIZED = 3
@@ -134,7 +132,7 @@ def has_touched_gpu() -> bool:
 
 class Forks:
     """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
-    each with the descriptor that takes its exit status.
+    each with its channel to the driver.
 
     ``lacking``: why this Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
     """
@@ -161,31 +159,29 @@ class Forks:
 
     def answer(self) -> bool:
         """Fork a worker as the driver asks; False if the driver is gone."""
-        data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 4)
+        data, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 3)
         if not data:
             return False
         for each in descriptors:
             os.set_inheritable(each, False)  # an engine's own processes must not hold a channel open
-        jobs, messages, status, log = descriptors
+        jobs, messages, log = descriptors
         if self.lacking:
-            os.write(messages, json.dumps({"type": "failed", "reason": self.lacking}).encode() + b"\n")
+            tell(messages, type="failed", reason=self.lacking)
         elif self.why:
-            os.write(status, REFUSED + self.why.encode())
+            tell(messages, type="refused", why=self.why)
         else:
             parent, worker = os.getpid(), os.fork()
             if worker == 0:
-                self.become_worker(parent, jobs, messages, log, status, json.loads(data))
+                self.become_worker(parent, jobs, messages, log, json.loads(data))
             with suppress(OSError):  # the worker does so itself, and may have started another program
                 os.setpgid(worker, worker)
-            self.workers[worker] = status
-            descriptors.remove(status)
+            self.workers[worker] = messages
+            descriptors.remove(messages)
         for each in descriptors:
             os.close(each)
         return True
 
-    def become_worker(
-        self, parent: int, jobs: int, messages: int, log: int, status: int, asked: dict[str, str | float]
-    ) -> NoReturn:
+    def become_worker(self, parent: int, jobs: int, messages: int, log: int, asked: dict[str, Any]) -> NoReturn:
         """Do the driver's jobs in a forked process, and end it."""
         try:
             os.setpgid(0, 0)
@@ -195,14 +191,14 @@ class Forks:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             for output in (1, 2):
                 os.dup2(log, output)
-            for each in (self.control.fileno(), self.woken, self.waking, status, log, *self.workers.values()):
+            for each in (self.control.fileno(), self.woken, self.waking, log, *self.workers.values()):
                 os.close(each)
             os.environ[WORKER] = "1"
             faulthandler.enable()  # a crash says in the log where it was
             from backends.worker import serving
 
             with os.fdopen(jobs, "rb") as lines, os.fdopen(messages, "wb", buffering=0) as channel:
-                serving.serve(lines, channel, float(asked["at"]), str(asked["why"]))
+                serving.serve(lines, channel, **asked)
             atexit._run_exitfuncs()
             code = 0
         except BaseException:
@@ -218,10 +214,15 @@ class Forks:
             ended, status = os.waitpid(worker, os.WNOHANG)
             if ended:
                 end_group(worker)
-                descriptor = self.workers.pop(worker)
-                with suppress(BrokenPipeError):
-                    os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
-                os.close(descriptor)
+                channel = self.workers.pop(worker)
+                tell(channel, type="ended", status=os.waitstatus_to_exitcode(status))
+                os.close(channel)
+
+
+def tell(channel: int, **message: Any) -> None:
+    """Send the driver a message of ``backends/worker/messages.py``, perhaps after one that a worker has begun."""
+    with suppress(BrokenPipeError):
+        os.write(channel, b"\n" + json.dumps(message).encode() + b"\n")
 
 
 def end_group(group: int) -> None:

@@ -141,6 +141,22 @@ class Returned:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """The engine process cannot fork a worker of its engine, and ``why``."""
+
+    why: str
+    type: Literal["refused"] = "refused"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The worker has ended with this exit status, minus its number for a signal; the engine process says so."""
+
+    status: int
+    type: Literal["ended"] = "ended"
+
+
+@dataclass(frozen=True)
 class Done:
     """All windows are scored and committed, and the session's record is written; or all questions are answered."""
 
@@ -185,7 +201,7 @@ class Described:
 
 Job = Annotated[LoadJob | ScoreJob | AnswerJob | DescribeJob | CallJob, Field(discriminator="type")]
 Message = Annotated[
-    Ready | Loaded | Scored | Answered | Said | Told | Returned | Done | Closed | Failed | Described,
+    Ready | Loaded | Scored | Answered | Said | Told | Returned | Done | Closed | Failed | Described | Refused | Ended,
     Field(discriminator="type"),
 ]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)

@@ -36,7 +36,7 @@ LAST = (Loaded, Closed, Failed, Described, Returned)
 """The message that ends a job is one of these."""
 
 
-def serve(jobs: IO[bytes], channel: IO[bytes], asked: float, why: str) -> None:
+def serve(jobs: IO[bytes], channel: IO[bytes], asked: float, why: str = "") -> None:
     """Do every job that comes; what goes wrong in one is a message.
 
     ``asked``, ``why``: as of ``Server``.

@@ -34,14 +34,16 @@ from backends.common import machine
 from backends.common.engine_log import root_cause
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.common.messages import one_line
-from backends.worker.engine_process import ENDING, REFUSED, end_group
+from backends.worker.engine_process import ENDING, end_group
 from backends.worker.messages import (
     JOB,
     AnswerJob,
     CallJob,
     Done,
+    Ended,
     Failed,
     Ready,
+    Refused,
     Returned,
     ScoreJob,
     Told,
@@ -120,13 +122,11 @@ class EngineProcess:
             theirs.close()
 
     def fork(self, descriptors: list[int], why: str) -> None:
-        """Have it fork a process that reads jobs from the first of these, and writes messages to the second one.
-
-        The third takes how the process ends, the fourth what it prints; ``why``: as of ``serving.Server``.  An engine
-        process that is gone closes them.
+        """Have it fork a process that reads jobs from the first of these, writes messages to the second one, and prints
+        to the third; ``why``: as of ``serving.Server``.  An engine process that is gone closes them.
         """
         with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.socket, [json.dumps({"at": time.time(), "why": why}).encode()], descriptors)
+            socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
 
     def close(self) -> None:
         """End it, and everything that it has forked."""
@@ -213,7 +213,10 @@ class Deadline:
 
 
 class WorkerProcess:
-    """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do)."""
+    """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do).
+
+    ``group``: its process group, 0 as long as it is not there; ``end``: how it ended, as far as that is known.
+    """
 
     def __init__(self, wanted: Wanted, log: IO[bytes] | None = None) -> None:
         self.python, self.engine, self.log_file = wanted.python or sys.executable, wanted.engine, wanted.log_file
@@ -221,38 +224,37 @@ class WorkerProcess:
         self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
         self.group = 0
         self.killed = threading.Event()
-        self.has_died = self.is_started = False
+        self.has_died = False
         self.unread, self.searched = bytearray(), 0
-        self.jobs = self.messages = self.status = -1
-        self.end: bytes | None = None
+        self.jobs = self.messages = -1
+        self.end: Ended | None = None
 
     def start(self) -> None:
         """Have it forked once its engine is imported; InputError if its Python cannot be started."""
         why = PROCESSES.refused.get((self.python, self.engine), "")
-        verbose = self.log_file is None and self.log is None
         with ExitStack() as closing:
             output: Any = self.log or sys.stderr
             try:
                 if self.log_file is not None:
                     output = closing.enter_context(self.log_file.open("ab"))
-                engine_process = PROCESSES.get(self.python, "" if why else self.engine, verbose=verbose)
+                engine_process = PROCESSES.get(
+                    self.python, "" if why else self.engine, verbose=self.log_file is None and self.log is None
+                )
             except OSError as error:
                 raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
             jobs, self.jobs = os.pipe()
             self.messages, messages = os.pipe()
-            self.status, status = os.pipe()
-            for each in (jobs, messages, status):
-                closing.callback(os.close, each)
-            engine_process.fork([jobs, messages, status, output.fileno()], why)
-        self.is_started = True
+            closing.callback(os.close, jobs)
+            closing.callback(os.close, messages)
+            engine_process.fork([jobs, messages, output.fileno()], why)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there, as far as it is known, and has not closed its channel."""
-        if not self.is_started or self.killed.is_set():
+        """Whether it can take a job: between jobs an engine process that says something says that it has ended."""
+        if self.messages < 0 or self.killed.is_set():
             return False
         channel = select.poll()
-        channel.register(self.messages, 0)
+        channel.register(self.messages, select.POLLIN)
         return not channel.poll(0)
 
     def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
@@ -265,29 +267,29 @@ class WorkerProcess:
         limit, longest, done = deadline.window_s if works else deadline.load_s, 0.0, False
         while True:
             began = time.monotonic()
-            line = self.line(began + limit)
-            if done and not line:  # its scores are there, whatever becomes of its engine
-                return
-            if line == b"" and self.is_begun_anew():
-                self.send(job)
-                continue
-            self.has_died = not line
-            if line is None:
+            try:
+                message = self.next_message(began + limit)
+            except TimeoutError:
+                self.has_died = not done
                 self.kill()
-                raise ModelError(
-                    f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline){self.told()}"
-                )
-            if not line and (self.killed.is_set() or (self.ending() in ENDING and self.killed.wait(TOGETHER_S))):
-                raise StoppedError("interrupted")
-            if not line:
-                raise ModelError(f"its worker {self.cause_of_death()}{self.told()}")
-            message = parse_message(line)
+                if done:  # its scores are there, whatever becomes of its engine
+                    return
+                text = f"{works or 'did not load'} for {limit:.0f} s, and was ended (--deadline)"
+                raise ModelError(f"{text}{self.last_words()}") from None
             if isinstance(message, Ready):
                 self.group = message.group
                 if self.killed.is_set():
                     self.kill()
                 self.check_code(*message.code)
                 continue
+            if message is None or isinstance(message, (Refused, Ended)):
+                if done:
+                    return
+                if self.is_begun_anew(message):
+                    self.send(job)
+                    continue
+                self.has_died = True
+                raise self.death()
             yield message
             if isinstance(message, LAST):
                 return
@@ -302,45 +304,47 @@ class WorkerProcess:
             while line:
                 line = line[os.write(self.jobs, line) :]
 
-    def is_begun_anew(self) -> bool:
+    def is_begun_anew(self, message: Refused | Ended | None) -> bool:
         """Whether a worker that ended before it was there comes once more: by a process that imports no engine.
 
         So it does where the engine process cannot fork, which it says, or has ended, as one does that dies of importing
         its engine.
         """
-        if self.group or self.killed.is_set() or not self.engine:
+        if self.group or self.killed.is_set() or not self.engine or isinstance(message, Ended):
             return False
-        if self.end_told():
-            if not (self.end or b"").startswith(REFUSED):
-                return False
-            PROCESSES.refuse(self.python, self.engine, (self.end or b"").removeprefix(REFUSED).decode())
+        if isinstance(message, Refused):
+            PROCESSES.refuse(self.python, self.engine, message.why)
         else:
             self.engine = ""
         self.close_channels()
         self.start()
         return True
 
-    def line(self, until: float) -> bytes | None:
-        """The next line; empty at the end of all lines, None if none comes in time."""
+    def next_message(self, until: float) -> Any:
+        """The next message, None where no more will come; TimeoutError if none comes in time, ModelError for others."""
         while True:
             end = self.unread.find(b"\n", self.searched)
             if end >= 0:
                 line, self.searched = bytes(self.unread[:end]), 0
                 del self.unread[: end + 1]
-                return line
+                if not line:
+                    continue
+                message = parse_message(line)
+                self.end = message if isinstance(message, Ended) else None
+                return message
             self.searched = len(self.unread)
             if len(self.unread) > LONGEST_LINE:
                 self.kill()
                 raise ModelError("its worker sent a message without an end")
             if self.killed.is_set() and not self.group:  # it is not there yet
-                return b""
+                return None
             if select.select([self.messages], [], [], max(min(until - time.monotonic(), POLL_S), 0.0))[0]:
                 data = os.read(self.messages, 1 << 16)
                 if not data:
-                    return b""
+                    return None
                 self.unread += data
             elif time.monotonic() >= until:
-                return None
+                raise TimeoutError
 
     def check_code(self, folder: str, digest: str) -> None:
         """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
@@ -354,37 +358,20 @@ class WorkerProcess:
             "uninstall that one there, or run the one that is installed there"
         )
 
-    def end_told(self, seconds: float = CLOSE_S) -> bool:
-        """Whether the engine process tells, within so many seconds, how the worker has ended: it is in ``end`` then.
-
-        Once the engine process is gone itself, nobody tells.
-        """
-        if not self.end and select.select([self.status], [], [], seconds)[0]:
-            self.end = os.read(self.status, 1 << 12)
-        return bool(self.end)
-
-    @property
-    def exit_status(self) -> int | None:
-        """The worker's exit status, minus its number for a signal; None if it has none, or nobody knows."""
-        return int(self.end) if self.end and not self.end.startswith(REFUSED) else None
-
-    def ending(self) -> signal.Signals | None:
-        """The signal that has ended the process, once it has ended; None if none has."""
-        self.end_told()
+    def death(self) -> CompareQError:
+        """Why it has ended in the midst of a job; StoppedError if that was asked for."""
+        status = None if self.end is None else self.end.status
+        asked_to_end = status is not None and -status in ENDING
+        if self.killed.is_set() or (asked_to_end and self.killed.wait(TOGETHER_S)):
+            return StoppedError("interrupted")
+        how = "was lost with the process that had started it" if status is None else f"ended with status {status}"
         with suppress(ValueError):
-            return None if self.exit_status is None else signal.Signals(-self.exit_status)
-        return None
-
-    def cause_of_death(self) -> str:
-        """How the process ended, in words."""
-        if (number := self.ending()) is not None:
+            number = signal.Signals(-(status or 0))
             full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
-            return f"was ended by {number.name}{full}"
-        if self.exit_status is not None:
-            return f"ended with status {self.exit_status}"
-        return "closed its channel" if self.end is None else "was lost with the process that had started it"
+            how = f"was ended by {number.name}{full}"
+        return ModelError(f"its worker {how}{self.last_words()}")
 
-    def told(self) -> str:
+    def last_words(self) -> str:
         """The most telling line that the engine has logged in this worker, and where the log is."""
         text = ""
         with suppress(OSError):
@@ -404,27 +391,33 @@ class WorkerProcess:
     def kill(self) -> None:
         """End the worker, and everything that its engine has started, at once; from any thread."""
         self.killed.set()
-        if self.group and not self.end:
+        if self.group and self.end is None:
             end_group(self.group)
 
     def close(self) -> None:
         """Let the worker end by itself, and end it if it does not."""
-        if not self.is_started:
-            return
-        os.close(self.jobs)
-        self.jobs = -1
-        if self.group and not self.end_told(0.0 if self.killed.is_set() else CLOSE_S):
+        if self.jobs >= 0:
+            os.close(self.jobs)
+            self.jobs = -1
+        if self.group and not self.has_ended(0.0 if self.killed.is_set() else CLOSE_S):
             self.kill()  # its engine process is gone, or it does not end
-            self.end_told()
+            self.has_ended(CLOSE_S)
         self.close_channels()
-        self.is_started = False
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the engine process says, within so many seconds, that the worker has ended."""
+        until = time.monotonic() + seconds
+        with suppress(TimeoutError, ModelError):
+            while self.end is None and self.next_message(until) is not None:
+                pass
+        return self.end is not None
 
     def close_channels(self) -> None:
         """Close the pipes to the worker: one that has not been forked yet will find its jobs at an end."""
-        for each in (self.jobs, self.messages, self.status):
+        for each in (self.jobs, self.messages):
             if each >= 0:
                 os.close(each)
-        self.jobs = self.messages = self.status = -1
+        self.jobs = self.messages = -1
 
 
 def apart(function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any) -> Any:
