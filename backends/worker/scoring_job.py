@@ -1,4 +1,4 @@
-"""One model: load it; score its windows, commit their scores as they finish, and say what really ran and when."""
+"""One model: load it; score its windows, commit their scores as they finish, and say what ran; or have it answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,24 @@ from typing import Any
 import numpy as np
 
 import backends
+from backends import segments
 from backends.base import Backend, LoadRequest, TokenScores, Window
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
-from backends.worker import children, scoring, segments
-from backends.worker.messages import Closed, Done, Failed, LoadJob, Said, Scored, ScoreJob, read_windows
+from backends.worker import children, scoring
+from backends.worker.messages import (
+    Answered,
+    AnswerJob,
+    Closed,
+    Done,
+    Failed,
+    LoadJob,
+    Said,
+    Scored,
+    ScoreJob,
+    read_windows,
+)
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
@@ -132,6 +144,20 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
     moments["closed"] = time.time()
     model.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
     segments.write_record(job.scores, job.session, record)
+    send(Closed())
+
+
+def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
+    """Do a job; CompareQError, or whatever an engine raises.  What was answered before an error has been sent."""
+    backend = model.backend
+    try:
+        with children.watched(lambda reason: end_at_once(reason, send)):
+            for found in backend.answers(job.questions, job.sampling):
+                send(Answered(found))
+            backend.check_unchanged()
+        send(Done())
+    finally:
+        close(model, send)
     send(Closed())
 
 

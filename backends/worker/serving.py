@@ -14,7 +14,7 @@ from typing import IO, Any
 from backends.common import machine
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
-from backends.worker import answering, describing, memory, scoring_job
+from backends.worker import describing, memory, scoring_job
 from backends.worker.messages import (
     JOB,
     MESSAGE,
@@ -92,7 +92,7 @@ class Server:
             assert self.model is not None, "no model is loaded"
             model, self.model = self.model, None
             if isinstance(job, AnswerJob):
-                answering.answer(model, job, send)
+                scoring_job.answer(model, job, send)
             else:
                 scoring_job.score(model, job, send)
                 self.model = model if job.keeps else None

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from backends import segments
 from backends.common import checked, owned
 from backends.common.errors import InputError, ModelError
 from backends.reference import journal, manifest
 from backends.reference.manifest import MANIFEST, Manifest
-from backends.worker import segment_names
 from eval.common.cache import Cache
 
 PIECE = 1 << 24
@@ -26,7 +26,7 @@ PIECE = 1 << 24
 Parcel = tuple[str, str, bytes]
 """A folder, by what it is for, the name of a file in it, and the file's content."""
 KNOWN = {
-    "scores": (segment_names.RECORD, segment_names.SEGMENT),
+    "scores": (segments.RECORD, segments.SEGMENT),
     "record": (manifest.WINDOW, manifest.HEAD, journal.JOURNAL),
 }
 """What comes from a node: the files of a worker's folders, in the order in which they are to be kept."""
@@ -65,7 +65,7 @@ class Outbox:
     def files(self, purpose: str) -> list[Path]:
         """The files of a folder that are no links."""
         folder = self.folders.get(purpose)
-        return [] if folder is None else [each for each in segment_names.files_of(folder) if owned.is_regular(each)]
+        return [] if folder is None else [each for each in segments.files_of(folder) if owned.is_regular(each)]
 
 
 def order_of(purpose: str, name: str) -> int:
@@ -84,7 +84,7 @@ def keep(folders: Mapping[str, Path], parcel: Parcel) -> None:
     folder = folders.get(purpose)
     if folder is None or order_of(purpose, name) == len(KNOWN[purpose]):
         raise ModelError(f"its node sent a file that no worker writes: {name[:80]!r}")
-    segment = segment_names.SEGMENT.fullmatch(name)
+    segment = segments.SEGMENT.fullmatch(name)
     if segment and hashlib.sha256(data).hexdigest()[:40] != segment[3]:
         raise ModelError(f"{name}: came from its node with another checksum")
     try:

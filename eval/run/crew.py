@@ -6,9 +6,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +22,22 @@ from eval.run import token_scores
 from eval.run.devices import SOON_S, Hold
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session
-from eval.run.stopping import Turn
 from eval.run.workers import Worker
 
 Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A model's place among those of the run, from 0; ``begun`` is called once it has GPUs: the next one may come."""
+
+    place: int
+    begun: Callable[[], None] = lambda: None
+
+    def over(self, _: object) -> None:
+        """The next one may come, whatever became of this one."""
+        self.begun()
 
 
 class Crew:

@@ -8,25 +8,30 @@ texts: each model loads once, and scores one text after the other.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from backends.common.errors import CompareQError, InputError
 from backends.common.json_files import check_unicode
 from backends.common.messages import one_line
 from eval.results.run_result import RunResult
 from eval.results.texts import TextResult, TextsResult
-from eval.run import jobs
+from eval.run import jobs, model_run, rows, stores
+from eval.run.crew import Turn
+from eval.run.hosts import Hosts
 from eval.run.jobs import Job
 from eval.run.references import NoReference
-from eval.run.rows import model_rows, model_run, stores
-from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
-from eval.run.stopping import Turn, concurrently
+from eval.run.stores import TextRun
 from eval.specs.types import DataSpec, ModelSpec
 from eval.text import windows
 from eval.text.windows import EvalData
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -155,21 +160,54 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
 
     def score(job: Job, turn: Turn) -> None:
         if job.spec.is_reference:
-            model_rows.reference_rows(session, job, others, texts, turn)
+            rows.reference_rows(session, job, others, texts, turn)
         else:
-            model_rows.model_rows(session, job, texts, turn)
+            rows.model_rows(session, job, texts, turn)
 
     ended = 0
     try:
         if not marked:
             given = session.logits_file
             for text in texts:
-                text.settle(NoReference() if given is None else stores.given_store(session, given, others, text.data))
+                text.set_reference(
+                    NoReference() if given is None else stores.given_store(session, given, others, text.data)
+                )
         others.sort(key=lambda job: any(model_run.has_died(session, job, text.data) for text in texts))
         concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
     except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
         session.hosts.running.stop()
         ended = getattr(interrupt, "signal", signal.SIGINT)
     for text in texts:
-        text.settle(NoReference())
+        text.set_reference(NoReference())
     return ended
+
+
+def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, Turn], None]) -> None:
+    """Do ``work`` on every item, in their order, twice as many at a time as there are GPUs: some score, and as many
+    load beside them, or wait with what they could do before.
+
+    The work is done in threads, so that an interrupt, which comes to the main thread, ends all workers first, and what
+    they were doing yields rows that say so.
+    """
+    if hosts.in_process:
+        for place, item in enumerate(items):
+            work(item, Turn(place))
+        return
+    with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
+        futures: list[Future[None]] = []
+        try:
+            for place, item in enumerate(items):
+                begun = threading.Event()
+                turn = Turn(place, begun.set)
+                futures.append(pool.submit(work, item, turn))
+                futures[-1].add_done_callback(turn.over)
+                begun.wait()
+                for future in futures:
+                    if future.done():
+                        future.result()
+            for future in futures:
+                future.result()
+        except BaseException:
+            hosts.running.stop()
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -6,49 +6,33 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends import segments
 from backends.base import Task, Window
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
-from backends.worker import segments
 from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
 from eval.run import jobs
 from eval.run.crew import Crew, death_mark, error_of
-from eval.run.jobs import FetchedJob, Job
+from eval.run.jobs import Job
 from eval.run.references import HeldReference, Reference, lock_of, tag_for
-from eval.run.rows.text_run import TextRun
 from eval.run.session import Session
+from eval.run.stores import Part
 from eval.text.windows import EvalData
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a fetched model has to do on a text, beside which ``reference``.
-
-    ``keeps``: its workers stay loaded for another text; ``kept`` is called when all windows are scored and the
-    reference's store is there, if the model makes that, before an engine is closed.
-    """
-
-    fetched: FetchedJob
-    text: TextRun
-    reference: Reference
-    keeps: bool
-    kept: Callable[[], None]
-
-
-def score(session: Session, work: Work, crew: Crew) -> None:
+def score(session: Session, part: Part, reference: Reference, crew: Crew, *, keeps: bool) -> None:
     """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
-    job = work.fetched.job
-    folder, tag = session.cache.path("scores", work.fetched.scores_key, ""), tag_for(work.reference, job)
+    job = part.fetched.job
+    folder, tag = session.cache.path("scores", part.fetched.scores_key, ""), tag_for(reference, job)
     while True:
         before = segments.committed(folder, tag)
         try:
-            return score_once(session, work, crew)
+            return score_once(session, part, reference, crew, keeps=keeps)
         except LostWorkerError as lost:
             crew.release()
             there = len(segments.committed(folder, tag) - before)
@@ -56,16 +40,17 @@ def score(session: Session, work: Work, crew: Crew) -> None:
             session.progress.say(f"{job.request.label}: {lost}; {again}")
 
 
-def score_once(session: Session, work: Work, crew: Crew) -> None:
+def score_once(session: Session, part: Part, reference: Reference, crew: Crew, *, keeps: bool) -> None:
     """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
 
-    ModelError with the reason if the model fails; what it has scored before that is kept.
+    ``keeps``: the workers stay loaded for another text.  ModelError with the reason if the model fails; what it has
+    scored before that is kept.
     """
-    job, data, reference = work.fetched.job, work.text.data, work.reference
+    job, data = part.fetched.job, part.text.data
     session.cache.check_writable()
-    folder = session.cache.path("scores", work.fetched.scores_key, "")
+    folder = session.cache.path("scores", part.fetched.scores_key, "")
     tag = tag_for(reference, job)
-    with task_of(session, work, crew) as (task, recorded):
+    with task_of(session, job, reference, len(data.windows), crew) as (task, recorded):
         crew.make_ready()
         there = segments.committed(folder, tag) & recorded
         wanted = [window for window in data.windows if window.index not in there]
@@ -80,15 +65,16 @@ def score_once(session: Session, work: Work, crew: Crew) -> None:
             for replica, share in enumerate(shares(wanted, crew.replicas)):
                 windows = files.enter_context(session.cache.scratch())
                 write_windows(windows, share)
-                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts, work.keeps))
+                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts, keeps))
 
             def scored() -> None:
                 if task.record is not None and isinstance(reference, HeldReference):
                     keep_store(session, task.record, reference, len(data.windows))
-                work.kept()
+                if part.own is not None:
+                    part.text.set_reference(part.own)
 
-            follow(session, work.text.of(job.request.label), crew, score_jobs, len(wanted), scored)
-        if not work.keeps:
+            follow(session, part.text.of(job.request.label), crew, score_jobs, len(wanted), scored)
+        if not keeps:
             crew.release()
 
 
@@ -111,7 +97,7 @@ def follow(
         messages = crew.score(score_jobs, n_windows)
         with session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
             try:
-                took(messages, phase)
+                follow_until_scored(messages, phase)
                 scored()
                 for message in messages:  # on closing the engine
                     if isinstance(message, Said):
@@ -126,7 +112,7 @@ def follow(
         raise StoppedError(f"interrupted after {done} of {n_windows} windows; {kept}, run again to go on") from None
 
 
-def took(messages: Iterator[Any], phase: Phase) -> None:
+def follow_until_scored(messages: Iterator[Any], phase: Phase) -> None:
     """Follow messages until all is scored; ModelError with the reason of a worker that failed."""
     for message in messages:
         if isinstance(message, Scored):
@@ -149,9 +135,10 @@ def has_died(session: Session, job: Job, data: EvalData) -> bool:
 
 
 @contextmanager
-def task_of(session: Session, work: Work, crew: Crew) -> Iterator[tuple[Task, frozenset[int]]]:
+def task_of(
+    session: Session, job: Job, reference: Reference, n_windows: int, crew: Crew
+) -> Iterator[tuple[Task, frozenset[int]]]:
     """(what a model's run has to do with the reference, the windows that it need not score for that)."""
-    job, reference, n_windows = work.fetched.job, work.reference, len(work.text.data.windows)
     every = frozenset(range(n_windows))
     if not isinstance(reference, HeldReference):
         yield Task(), every

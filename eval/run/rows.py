@@ -9,20 +9,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.messages import one_line
 from eval.results.run_result import ModelResult
-from eval.run import jobs, references, table_rows, token_scores
-from eval.run.crew import Crew
+from eval.run import jobs, model_run, references, stores, table_rows, token_scores
+from eval.run.crew import Crew, Turn
 from eval.run.jobs import Job
 from eval.run.references import HeldReference, LostReference
-from eval.run.rows import model_run, stores
-from eval.run.rows.stores import Part
-from eval.run.rows.text_run import TextRun, awaited
 from eval.run.session import Session
-from eval.run.stopping import Turn
+from eval.run.stores import Part, TextRun, wait_for_reference
 from eval.run.token_scores import StoredScores
 
 
@@ -44,13 +40,13 @@ def reference_rows(session: Session, job: Job, others: Sequence[Job], texts: Seq
         make_rows(session, job, parts, replace(turn, begun=begun))
     finally:
         for text in texts:
-            text.settle(LostReference())  # unless it is settled
+            text.set_reference(LostReference())  # unless it is set
 
 
 def model_rows(session: Session, job: Job, texts: Sequence[TextRun], turn: Turn) -> None:
     """The rows of a model that is not the reference."""
     try:
-        awaited(session, texts[0].expected)
+        wait_for_reference(session, texts[0].expected)
     except CompareQError as error:
         fail(session, job, texts, error)
         return
@@ -67,18 +63,18 @@ def reference_parts(session: Session, job: Job, others: Sequence[Job], texts: Se
             if not part.text.name:  # the only one
                 raise
             part.text.error = str(error)
-            part.text.settle(LostReference())
+            part.text.set_reference(LostReference())
     return found
 
 
 def parts_of(session: Session, job: Job, texts: Sequence[TextRun]) -> list[Part]:
     """The model's part on each text, once it is on this machine; on other texts its row says why it has none."""
+    found = []
     try:
         local = jobs.fetch(job, session)
     except Exception as error:  # a model that cannot be had fails on all texts
         fail(session, job, texts, error)
-        return []
-    found = []
+        return found
     for text in texts:
         try:
             found.append(Part(text, jobs.on_text(local, text.data, session, is_new=not job.is_settled)))
@@ -88,44 +84,46 @@ def parts_of(session: Session, job: Job, texts: Sequence[TextRun]) -> list[Part]
 
 
 def make_rows(session: Session, job: Job, parts: Sequence[Part], turn: Turn) -> None:
-    """Give each text the model's row, by workers that stay until no further text may need them."""
+    """Give each text the model's row, by workers that stay until no further text may need them.
+
+    After an error the crew has no workers, and the next text gets fresh ones.
+    """
     if not parts:
         return
     windows = [window for part in parts for window in part.text.data.windows]
     with Crew(session, parts[0].fetched, turn, windows) as crew:
         for number, part in enumerate(parts):
-            row = row_or_failure(session, job, part.text, partial(row_of, session, part, crew, parts[number + 1 :]))
+
+            def made(part: Part = part, later: Sequence[Part] = parts[number + 1 :]) -> ModelResult:
+                try:
+                    return scored_row(session, part, crew, later)
+                except BaseException as error:
+                    if not part.text.error:  # the text's failure is not the model's
+                        crew.give_up(error, part.fetched.scores_key)
+                    raise
+
+            row = row_or_failure(session, job, part.text, made)
             if not part.text.error:
                 part.text.rows[job.request.label] = row
             if part.own is not None:
-                part.text.settle(LostReference() if row.error else part.own)
-
-
-def row_of(session: Session, part: Part, crew: Crew, later: Sequence[Part]) -> ModelResult:
-    """``scored_row``; after an error the crew has no workers, and the ``later`` parts get fresh ones."""
-    try:
-        return scored_row(session, part, crew, later)
-    except BaseException as error:
-        if not part.text.error:  # the text's failure is not the model's
-            crew.give_up(error, part.fetched.scores_key)
-        raise
+                part.text.set_reference(LostReference() if row.error else part.own)
 
 
 def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) -> ModelResult:
     """The row of a model on this machine: its scores come from the cache, or are made now and kept there.
 
     While the text's reference is still being made, the model may be loaded for what that will most likely be.  A
-    reference is settled when all windows are scored and stored, before its engine is closed.
+    reference is set when all windows are scored and stored, before its engine is closed.
     """
     text, fetched, data = part.text, part.fetched, part.text.data
-    expected = None if part.own else awaited(session, text.expected, crew.release_for_reference)
+    expected = None if part.own else wait_for_reference(session, text.expected, crew.release_for_reference)
     if text.error:
         raise ModelError(text.error)
     cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
     if expected and session.hosts.devices.gpus and not stores.is_stored(session, fetched, data, expected):
         crew.make_ready()
-    reference = part.own or awaited(session, text.reference, crew.release_for_reference)
+    reference = part.own or wait_for_reference(session, text.reference, crew.release_for_reference)
     tag = references.tag_for(reference, fetched.job)
     with session.hosts.running.held(cache.lock("scores", key), crew.release):
         if session.clear and key not in session.cleared:  # another text may be the beginning of this one
@@ -135,17 +133,13 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
         def load() -> StoredScores | None:
             return token_scores.load(cache, key, tag, data.windows, session.progress)
 
-        def kept() -> None:
-            if part.own is not None:
-                text.settle(part.own)
-
         # Another run may have made the missing store while this one waited for the lock.
         missing = part.records and isinstance(reference, HeldReference) and not reference.has(len(data.windows))
         stored = None if missing else load()
         cached = stored is not None
         if stored is None:
             keeps = any(stores.is_pending(session, other) for other in later)
-            model_run.score(session, model_run.Work(fetched, text, reference, keeps, kept), crew)
+            model_run.score(session, part, reference, crew, keeps=keeps)
             stored = load()
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")

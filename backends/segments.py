@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,9 +31,13 @@ from safetensors import numpy as safetensors
 from backends.base import TokenScores, Window
 from backends.common import checked, json_files, owned
 from backends.common.errors import InputError, ModelError
-from backends.worker import segment_names as names
-from backends.worker.segment_names import MORE, RECORD, SEGMENT, Named, files_of, is_ours, named
 
+MORE = "-more"
+"""At the end of the tag of segments that hold the divergences that have to be asked for."""
+SEGMENT = re.compile(rf"(alone|[0-9a-f]{{16}}(?:{MORE})?)\.([0-9,-]+)\.([0-9a-f]{{40}})\.safetensors")
+RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
+LONGEST, MOST = 160, 100_000
+"""Most letters of ``windows`` in a name, which may have 255 bytes, and most windows that a name is believed to list."""
 ALONE = "alone"
 """The tag of scores that were compared with nothing."""
 VERSION = 1
@@ -43,6 +48,60 @@ COLUMNS = {
     "reverse_kld": np.float32, "js": np.float32, "tv": np.float32, "top5": np.float32,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A segment by its name."""
+
+    file: Path
+    tag: str
+    windows: frozenset[int]
+    digest: str
+
+
+def spelled(windows: Sequence[int]) -> str:
+    """Sorted numbers of windows in a name, e.g. ``0-3,7``."""
+    runs: list[list[int]] = []
+    for index in windows:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1][1:] = [index]
+        else:
+            runs.append([index])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def listed(text: str) -> frozenset[int]:
+    """The windows of a name; none if ``spelled`` writes it otherwise, so that no name makes a list without end."""
+    runs = [run.split("-") for run in text.split(",")]
+    with suppress(ValueError):
+        limits = [(int(run[0]), int(run[-1])) for run in runs]
+        if sum(max(last - first, 0) for first, last in limits) < MOST:
+            found = [index for first, last in limits for index in range(first, last + 1)]
+            if spelled(found) == text and found == sorted(set(found)):
+                return frozenset(found)
+    return frozenset()
+
+
+def named(folder: Path) -> Iterator[Named]:
+    """The segments of a folder by their names, in the order of these; no link, folder or pipe is one."""
+    for file in files_of(folder):
+        match = SEGMENT.fullmatch(file.name)
+        if match is not None and owned.is_regular(file):
+            yield Named(file, match[1], listed(match[2]), match[3])
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What lies in a folder, in the order of names; nothing if the folder is not there."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file, which is no link, has the name of a segment or a record."""
+    return bool(SEGMENT.fullmatch(file.name) or RECORD.fullmatch(file.name)) and owned.is_regular(file)
 
 
 @dataclass(frozen=True)
@@ -80,8 +139,8 @@ def commit(
     if not scored:
         return ()
     ordered = sorted(scored, key=lambda pair: pair[0].index)
-    name = names.spelled([window.index for window, _ in ordered])
-    if len(name) > names.LONGEST:
+    name = spelled([window.index for window, _ in ordered])
+    if len(name) > LONGEST:
         half = len(ordered) // 2
         parts, share = (ordered[:half], ordered[half:]), n_scored(ordered[:half]) / n_scored(ordered)
         return tuple(
@@ -205,7 +264,7 @@ def unreadable(folder: Path) -> tuple[list[Path], list[Path]]:
         segment, record = SEGMENT.fullmatch(file.name), RECORD.fullmatch(file.name)
         if not (segment or record) or not owned.is_regular(file):
             strange += [] if owned.TEMPORARY.fullmatch(file.name) else [file]
-        elif (record and record_in(file) is None) or (segment and not names.listed(segment[2])):
+        elif (record and record_in(file) is None) or (segment and not listed(segment[2])):
             damaged.append(file)
     return damaged, strange
 
