@@ -69,7 +69,7 @@ def reference_parts(session: Session, job: Job, others: Sequence[Job], texts: Se
 
 def parts_of(session: Session, job: Job, texts: Sequence[TextRun]) -> list[Part]:
     """The model's part on each text, once it is on this machine; on other texts its row says why it has none."""
-    found = []
+    found: list[Part] = []
     try:
         local = jobs.fetch(job, session)
     except Exception as error:  # a model that cannot be had fails on all texts
