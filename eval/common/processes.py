@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -50,12 +50,10 @@ from backends.worker.messages import (
     parse_message,
 )
 from backends.worker.serving import LAST
-from eval.common.progress import Phase, Progress
+from eval.common.progress import Progress, Tell, ToldProgress, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
-EVERY_S = 0.1
-"""Seconds between two messages about the progress of one phase: a data set has millions of rows."""
 LONGEST_LINE = 1 << 28
 """Bytes of one message; a worker that sends more is ended."""
 CLOSE_S = 30.0
@@ -65,8 +63,6 @@ END_S = 5.0
 LOG_TAIL = 1 << 20
 TOGETHER_S = 0.5
 """Seconds in which a signal to all processes of a run reaches each of them: systemd and Slurm end runs by one."""
-Tell = Callable[[str, Any], None]
-"""Sends one message: its kind, and its content as JSON types."""
 
 
 def in_process() -> bool:
@@ -446,24 +442,14 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
 
 def followed(messages: Iterator[Any], progress: Progress | None) -> Any:
     """The result of a process, whose progress is shown until then; InputError with its reason."""
-    phase: Phase | None = None
-    with ExitStack() as phases:
+    with shown(progress) as show:
         for message in messages:
             if isinstance(message, Returned):
                 return json.loads(message.value)
             if isinstance(message, Failed):
                 raise InputError(message.reason)
-            if not isinstance(message, Told) or progress is None:
-                continue
-            content = json.loads(message.content)
-            if message.kind == "phase":
-                phase = phases.enter_context(progress.phase(**content))
-            elif message.kind == "end":
-                phases.close()
-            elif message.kind == "say":
-                progress.say(content)
-            elif phase is not None:
-                (phase.advance if message.kind == "advance" else phase.expect)(content)
+            if isinstance(message, Told):
+                show(message.kind, json.loads(message.content))
     raise ModelError("its worker ended before its work was done")
 
 
@@ -480,45 +466,3 @@ def called(tell: Tell, *, module: str, name: str, arguments: Mapping[str, Any], 
     except Exception as error:  # a bug, in compare_q or in a library
         traceback.print_exc()
         raise InputError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
-
-
-class ToldPhase(Phase):
-    """A phase that the driver shows: its progress is told, but not at every unit."""
-
-    def __init__(self, tell: Tell, unit: str) -> None:
-        super().__init__(unit, lambda line: tell("say", line))
-        self.send, self.waiting, self.last = tell, 0, 0.0
-
-    def advance(self, amount: int = 1) -> None:
-        self.waiting += amount
-        if (now := time.monotonic()) > self.last + EVERY_S:
-            self.flush()
-            self.last = now
-
-    def flush(self) -> None:
-        """Tell what has not been told yet."""
-        self.send("advance", self.waiting)
-        self.waiting = 0
-
-    def expect(self, total: int) -> None:
-        self.send("expect", total)
-
-
-class ToldProgress(Progress):
-    """Progress that the driver shows."""
-
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
-
-    def say(self, line: str) -> None:
-        self.tell("say", line)
-
-    @contextmanager
-    def phase(
-        self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
-    ) -> Iterator[Phase]:
-        self.tell("phase", {"title": title, "unit": unit, "total": total, "expected": expected})
-        phase = ToldPhase(self.tell, unit)
-        yield phase
-        phase.flush()
-        self.tell("end", None)

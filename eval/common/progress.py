@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -21,6 +22,11 @@ from rich.text import Text
 
 from backends.common.messages import bytes_in_words, printable
 from eval.common import streams
+
+EVERY_S = 0.1
+"""Seconds between two messages about the progress of one phase: a data set has millions of rows."""
+Tell = Callable[[str, Any], None]
+"""Sends one message to the process that shows progress: its kind, and its content as JSON types."""
 
 
 class EtaColumn(ProgressColumn):
@@ -144,3 +150,66 @@ class Progress:
         )
         bars.start()
         return bars
+
+
+class ToldPhase(Phase):
+    """A phase that the driver shows: its progress is told, but not at every unit."""
+
+    def __init__(self, tell: Tell, unit: str) -> None:
+        super().__init__(unit, lambda line: tell("say", line))
+        self.send, self.waiting, self.last = tell, 0, 0.0
+
+    def advance(self, amount: int = 1) -> None:
+        self.waiting += amount
+        if (now := time.monotonic()) > self.last + EVERY_S:
+            self.flush()
+            self.last = now
+
+    def flush(self) -> None:
+        """Tell what has not been told yet."""
+        self.send("advance", self.waiting)
+        self.waiting = 0
+
+    def expect(self, total: int) -> None:
+        self.send("expect", total)
+
+
+class ToldProgress(Progress):
+    """Progress that the driver shows."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tell = tell
+
+    def say(self, line: str) -> None:
+        self.tell("say", line)
+
+    @contextmanager
+    def phase(
+        self, title: str, *, unit: str = "", total: int | None = None, expected: float | None = None
+    ) -> Iterator[Phase]:
+        self.tell("phase", {"title": title, "unit": unit, "total": total, "expected": expected})
+        phase = ToldPhase(self.tell, unit)
+        yield phase
+        phase.flush()
+        self.tell("end", None)
+
+
+@contextmanager
+def shown(progress: Progress | None) -> Iterator[Tell]:
+    """A function that shows what a ``ToldProgress`` of another process tells; it shows nothing without progress."""
+    with ExitStack() as phases:
+        running: list[Phase] = []
+
+        def show(kind: str, content: Any) -> None:
+            if progress is None:
+                return
+            if kind == "phase":
+                running[:] = [phases.enter_context(progress.phase(**content))]
+            elif kind == "end":
+                phases.close()
+            elif kind == "say":
+                progress.say(content)
+            elif running:
+                (running[0].advance if kind == "advance" else running[0].expect)(content)
+
+        yield show
