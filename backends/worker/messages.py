@@ -37,7 +37,7 @@ class LoadJob:
 class ScoreJob:
     """Score the windows in the file ``windows`` with the model that the last ``LoadJob`` has loaded, and close it.
 
-    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/segments.py``); ``session``
+    Token scores are committed into the folder ``scores`` under ``tag`` (``backends/scoring/segments.py``); ``session``
     names this run of the model; ``facts`` (JSON types) become part of its record.  ``keeps``: the model is not closed,
     unless it fails, for the next job scores another text with it.
     """

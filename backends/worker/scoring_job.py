@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import backends
-from backends import segments
 from backends.base import Backend, LoadRequest, TokenScores, Window
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
+from backends.scoring import segments
 from backends.worker import children, scoring
 from backends.worker.messages import (
     Answered,

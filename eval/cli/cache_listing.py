@@ -16,9 +16,9 @@ from filelock import Timeout
 from rich.table import Table
 from rich.text import Text
 
-from backends import segments
 from backends.common.messages import bytes_in_words
 from backends.reference.store import MANIFEST
+from backends.scoring import segments
 from eval.common.cache import KEPT, SECTIONS, Cache, own_files, remove_lock
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from backends import segments
 from backends.common import checked, owned
 from backends.common.errors import InputError, ModelError
 from backends.reference import journal, manifest
 from backends.reference.manifest import MANIFEST, Manifest
+from backends.scoring import segments
 from eval.common.cache import Cache
 
 PIECE = 1 << 24

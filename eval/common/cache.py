@@ -1,7 +1,7 @@
 """What was computed once is kept: files that are named by a hash of all that they depend on, written atomically.
 
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
-(``backends/segments.py``) and ``references``, engine logs under ``logs``.  A key covers the content of models
+(``backends/scoring/segments.py``) and ``references``, engine logs under ``logs``.  A key covers the content of models
 and texts, not the places where they lie; ``-cc`` removes the entries of a run's text and models.  Under ``runs`` every
 run that still goes on names the entries that it uses, so that ``--cache-limit`` (``eval/cli/cache_listing.py``) leaves
 them alone.
@@ -29,12 +29,12 @@ from typing import Any, TypeAlias
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from backends import segments
 from backends.common import json_files, owned
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.reference import store as reference_store
 from backends.reference.store import MANIFEST
+from backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 SECTIONS = ("tokens", "scores", "references", "logs")

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from backends import segments
 from backends.base import Task, Window
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
+from backends.scoring import segments
 from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
 from eval.common.progress import Phase
 from eval.run import jobs

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends import segments
 from backends.common.errors import InputError
 from backends.reference.reading import open_reference
 from backends.reference.store import MANIFEST, ReferenceStore
 from backends.reference.upstream import UpstreamReader
-from backends.segments import MORE
+from backends.scoring import segments
+from backends.scoring.segments import MORE
 from eval.common.cache import Cache, Lock, NoLock
 from eval.run.jobs import FetchedJob, Job
 from eval.run.session import Session

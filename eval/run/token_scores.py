@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends import segments
 from backends.base import TokenScores, Window
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
+from backends.scoring import segments
 from eval.common.cache import Cache
 from eval.common.files import replacing
 from eval.common.progress import Progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from backends.segments import MORE
+from backends.scoring.segments import MORE
 from eval.results.digits import PPL_DIGITS, number_text
 from eval.results.merge.sources import Source
 from eval.results.run_result import ModelResult, Part
