@@ -56,7 +56,7 @@ class Running:
         other for ever, whatever the order of their models and texts, since all wait in one order:
 
         1. for the reference of a text, which another thread of the run makes, with no lock, and with GPUs only as long
-           as that thread neither waits for GPUs nor any thread of the run for a lock (``Crew.give_way``);
+           as that thread neither waits for GPUs nor any thread of the run for a lock (``Crew.release_for_reference``);
         2. for the lock of a model's scores, with no other lock and no GPU;
         3. for the lock of a reference's store, with no other lock but that one, and no GPU;
         4. for GPUs, with these locks or without: who has the GPUs scores, or waits for 1.
