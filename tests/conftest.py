@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from backends.common import machine
-from backends.worker.supervisor import ENDING
+from backends.worker.engine_process import ENDING
 from eval.cli import main
 from eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
@@ -57,12 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or writes the user's cache."""
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No test reads or writes the user's cache, or leaves engine processes behind."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("COMPARE_Q_CACHE", str(folder))
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "1")
-    return folder
+    yield folder
+    processes.PROCESSES.close()
+    processes.PROCESSES.refused.clear()
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ def test_the_ratio_is_prefill_over_wall_time() -> None:
 
 
 def test_the_parts_of_a_row() -> None:
-    seconds = {"spare": 9.0, "waiting": 20.0, "load": 5.0, "first_step": 0.5, "scoring": 28.0, "close": 1.0}
-    moments = {"started": 100.0, "first_window": 134.5, "last_window": 162.5, "closed": 163.5}
+    seconds = {"load": 5.0, "waiting": 20.0, "first_step": 0.5, "scoring": 28.0, "close": 1.0}
+    moments = {"started": 109.0, "first_window": 134.5, "last_window": 162.5, "closed": 163.5}
     found = timings.timing_of({"load_seconds": 5.0, "score_seconds": 28.5, "seconds": seconds, "timing": moments})
     assert found == {**seconds, "first_window": 134.5, "last_window": 162.5}
 

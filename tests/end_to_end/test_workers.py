@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from backends.worker.supervisor import ENDING
+from backends.worker.engine_process import ENDING
 from tests.support import ROOT
-from tests.support.processes import group_of, processes_of, wait_until
+from tests.support.processes import group_of, processes_of, wait_until, workers_of
 
 pytestmark = pytest.mark.engine
 
@@ -123,11 +123,11 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
 def test_a_killed_driver_leaves_no_process_and_loses_no_window(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    """Neither the two replicas of the model that was scored nor the next model's spare is left."""
+    """Neither the two replicas of the model that was scored nor the process that has forked them is left."""
     data, specs = write_specs([{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)])
-    process = start("-d", data, "-m", specs, "--overlap", "always")
+    process = start("-d", data, "-m", specs)
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
-    assert len(processes_of(own_cache)) == 3 * 2  # a supervisor each
+    assert len(workers_of(own_cache)) == 2 < len(processes_of(own_cache))
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(own_cache))
@@ -164,7 +164,7 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     data.write_text(json.dumps({**json.loads(data.read_text()), "path": str(tmp_path / "short.txt")}))
     status, _, err = finished(start(*words, PATH=path), tmp_path)
     assert (status, "the text has 10 tokens" in err) == (2, True), err
-    assert processes_of(own_cache) == []  # the first model's worker was there before the text was
+    assert processes_of(own_cache) == []  # the first model's engine was imported before the text was there
     assert len(list(own_cache.glob("logs/*"))) == 3
     assert "gpus: the model needs 3 GPUs, the run has 2" in refusal(start, tmp_path, data, specs, path)
 
@@ -201,18 +201,18 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2
 
 
-def test_a_killed_worker_takes_its_group_along(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
-    """The worker that scores, and before it the next model's spare, in whose place another worker comes."""
+def test_a_killed_worker_loses_its_own_row(start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path) -> None:
+    """The model that it scored fails, and no other one."""
     data, specs = write_specs([fake("slow", seconds=1.0), fake("good")])
-    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--overlap", "always")
-    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")) and len(processes_of(own_cache)) == 4)
-    _, worker, _, spare = processes_of(own_cache)
-    os.kill(spare, signal.SIGKILL)
-    wait_until(lambda: spare not in processes_of(own_cache))
+    process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
+    wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
+    (worker,) = workers_of(own_cache)
+    assert group_of(worker) == worker
     os.kill(worker, signal.SIGKILL)
     status, out, err = finished(process, tmp_path)
     assert status == 1, err
     assert "slow: failed: its worker was ended by SIGKILL" in out
     assert [model["error"] is None for model in results(tmp_path / "r.json")["models"]] == [False, True]
     assert len(list(own_cache.glob("runs/*.died"))) == 1
-    assert group_of(process.pid) is None
+    assert group_of(worker) is None
+    assert not processes_of(own_cache)

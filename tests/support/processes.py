@@ -8,16 +8,39 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+MODULES = {b"backends.worker", b"tests.support.made_engine"}
+"""What an engine process runs."""
+
 
 def processes_of(cache: Path) -> list[int]:
-    """Workers of the runs that use this cache, supervisors included, in the order of their numbers."""
+    """Engine processes and workers of the runs that use this cache, in the order of their numbers."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"backends.worker" in words and str(cache).encode() in (folder / "environ").read_bytes():
+            if MODULES & set(words) and str(cache).encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return sorted(found)
+
+
+def workers_of(cache: Path) -> list[int]:
+    """Those of them that an engine process has forked."""
+    found = processes_of(cache)
+    return [number for number in found if parent_of(number) in found]
+
+
+def parent_of(number: int) -> int | None:
+    """The process that has started another one; None if there is no such process."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def runs(number: int) -> bool:
+    """Whether a process runs; one that ended and that nobody has asked about does not."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 def group_of(number: int) -> int | None:

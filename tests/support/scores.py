@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from backends.base import TokenScores, Window
-from backends.worker.segments import COLUMNS
+from backends.scoring.segments import COLUMNS
 
 REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
 

@@ -14,15 +14,15 @@ import pytest
 from backends.common.errors import ModelError
 from backends.common.machine import Gpu
 from backends.worker import scoring_job, serving
-from backends.worker.messages import Failed
+from backends.worker.messages import Done, Failed, Loaded
+from eval.common.processes import Deadline, Wanted
 from eval.run import hosts
-from eval.run.devices import Devices, Overlap
+from eval.run.devices import Devices
 from eval.run.hosts import Hosts
-from eval.run.workers import Deadline, Wanted
 
 LOADING = threading.Lock()
 Step = tuple[str, str]
-"""(label of a model, type of a job), or (label, type + " done") once a worker has done it."""
+"""(label of a model, type of a job), or (label, type + " done") once a worker is about to say that it has done it."""
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Told:
     """What the workers of a run were told, in order.  ``fails``: steps that fail once, "dies" or "memory".
 
     ``first``: what must have come before a step is done, so that a test knows what happens at the same time;
-    ``spares``: how many workers must have been prepared before any model is scored.
+    ``may_score``: nothing is scored before this is so.
     """
 
     steps: list[Step] = field(default_factory=list)
     fails: dict[Step, str] = field(default_factory=dict)
     first: dict[Step, Step] = field(default_factory=dict)
     jobs: list[Any] = field(default_factory=list)
-    spares: int = 0
+    may_score: Callable[[], object] = lambda: True
 
     def of(self, label: str) -> list[str]:
         """The steps of one model."""
@@ -51,16 +51,18 @@ class Told:
         """Wait until the workers have come so far."""
         self.await_that(lambda: step in self.steps)
 
-    def await_that(self, reached: Callable[[], bool]) -> None:
+    def await_that(self, reached: Callable[[], object]) -> None:
         """Wait until something is so."""
         until = time.monotonic() + 600
         while not reached():
             assert time.monotonic() < until, self.steps
             time.sleep(0.002)
 
-    def prepared(self) -> list[str]:
-        """The models that have a spare, or had one."""
-        return [label for label, step in list(self.steps) if step == "prepare done"]
+    def note(self, step: Step) -> None:
+        """A step, which is noted only once what must come before it has come."""
+        if step in self.first:
+            self.await_step(self.first[step])
+        self.steps.append(step)
 
 
 class ThreadedWorker:
@@ -87,7 +89,7 @@ class ThreadedWorker:
         if step in self.told.first:
             self.told.await_step(self.told.first[step])
         if job.type == "score":
-            self.told.await_that(lambda: len(self.told.prepared()) >= self.told.spares)
+            self.told.await_that(self.told.may_score)
         match self.told.fails.pop(step, None):
             case "dies":
                 self.has_died = True
@@ -99,8 +101,10 @@ class ThreadedWorker:
         # Transformers sets torch's default dtype while it loads, for the whole process.
         with LOADING if job.type == "load" else nullcontext():
             self.server.perform(job, messages.append)
-        yield from messages
-        self.told.steps.append((self.label, f"{job.type} done"))
+        for message in messages:
+            if isinstance(message, (Loaded, Done)):
+                self.told.note((self.label, f"{job.type} done"))
+            yield message
 
     def kill(self) -> None:
         """It has nothing that could be ended."""
@@ -109,14 +113,12 @@ class ThreadedWorker:
         self.server.close()
 
 
-def threaded(
-    monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), overlap: Overlap = "auto", **keys: Any
-) -> Told:
+def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: Sequence[Gpu] = (), **keys: Any) -> Told:
     """Runs of the command line have such workers from now on; returns what they will be told."""
     told = Told()
 
     def make(*given: Any) -> tuple[Hosts, str]:
-        workers = Hosts(Devices(gpus, overlap), make_worker=lambda wanted: ThreadedWorker(wanted, told))
+        workers = Hosts(Devices(gpus), make_worker=lambda wanted: ThreadedWorker(wanted, told))
         return replace(workers, **keys), ""
 
     monkeypatch.setattr(hosts, "of_this_machine", make)

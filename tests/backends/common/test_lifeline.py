@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.processes import runs, wait_until
 
 pytestmark = pytest.mark.engine
 CHILD = """
@@ -30,15 +30,6 @@ time.sleep(60)
 """
 
 
-def runs(process: int) -> bool:
-    """Whether a process runs; one that ended and that nobody has asked about does not."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.parametrize("way", ["told", "polling"])
 def test_a_killed_parent_takes_its_child_with_it(way: str) -> None:
     command = [sys.executable, "-c", PARENT, CHILD, way]
@@ -48,11 +39,7 @@ def test_a_killed_parent_takes_its_child_with_it(way: str) -> None:
         assert runs(child)
         parent.kill()
         parent.wait()
-        for _ in range(200):
-            if not runs(child):
-                break
-            time.sleep(0.05)
-        assert not runs(child)
+        wait_until(lambda: not runs(child))
 
 
 def test_a_child_that_comes_too_late_ends_at_once() -> None:

@@ -107,7 +107,7 @@ import sys
 from pathlib import Path
 from backends.reference import sealing, store
 from backends.reference.reading import open_reference
-from backends.worker import segments
+from backends.scoring import segments
 ours, building, upstream, scores = map(Path, sys.argv[1:5])
 assert sorted(store.recorded(building)) == [2, 3]
 sealing.seal(building, ours, {"windows": "abc"}, 4)

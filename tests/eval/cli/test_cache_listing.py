@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from backends.worker import segments
+from backends.scoring import segments
 from eval.cli import cache_listing, run_flags
 from eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows

@@ -14,8 +14,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from backends.base import TokenScores, Window
-from backends.worker import segments
-from backends.worker.segments import ALONE
+from backends.scoring import segments
+from backends.scoring.segments import ALONE
 from eval.cli import arguments, delivering, output_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs

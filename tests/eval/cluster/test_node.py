@@ -11,7 +11,7 @@ import pytest
 
 from backends.base import LoadRequest, Task
 from backends.common.errors import InputError
-from backends.worker import segments
+from backends.scoring import segments
 from backends.worker.messages import (
     JOB,
     Closed,
@@ -25,7 +25,7 @@ from backends.worker.messages import (
 from eval.cluster.node import Node
 from eval.cluster.parcels import keep
 from eval.cluster.ray_workers import RayWorker, Seat
-from eval.run.workers import Deadline, Wanted
+from eval.common.processes import Deadline, Wanted
 from tests.support.scores import random_windows
 
 WINDOWS = random_windows(4)
@@ -66,7 +66,7 @@ def test_scores_of_a_worker_on_a_node_come_back(node: Node, tmp_path: Path) -> N
     folder, here = Path(node.folder()), tmp_path / "here"
     write_windows(tmp_path / "windows", WINDOWS)
     windows = node.write("windows.npz", (tmp_path / "windows").read_bytes())
-    node.start({"label": "fake", "python": None, "log_file": str(folder / "log")})
+    node.start({"label": "fake", "engine": "fake", "python": None, "log_file": str(folder / "log")})
     _, end = performed(node, LoadJob("fake", request()))
     assert (end["error"], end["has_died"]) == (None, False)
     job = ScoreJob(Task(), Path(windows), folder / "scores", segments.ALONE, "one")
@@ -95,7 +95,7 @@ def test_scores_of_a_second_text_do_not_come_back_with_those_of_the_first(node: 
     folder = Path(node.folder())
     assert node.folder() == str(folder)
     seat: Any = Seat(Direct(node), "id", "name", folder)  # type: ignore[arg-type]
-    node.start({"label": "fake", "python": None, "log_file": str(folder / "log")})
+    node.start({"label": "fake", "engine": "fake", "python": None, "log_file": str(folder / "log")})
     performed(node, LoadJob("fake", request()))
     write_windows(tmp_path / "windows", WINDOWS)
     for text, keeps in (("one", True), ("two", False)):
@@ -112,7 +112,7 @@ def test_scores_of_a_second_text_do_not_come_back_with_those_of_the_first(node: 
 def test_a_worker_that_dies_on_a_node_is_told_with_its_reason(node: Node, tmp_path: Path) -> None:
     folder = Path(node.folder())
     write_windows(folder / "windows.npz", WINDOWS)
-    node.start({"label": "fake", "python": None, "log_file": str(folder / "log")})
+    node.start({"label": "fake", "engine": "fake", "python": None, "log_file": str(folder / "log")})
     performed(node, LoadJob("fake", request(fail=2, failure="abort")))
     job = ScoreJob(Task(), folder / "windows.npz", folder / "scores", segments.ALONE, "one")
     _, end = performed(node, job, tmp_path / "here")

@@ -8,7 +8,7 @@ import pytest
 
 from backends.common.errors import ModelError
 from backends.reference.store import MANIFEST, Reader, building_of, seal
-from backends.worker import segments
+from backends.scoring import segments
 from eval.cluster import parcels
 from eval.cluster.parcels import Outbox, StoreCopy, is_seen, keep, pieces
 from eval.common.cache import Cache

@@ -42,8 +42,8 @@ def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -
     there = {"one": {"GPU": 1.0, "big": 1.0}, "two": {"GPU": 2.0}}
     kind = kind_of_nodes([("one", facts("H200")), ("two", facts("H200", "H200"))], there)
     assert (kind.name, kind.slots, kind.nodes) == ("H200", 4, ("one", "two"))
-    assert [gpu.name for gpu in kind.devices.of(0)] == ["H200", "H200"]
-    gpus = kind.devices.of(1)
+    assert [gpu.name for gpu in kind.devices.planned(0)] == ["H200", "H200"]
+    gpus = kind.devices.planned(1)
     assert kind.hardware(gpus, torch=True, cpu_only=False) == {"gpus": ["H200"], "driver": "580", "A": "1"}
     assert kind.hardware(gpus, torch=True, cpu_only=True) == {**facts()["processor"], "A": "1"}
     assert restricted(kind, there, {"big": 1}).nodes == ("one",)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from backends.reference.store import window_file
-from backends.worker import segments
+from backends.scoring import segments
 from eval.common.cache import Cache, default_root
 from eval.text import tokens
 from tests.support.scores import random_scores, random_windows

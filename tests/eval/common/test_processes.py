@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import backends
 from eval.common import processes
 from eval.common.processes import apart
 from eval.common.progress import Progress
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(autouse=True)
 def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the functions here needs Transformers, which takes some seconds to import."""
     monkeypatch.delenv(processes.ENVIRONMENT)
+    monkeypatch.setattr(backends, "TOKENIZING", "")
 
 
 def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,12 +62,13 @@ def test_a_failed_phase_is_not_said_to_be_done(capfd: pytest.CaptureFixture[str]
 
 
 def test_a_process_that_dies_is_one_line() -> None:
-    killed = refusal(apart, functions.die, "tokenizing x", number=int(signal.SIGKILL))
-    assert killed.startswith("tokenizing x: its process was killed, as the system does when memory is full")
-    crashed = refusal(apart, functions.die, "tokenizing x", number=int(signal.SIGABRT))
-    assert crashed == "tokenizing x: its process died of SIGABRT: the last words"
-    ended = refusal(apart, functions.die, "tokenizing x", number=0)
-    assert ended == "tokenizing x: its process ended with exit status 7: the last words"
+    for number, gold in (
+        (signal.SIGKILL, "was ended by SIGKILL, as the system does when memory is full: the last words"),
+        (signal.SIGABRT, "was ended by SIGABRT: Fatal Python error: Aborted"),
+        (0, "ended with status 7: the last words"),
+    ):
+        said = refusal(apart, functions.die, "tokenizing x", number=int(number))
+        assert said == f"tokenizing x: its worker {gold}"
 
 
 def test_a_process_takes_our_code_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

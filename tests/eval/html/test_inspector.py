@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.base import TokenScores, Window
-from backends.worker import segments
+from backends.scoring import segments
 from eval.common.cache import Cache
 from eval.html import inspector
 from eval.results.run_result import ModelResult, RunResult

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,10 +12,11 @@ import pytest
 from backends.common import machine
 from backends.common.errors import InputError
 from backends.common.machine import Gpu
-from eval.run.devices import Devices, Hold, Overlap, chosen
+from eval.run.devices import Devices, Hold, chosen
 from tests.support.toy import refusal
 
 PATIENCE_S = 30
+STAGES: tuple[Any, ...] = ("loading", "scoring", "ending", "closing")
 GIB = 1 << 30
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
@@ -103,7 +103,7 @@ def test_gpus_come_back_after_an_error() -> None:
 
 def test_without_gpus_models_run_one_after_the_other() -> None:
     devices = Devices()
-    assert (devices.slots, devices.needed(0), devices.needed(8), devices.of(2)) == (1, 0, 0, ())
+    assert (devices.slots, devices.needed(0), devices.needed(8), devices.planned(2)) == (1, 0, 0, ())
     with devices.taken(0) as held:
         assert held.names is None
         assert devices.free == []
@@ -112,11 +112,11 @@ def test_without_gpus_models_run_one_after_the_other() -> None:
 @pytest.mark.parametrize(("wanted", "gold"), [(0, 4), (1, 1), (4, 4)])
 def test_what_a_model_gets(wanted: int, gold: int) -> None:
     devices = Devices(H200)
-    assert (devices.slots, devices.needed(wanted), devices.of(wanted)) == (4, gold, tuple(H200[:gold]))
+    assert (devices.slots, devices.needed(wanted), devices.planned(wanted)) == (4, gold, tuple(H200[:gold]))
 
 
 def test_more_than_there_are() -> None:
-    assert refusal(Devices(H200).of, 5) == "gpus: the model needs 5 GPUs, the run has 4"
+    assert refusal(Devices(H200).planned, 5) == "gpus: the model needs 5 GPUs, the run has 4"
 
 
 @pytest.mark.parametrize(
@@ -149,25 +149,24 @@ def test_a_name_that_is_no_gpu(found: list[Gpu], there: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overlap", "stage", "needs", "gold"),
+    ("stage", "needs", "gold"),
     [
-        ("auto", "scoring", 20 * GIB, True),
-        ("auto", "closing", 20 * GIB, True),
-        ("auto", "loading", 20 * GIB, False),  # one at a time
-        ("auto", "scoring", 21 * GIB, False),
-        ("auto", "closing", 21 * GIB, False),  # as soon as it fits, and not before
-        ("auto", "closing", None, False),
-        ("always", "scoring", None, True),
-        ("always", "loading", 1, False),
-        ("never", "closing", 1, False),
+        ("ending", 20 * GIB, True),
+        ("closing", 20 * GIB, True),
+        ("loading", 20 * GIB, False),  # one at a time
+        ("scoring", 20 * GIB, False),  # another GPU may become free earlier
+        ("ending", 21 * GIB, False),
+        ("closing", 21 * GIB, False),  # as soon as it fits, and not before
+        ("ending", None, False),
+        ("closing", None, False),
     ],
 )
 def test_who_may_load_beside_the_model_before(
-    overlap: Overlap, stage: Any, needs: int | None, gold: bool, monkeypatch: pytest.MonkeyPatch
+    stage: Any, needs: int | None, gold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the GPU that both get, with 20 GiB free beside the first one."""
     monkeypatch.setattr(machine, "free_gpu_memory", lambda names: {("0",): 20 * GIB}[tuple(names)])
-    devices = Devices(H200[:1], overlap)
+    devices = Devices(H200[:1])
     with devices.taken(1) as first:
         first.stage = stage
         assert offered(devices, 1, needs) == ((0,) if gold else ())
@@ -185,55 +184,51 @@ def offered(devices: Devices, wanted: int, needs: int | None) -> tuple[int, ...]
         devices.waiting.remove(hold)
 
 
-def test_on_several_gpus_a_model_loads_beside_one_that_has_as_many() -> None:
-    devices = Devices(H200[:2], "always")
+def test_on_several_gpus_a_model_loads_beside_one_that_has_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB)
+    devices = Devices(H200[:2])
     with devices.taken(2) as first:
-        first.stage = "scoring"
+        first.stage = "ending"
         assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((0, 1), ())
-        with devices.taken(2) as second:  # and no third one beside these two
+        with devices.taken(2, needs=1) as second:  # and no third one beside these two
             assert second.names == first.names == ("0", "1")
-            second.stage = "scoring"
+            second.stage = "ending"
             assert not offered(devices, 2, 1)
     with devices.taken(1) as first:
-        first.stage = "scoring"
+        first.stage = "ending"
         assert (offered(devices, 2, 1), offered(devices, 1, 1)) == ((), (1,))
 
 
 @pytest.mark.parametrize(
-    ("ends", "gold"),
+    ("stages", "room", "gold"),
     [
-        ((9.0, 5.0), (1,)),
-        ((5.0, 9.0), (0,)),
-        ((5.0, math.inf), (0,)),
-        ((3600.0, 3601.0), ()),  # a GPU may become free earlier than either is expected to
-        ((math.inf, math.inf), ()),
+        (("ending", "scoring"), (True, True), (0,)),
+        (("scoring", "ending"), (True, True), (1,)),
+        (("ending", "ending"), (False, True), (1,)),
+        (("scoring", "ending"), (True, False), ()),
+        (("scoring", "scoring"), (True, True), ()),  # either may become free first
     ],
 )
-def test_on_several_gpus_a_model_loads_where_the_next_one_ends_soon(
-    ends: tuple[float, float], gold: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_on_several_gpus_a_model_loads_where_another_ends_soon(
+    stages: tuple[Any, Any], room: tuple[bool, bool], gold: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds from now; there is room on the GPU that is chosen, and none on the other one."""
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB if tuple(names) == tuple(map(str, gold)) else 0)
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: GIB if all(room[int(name)] for name in names) else 0)
     devices = Devices(H200[:2])
     with devices.taken(1) as first, devices.taken(1) as second:
-        for hold, seconds in zip((first, second), ends, strict=True):
-            hold.stage, hold.ends = "scoring", time.monotonic() + seconds
+        first.stage, second.stage = stages
         assert offered(devices, 1, GIB) == gold
         assert offered(devices, 1, 2 * GIB) == offered(devices, 2, GIB) == ()
-        if gold:
-            with devices.taken(1, needs=GIB):  # no third one beside these two; the other GPU's model ends soon, too
-                assert offered(devices, 1, GIB) == ()
 
 
-def test_without_gpus_a_model_loads_while_another_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available_memory", lambda: 20 * GIB)
+def test_without_gpus_no_model_loads_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would want the same cores."""
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 20 * GIB)
     devices = Devices()
     with devices.taken(0) as first:
-        first.stage = "scoring"
-        assert not offered(devices, 0, 20 * GIB)
-        first.stage = "closing"
-        assert offered(devices, 0, 20 * GIB) == (0,)
-        assert not offered(devices, 0, 21 * GIB)
+        for stage in STAGES:
+            first.stage = stage
+            assert not offered(devices, 0, GIB)
+    assert offered(devices, 0, GIB) == (0,)
 
 
 def test_who_loads_beside_scores_after_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +249,13 @@ def test_who_loads_beside_scores_after_the_one_before(monkeypatch: pytest.Monkey
         time.sleep(0.01)
         assert said == []
         devices.await_turn(first)
+        time.sleep(0.01)
+        assert said == []
+        devices.reach(first, "ending")
         until(lambda: said == ["loads"])
-        devices.scored(first)
+        time.sleep(0.01)
+        assert said == ["loads"]
+        devices.reach(first, "closing")
         until(lambda: said == ["loads", "scores"])
     thread.join(PATIENCE_S)
     assert said == ["loads", "scores", "alone"]

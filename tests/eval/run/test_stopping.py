@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from backends.worker.supervisor import ENDING
+from backends.worker.engine_process import ENDING
 from eval.run import stopping
 from eval.run.hosts import Running
 from eval.run.stopping import InterruptedRun, signals_interrupt

@@ -16,7 +16,8 @@ import pytest
 from backends.base import TokenScores, Window
 from backends.common.errors import ModelError
 from backends.fake import FakeBackend
-from backends.worker import scoring_job, segments
+from backends.scoring import segments
+from backends.worker import scoring_job
 from eval.cli import cache_listing
 from eval.common.cache import Cache
 from eval.run import token_scores

@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 from filelock import Timeout
 
-from backends.common import machine
 from backends.common.machine import Gpu
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.results.run_result import ModelResult
-from eval.run import runner
+from eval.run import rows, runner
 from eval.run.devices import Devices
 from eval.run.hosts import Hosts
 from eval.run.references import HeldReference, lock_of
-from eval.run.rows import model_rows
-from eval.run.rows.stores import Part
 from eval.run.runner import FinishedTexts
 from eval.run.session import Session
+from eval.run.stores import Part
 from eval.specs import reading
 from eval.specs.types import DataSpec
 from eval.text import windows
@@ -39,8 +37,7 @@ TOGETHER_S = 60.0
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What the workers of both runs are told; 20 GiB are available for spares."""
-    monkeypatch.setattr(machine, "available_memory", lambda: 20 << 30)
+    """What the workers of both runs are told."""
     return threaded(monkeypatch)
 
 
@@ -68,14 +65,11 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
     """Makes a run on texts in this order."""
     files, runs = write_texts(tmp_path, toy_model), []
 
-    def made(
-        names: Sequence[str], *models: dict[str, Any], gpus: int = 1, spares: bool = True, cache: Path = own_cache
-    ) -> Run:
+    def made(names: Sequence[str], *models: dict[str, Any], gpus: int = 1, cache: Path = own_cache) -> Run:
         texts = {name: reading.load_data_spec(files[name]) for name in names}
         for spec in texts.values():
             windows.build(spec, None, Cache(cache), Progress(quiet=True))
-        devices = Devices(GPUS[:gpus], "never")
-        hosts = Hosts(devices, make_worker=lambda wanted: ThreadedWorker(wanted, told), spares=spares)
+        hosts = Hosts(Devices(GPUS[:gpus]), make_worker=lambda wanted: ThreadedWorker(wanted, told))
         runs.append(Run(Session(Cache(cache), Progress(quiet=True), hosts=hosts), texts, models))
         return runs[-1]
 
@@ -93,33 +87,28 @@ def together(*runs: Run) -> None:
     assert not [run for run in runs if run.is_alive()], "they wait for each other"
 
 
-@pytest.mark.parametrize("spares", [False, True])
-def test_models_and_texts_in_another_order(
-    make: Callable[..., Run], told: Told, monkeypatch: pytest.MonkeyPatch, spares: bool
-) -> None:
+def test_models_and_texts_in_another_order(make: Callable[..., Run], told: Told) -> None:
     """Each run's second model waits for a GPU with the text that the other run's first model comes to next."""
-    runs = (make(["prose", "code"], fake("a"), fake("b", boost=1.0), spares=spares),
-            make(["code", "prose"], fake("b too", boost=1.0), fake("a too"), spares=spares))  # fmt: skip
-    waited = set()
+    runs = (make(["prose", "code"], fake("a"), fake("b", boost=1.0)),
+            make(["code", "prose"], fake("b too", boost=1.0), fake("a too")))  # fmt: skip
+    waited: set[str] = set()
 
-    def second_models() -> list[str]:
+    def both_wait() -> bool:
         waited.update(str(run) for run in runs if any(hold.place for hold in run.session.hosts.devices.waiting))
-        return list(waited)
+        return len(waited) == 2
 
-    monkeypatch.setattr(told, "prepared", second_models)
-    told.spares = 2  # nothing is scored before both of them wait
+    told.may_score = both_wait
     together(*runs)
     for run in runs:
         assert [row.ppl.value for label in ("a", "a too") for row in run.of(label)] == pytest.approx([500.0] * 2)
     assert len([step for _, step in told.steps if step == "score done"]) == 4  # each model on each text, once
 
 
-@pytest.mark.parametrize("spares", [False, True])
 def test_each_run_has_the_other_ones_model_as_its_reference(
-    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, spares: bool
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the text of both, each run's second model waits for the reference when the reference comes to its scores."""
-    scored_row, awaited, waiting, both_wait = model_rows.scored_row, model_rows.awaited, [], threading.Event()
+    scored_row, awaited, waiting, both_wait = rows.scored_row, rows.wait_for_reference, [], threading.Event()
     futures: list[Future[Any]] = []
 
     def noted(session: Session, future: Future[Any], *idle: Any) -> Any:
@@ -135,10 +124,10 @@ def test_each_run_has_the_other_ones_model_as_its_reference(
             both_wait.wait(TOGETHER_S)
         return scored_row(session, part, *others)
 
-    monkeypatch.setattr(model_rows, "awaited", noted)
-    monkeypatch.setattr(model_rows, "scored_row", late)
-    one = make(["prose", "code"], fake("ref", boost=3.0, reference=True), fake("a"), gpus=2, spares=spares)
-    other = make(["logs", "code"], fake("ref", reference=True), fake("b", boost=3.0), gpus=2, spares=spares)
+    monkeypatch.setattr(rows, "wait_for_reference", noted)
+    monkeypatch.setattr(rows, "scored_row", late)
+    one = make(["prose", "code"], fake("ref", boost=3.0, reference=True), fake("a"), gpus=2)
+    other = make(["logs", "code"], fake("ref", reference=True), fake("b", boost=3.0), gpus=2)
     together(one, other)
     assert [row.kld.value for row in one.of("a") if row.kld] == pytest.approx([KLD] * 2, rel=1e-5)
     assert [row.ppl.value for row in other.of("b")] == [row.ppl.value for row in one.of("ref")]
@@ -163,16 +152,14 @@ def test_who_waits_for_the_reference_keeps_no_gpu_while_the_reference_waits_for_
     assert [row.kld for row in run.of("a")] == [row.kld for row in before.of("a")]
 
 
-def test_two_caches_and_one_place_of_the_reference(
-    make: Callable[..., Run], told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_caches_and_one_place_of_the_reference(make: Callable[..., Run], told: Told, tmp_path: Path) -> None:
     """The second one records there only when the first one is through, whose end removes what is half-made."""
     models = [fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")]
     one, other = (make(["prose"], model, fake("a"), cache=tmp_path / model["label"]) for model in models)
     recording = ("second", "score")
-    told.first[recording], told.spares = ("first", "score done"), 1
+    told.first[recording] = ("first", "score done")
     there = other.session.hosts.running
-    monkeypatch.setattr(told, "prepared", lambda: list(there.blocked) or [recording] * (recording in told.steps))
+    told.may_score = lambda: there.blocked or recording in told.steps
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
     other.start()

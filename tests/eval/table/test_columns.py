@@ -150,7 +150,7 @@ def test_speeds_have_marks_and_a_note() -> None:
         "seconds": Cell("1,234.6", marks="*"),
         "tok/s": Cell("0", marks="*"),
     }
-    timing = Timing(0.0, None, 0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
+    timing = Timing(0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
     one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
     assert cells(run_of(one, other), "one")["tok/s"] == Cell("20", marks="‡")
     assert results_json.flat_json(one, run_of(one, other))["beside"] == "other scored 100 %"

@@ -148,13 +148,13 @@ def test_by_text_is_the_table_of_each() -> None:
 
 
 def test_timing_has_the_load_once() -> None:
-    first = Timing(0.0, None, 0.0, 5.0, 5.0, 6.0, 8.0, 8.5)
-    second = Timing(8.5, None, 8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
+    first = Timing(0.0, 5.0, 5.0, 6.0, 8.0, 8.5)
+    second = Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
     timed = [replace(QUANT, timing=each) for each in (first, second)]
     result = TextsResult(tuple(TextResult(name, run_of(each)) for name, each in zip("ab", timed, strict=True)))
     headers, rows = several_texts.timing_of_texts(result)
     assert headers[:2] == ["label", "text"]
     assert rows == [
-        ["W4A16", "a", "0.0", "0.0", "5.0", "1.0", "2.0", "0.5"],
-        ["W4A16", "b", "0.0", "0.5", "", "0.5", "0.5", "2.0"],
+        ["W4A16", "a", "5.0", "0.0", "1.0", "2.0", "0.5"],
+        ["W4A16", "b", "", "0.5", "0.5", "0.5", "2.0"],
     ]

@@ -1,9 +1,8 @@
-"""Spares and replicas: who begins when, what becomes of those that die, and that no number depends on them."""
+"""The workers of a model: who begins when, what becomes of those that die, and that no number depends on them."""
 
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,19 @@ import pytest
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.worker.messages import LoadJob
-from eval.run import early, spares
-from eval.run.devices import Devices
-from eval.run.rows import model_run
+from eval.run import crew, model_run
+from eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
-from tests.support.threaded import threaded
+from tests.support.threaded import Told, threaded
 
 GIB = 1 << 30
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(2)]
-WAITS = {("a", "score"): ("b", "prepare done"), ("b", "score"): ("c", "prepare done")}
-"""While one model scores, the next one is prepared, however slow this machine is."""
 
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 GiB are available."""
-    monkeypatch.setattr(machine, "available_memory", lambda: 20 * GIB)
+    """20 GiB of each GPU are free."""
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 20 * GIB)
 
 
 def three(**keys: Any) -> list[dict[str, Any]]:
@@ -38,53 +34,30 @@ def numbers(ran: Any) -> dict[str, tuple[float, float]]:
     return {label: (model["ppl"], model["kld"]) for label, model in ran.models.items()}
 
 
-def test_a_spare_is_prepared_while_another_model_scores(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def imports_noted(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """Which model's engine is imported ahead is a step of that model from now on."""
+    monkeypatch.setattr(Hosts, "import_engine", lambda hosts, wanted: told.steps.append((wanted.label, "import")))
+
+
+def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = measured(three())
     told = threaded(monkeypatch)
-    told.first = WAITS
-    ran = measured(three(), "-cc")
+    ran = measured(three(bytes=GIB), "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
-    assert [told.of(label) for label in "abc"] == [["load", "score"], *[["prepare", "load", "score"]] * 2]
-    assert told.before(("a", "load done"), ("b", "prepare"))
-    assert told.before(("a", "score done"), ("b", "load"))
-    assert told.before(("b", "load done"), ("c", "prepare"))
+    steps = ["load", "load done", "score", "score done"]
+    assert told.steps == [(label, step) for label in "abc" for step in steps]
     seconds = {label: model["seconds"] for label, model in ran.models.items()}
-    assert seconds["a"]["spare"] == 0 < seconds["b"]["spare"]
     for model in ran.models.values():
         timing = model["timing"]
         assert sum(model["seconds"].values()) == pytest.approx(timing["closed"] - timing["started"], abs=1e-3)
-    again = measured(three())
+    again = measured(three(bytes=GIB))
     assert {label: model["seconds"] for label, model in again.models.items()} == seconds  # of the run that scored
     assert "(*) is of an earlier run" in again.out
 
 
-def test_models_in_the_cache_get_no_spare(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured(three()[1:2])
-    told = threaded(monkeypatch)
-    told.first = {("a", "score"): ("c", "prepare done")}
-    ran = measured(three())
-    assert ran.status == 0, ran.err
-    assert (told.of("b"), told.of("c")) == ([], ["prepare", "load", "score"])
-
-
-@pytest.mark.parametrize("step", ["prepare", "waits", "load"])
-def test_a_spare_that_dies_is_no_spare(
-    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    told = threaded(monkeypatch)
-    told.first = {("a", "score"): ("b", "prepare")}
-    told.fails = {("b", step): "dies"}
-    ran = measured(three()[:2])
-    assert ran.status == 0, ran.err
-    assert told.of("b")[-2:] == ["load", "score"]
-    assert told.of("b").count("load") == (2 if step == "load" else 1)
-    assert told.fails == {}
-    assert not list(own_cache.glob("runs/*.died"))
-
-
 @pytest.mark.parametrize("step", ["load", "score"])
-def test_a_worker_that_dies_at_its_turn_leaves_a_mark(
+def test_a_worker_that_dies_leaves_a_mark(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     told = threaded(monkeypatch)
@@ -96,38 +69,45 @@ def test_a_worker_that_dies_at_its_turn_leaves_a_mark(
     assert not list(own_cache.glob("runs/*.died"))
 
 
-@pytest.mark.parametrize("why", ["memory", "unknown", "off"])
-def test_no_spare(measured: Compare, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """Where memory is short, where it is not known how much there is, and where nobody wants one."""
-    if why != "off":
-        available = early.SPARE_BYTES - 1 if why == "memory" else None
-        monkeypatch.setattr(machine, "available_memory", lambda: available)
-    told = threaded(monkeypatch, spares=why != "off")
-    assert measured(three()).status == 0
-    assert [told.of(label) for label in "abc"] == [["load", "score"]] * 3
-
-
-def test_where_both_fit_the_next_model_loads_while_one_scores(
-    measured: Compare, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_dies_while_its_model_waits_is_replaced(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "free_gpu_memory", lambda names: 20 * GIB)
+    """Beside the model before, which is not through when the worker has loaded."""
     told = threaded(monkeypatch, gpus=H200[:1])
-    told.first = {("a", "score"): ("b", "load done")}
+    told.first = {("a", "score done"): ("b", "load done")}
+    told.fails = {("b", "waits"): "dies"}
+    ran = measured(three(bytes=GIB)[:2])
+    assert ran.status == 0, ran.err
+    assert told.of("b") == ["load", "load", "score"]
+    assert told.fails == {}
+    assert not list(own_cache.glob("runs/*.died"))
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_where_both_fit_a_model_loads_while_one_ends(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    """And not while it will still score for long."""
+    told = threaded(monkeypatch, gpus=H200[:1])
+    if soon:
+        told.first = {("a", "score done"): ("b", "load done")}
+    else:
+        monkeypatch.setattr(crew, "SOON_S", 0.0)
     ran = measured(three(bytes=20 * GIB))
     assert ran.status == 0, ran.err
     assert told.before(("a", "score done"), ("b", "score"))
-    assert ran.models["b"]["timing"]["loaded"] < ran.models["a"]["timing"]["first_window"]
+    assert told.before(("b", "load"), ("a", "score done")) == soon
 
 
 def test_a_load_that_lacked_memory_beside_another_model_is_tried_alone(
-    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = threaded(monkeypatch, overlap="always")
-    told.first = {("a", "score"): ("b", "load")}
+    told = threaded(monkeypatch, gpus=H200[:1])
+    told.first = {("a", "score done"): ("b", "load")}
     told.fails = {("b", "load"): "memory"}
-    ran = measured(three()[:2])
+    ran = measured(three(bytes=GIB)[:2])
     assert ran.status == 0, ran.err
-    assert told.of("b") == ["prepare", "load", "load", "score"]
+    assert told.of("b") == ["load", "load", "score"]
     last = len(told.steps) - 1 - told.steps[::-1].index(("b", "load"))
     assert told.steps.index(("a", "score done")) < last
     told = threaded(monkeypatch)
@@ -138,39 +118,59 @@ def test_a_load_that_lacked_memory_beside_another_model_is_tried_alone(
 
 
 def test_a_model_is_ready_when_the_reference_is_there(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = [fake("a", boost=3.0, reference=True, bytes=GIB), fake("b", boost=1.0, bytes=GIB)]
+    models = [fake("a", boost=3.0, reference=True), fake("b", boost=1.0)]
     alone = measured(models)
-    told = threaded(monkeypatch, overlap="always")
+    told = threaded(monkeypatch, gpus=H200)
     told.first = {("a", "score"): ("b", "load done")}
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
     assert told.before(("a", "score done"), ("b", "score"))
-    told = threaded(monkeypatch, overlap="always")
-    told.first = {("a", "score"): ("b", "load done")}
+    told.steps.clear()
     told.fails = {("a", "score"): "dies"}
     lost = measured(models, "-cc")
     assert (lost.models["b"]["ppl"], lost.models["b"]["kld"]) == (alone.models["b"]["ppl"], None)
     assert "b: no KLD: the reference failed" in lost.out
 
 
-def test_two_gpus_have_two_spares(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured([fake("tokenized", boost=3.0)])  # so that no worker is there before the text is
-    told = threaded(monkeypatch, gpus=H200, overlap="never")
-    told.spares = 2  # of whichever models do not get a GPU at first
-    ended, scored = {}, Devices.scored
-    monkeypatch.setattr(
-        Devices, "scored", lambda self, hold: (ended.update({hold.place: hold.ends}), scored(self, hold))
-    )
-    began = time.monotonic()
-    ran = measured([*three(), fake("d", boost=2.0)])
+def test_two_gpus_score_two_models_at_the_same_time(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threaded(monkeypatch, gpus=H200)
+    told.first = {("a", "score"): ("b", "load done"), ("b", "score"): ("a", "load done")}
+    ran = measured(three())
     assert ran.status == 0, ran.err
-    assert len(ended) == 4
-    assert all(began < ends < time.monotonic() for ends in ended.values())  # it is known when each one has scored
-    assert {job.devices for job in told.jobs if isinstance(job, LoadJob)} == {("0",), ("1",)}
-    spares = told.prepared()[:2]
-    first = min(told.steps.index((label, "score done")) for label in "abcd" if label not in spares)
-    assert first < min(told.steps.index((label, "load")) for label in spares)  # a spare of two has no GPU yet
+    loads = {job.request.label: job.devices for job in told.jobs if isinstance(job, LoadJob)}
+    assert {loads["a"], loads["b"]} == {("0",), ("1",)}
+    assert loads["c"] in (("0",), ("1",))
+
+
+def test_the_engine_of_a_model_that_waits_for_a_gpu_is_imported(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without GPUs that would take the cores from the model that scores."""
+    measured([fake("tokenized", boost=3.0)])
+    told = threaded(monkeypatch, gpus=H200[:1])
+    imports_noted(monkeypatch, told)
+    told.first = {("a", "score"): ("b", "import")}
+    assert measured(three()).status == 0
+    assert [told.of(label) for label in "abc"] == [["import", "load", "score"]] * 3
+    assert told.before(("a", "score done"), ("b", "load"))
+    told = threaded(monkeypatch)
+    assert measured([fake("d"), fake("e", boost=2.0)]).status == 0
+    assert [told.of(label) for label in "de"] == [["load", "score"]] * 2
+
+
+def test_the_references_engine_is_imported_while_the_text_is_tokenized(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the text is tokenized, an engine is imported for what has to be scored, if anything has."""
+    told = threaded(monkeypatch)
+    imports_noted(monkeypatch, told)
+    models = [fake("a"), fake("b", boost=1.0, reference=True)]
+    for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one forgets the tokens, too
+        told.steps.clear()
+        assert measured(models, *flags).status == 0
+        assert [label for label, step in told.steps if step == "import"] == imports
+        assert told.steps[:1] == [(label, "import") for label in imports]
 
 
 @pytest.mark.parametrize("engine", ["stub", "transformers"])
@@ -207,6 +207,6 @@ def test_shares_and_parts_by_hand() -> None:
     assert model_run.shares(windows, 3) == [[0, 1], [2, 3], [4, 5, 6]]
     assert model_run.shares(windows[:2], 3) == [[0], [1]]
     assert model_run.shares([], 3) == [[]]
-    assert spares.parts_of((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
-    assert spares.parts_of((0, 1), 3) == [(0,), (1,), (1,)]
-    assert spares.parts_of(None, 2) == [None, None]
+    assert crew.parts_of((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
+    assert crew.parts_of((0, 1), 3) == [(0,), (1,), (1,)]
+    assert crew.parts_of(None, 2) == [None, None]

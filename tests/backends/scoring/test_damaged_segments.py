@@ -14,9 +14,9 @@ import pytest
 from safetensors import numpy as safetensors
 
 from backends.base import TokenScores, Window
-from backends.worker import segment_names, segments
-from backends.worker.segments import commit, load
-from tests.backends.worker.test_segments import TAG, pairs
+from backends.scoring import segments
+from backends.scoring.segments import commit, load
+from tests.backends.scoring.test_segments import TAG, pairs
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.scores import random_windows, same
 
@@ -46,7 +46,7 @@ def test_every_flipped_bit_of_a_segment_is_found(folder: Path) -> None:
     """Its windows are missing, the others are there, and no number is another one."""
     for file, position in flips(sorted(folder.glob(f"{TAG}.*")), seed=1):
         found, damaged = read(folder)
-        windows = segment_names.listed(file.name.split(".")[1])
+        windows = segments.listed(file.name.split(".")[1])
         assert (found.keys(), damaged) == (GIVEN.keys() - windows, {file}), position
     assert read(folder)[1] == set()
 

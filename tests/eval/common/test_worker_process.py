@@ -14,14 +14,15 @@ import pytest
 
 import backends
 from backends.base import LoadRequest
+from backends.common import machine
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.worker.messages import DescribeJob
-from eval.run import worker_process
+from eval.common import processes
+from eval.common.processes import Deadline, Wanted, WorkerProcess
 from eval.run.hosts import Hosts
-from eval.run.worker_process import WorkerProcess
-from eval.run.workers import Deadline, Wanted
 from tests.support.toy import refusal
 
+pytestmark = pytest.mark.engine
 CODE = Path(backends.__file__).parent
 QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
 
@@ -40,17 +41,15 @@ def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: py
     for name in ("first", "second", "first"):
         installed = tmp_path / name / "backends"
         installed.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(worker_process, "backends", SimpleNamespace(__file__=str(installed / "__init__.py")))
-        root, *others = worker_process.code_path("/another/python").split(":")
+        monkeypatch.setattr(processes, "backends", SimpleNamespace(__file__=str(installed / "__init__.py")))
+        root, *others = processes.environment("/another/python")["PYTHONPATH"].split(":")
         assert str(installed.parent) not in [root, *others]  # what else is installed there
         assert (Path(root) / "backends").resolve() == installed
 
 
 def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written for another Python's link to the code, or for the log; or there is no such Python."""
-    monkeypatch.setattr(
-        worker_process, "backends", SimpleNamespace(__file__=str(tmp_path / "backends" / "__init__.py"))
-    )
+    monkeypatch.setattr(processes, "backends", SimpleNamespace(__file__=str(tmp_path / "backends" / "__init__.py")))
     (tmp_path / "file").touch()
     before = sorted(os.listdir("/proc/self/fd"))
     for cache, log_file, python in (
@@ -59,7 +58,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
         ("cache", "log", "/none"),
     ):
         monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
-        text = refusal(WorkerProcess(Wanted("a", python, tmp_path / log_file)).start)
+        text = refusal(WorkerProcess(Wanted("a", python=python, log_file=tmp_path / log_file)).start)
         assert text.startswith(f"python: {python}: cannot be started: ")
         assert ("Not a directory" in text) == (python == "/other")
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -69,7 +68,7 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
 def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str) -> None:
     """By content: a copy of the same code is as good."""
     copied = copy_of_the_code(tmp_path, added)
-    monkeypatch.setattr(worker_process, "code_path", lambda python: str(tmp_path))
+    monkeypatch.setattr(processes, "environment", lambda python: {**os.environ, "PYTHONPATH": str(tmp_path)})
     if not added:
         assert Hosts().describe(sys.executable, QUESTION).installed
         return
@@ -82,7 +81,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_code_that_changes_during_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process.machine, "code", lambda: (str(CODE), "another digest"))
+    monkeypatch.setattr(machine, "code", lambda: (str(CODE), "another digest"))
     with pytest.raises(InputError, match=f"^{CODE}: compare_q was changed while it ran; start it again$"):
         Hosts().describe(sys.executable, QUESTION)
 
@@ -95,7 +94,7 @@ def test_a_signal_to_all_processes_is_no_failure(tmp_path: Path, stops: bool, er
     try:
         assert list(worker.perform(QUESTION, Deadline()))
         os.killpg(worker.group, signal.SIGTERM)
-        worker.process.wait()
+        assert worker.has_ended(60.0)
         if stops:
             threading.Timer(0.1, worker.killed.set).start()
         with pytest.raises(error, match="interrupted" if stops else "its worker was ended by SIGTERM"):

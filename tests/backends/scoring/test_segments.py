@@ -14,8 +14,8 @@ import pytest
 
 from backends.base import TokenScores, Window
 from backends.common.errors import InputError, ModelError
-from backends.worker import segment_names, segments
-from backends.worker.segments import ALONE, commit, committed, load
+from backends.scoring import segments
+from backends.scoring.segments import ALONE, commit, committed, load
 from tests.support.scores import REFERENCE, random_scores, random_windows, same
 
 TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"
@@ -70,13 +70,13 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
     [([0], "0"), ([0, 1, 2, 3, 7], "0-3,7"), ([5, 6, 8, 10, 11], "5-6,8,10-11"), ([123456], "123456")],
 )
 def test_names_list_the_windows(windows: list[int], gold: str) -> None:
-    assert segment_names.spelled(windows) == gold
-    assert segment_names.listed(gold) == set(windows)
+    assert segments.spelled(windows) == gold
+    assert segments.listed(gold) == set(windows)
 
 
 @pytest.mark.parametrize("text", ["", "-", "1-", "3-1", "0,0", "00", "1,0", "0,1", "0-1-2", "0-99999999999", "," * 200])
 def test_names_that_list_nothing(text: str) -> None:
-    assert segment_names.listed(text) == set()
+    assert segments.listed(text) == set()
 
 
 def test_a_list_of_windows_that_is_too_long_for_a_name_makes_several_files(tmp_path: Path) -> None:

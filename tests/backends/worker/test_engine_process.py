@@ -1,0 +1,222 @@
+"""Engine processes: models share one and harm no other, none outlives the driver, and what cannot be forked is not."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.worker import engine_process
+from eval.common import processes
+from eval.common.processes import PROCESSES, EngineProcess
+from tests.support import ROOT
+from tests.support.comparisons import fake
+from tests.support.made_engine import IMPORT
+from tests.support.processes import parent_of, processes_of, runs, wait_until, workers_of
+from tests.support.toy import Ran
+
+pytestmark = pytest.mark.engine
+
+Rows = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines of the engine processes that are started, each of which has the made engine for a fake one."""
+    found, command = [], processes.command
+
+    def noted(module: str, descriptor: int, engine: str, verbose: str, python: str) -> list[str]:
+        found.append(engine)
+        return command("tests.support.made_engine", descriptor, engine, verbose, python=python)
+
+    monkeypatch.setattr(processes, "command", noted)
+    return found
+
+
+@pytest.fixture
+def rows(
+    compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, launched: list[str],
+) -> Callable[..., Rows]:  # fmt: skip
+    """Runs models, each in a worker of its own, and returns their rows by label.
+
+    Another model is there from the cache: the text is tokenized, and there are results if all of these fail.
+    """
+
+    def run(*models: dict[str, Any]) -> Rows:
+        cached = fake("cached", boost=7.0)
+        data, specs = write_specs([cached])
+        assert compare_q("-d", data, "-m", specs).status == 0
+        monkeypatch.setenv(processes.ENVIRONMENT, "0")
+        data, specs = write_specs([cached, *models])
+        compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
+        found = json.loads((tmp_path / "r.json").read_text())["models"]
+        return {model["label"]: model for model in found}
+
+    return run
+
+
+def assert_right(found: Rows, *labels: str) -> None:
+    """These models, which are uniform, have the numbers of one, and nothing is said of how they were loaded."""
+    for label in labels:
+        row = found[label]
+        assert (row["error"], row["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
+        assert not [note for note in row["notes"] if "imported" in note]
+
+
+def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Rows], launched: list[str]) -> None:
+    bad = {"abort": "was ended by SIGABRT", "memory": "out of memory", "error": "told to fail after 2 windows"}
+    others = [fake(label, bytes=size) for size, label in enumerate(("segfault", "thread", "child", "good"))]
+    found = rows(*(fake(each, fail=2, failure=each) for each in bad), *others)
+    for label, reason in {**bad, "segfault": "was ended by SIGSEGV: Fatal Python error: Segmentation fault"}.items():
+        assert reason in found[label]["error"]
+    assert_right(found, "thread", "child", "good")
+    assert launched == ["fake"]
+    (only,) = PROCESSES.running.values()
+    assert only.process.poll() is None
+
+
+def test_a_worker_takes_along_what_its_engine_has_started(rows: Callable[..., Rows], own_cache: Path) -> None:
+    assert_right(rows(fake("child")), "child")
+    child = int((own_cache / "child").read_text())
+    wait_until(lambda: not runs(child))
+    assert workers_of(own_cache) == []
+
+
+def test_a_killed_engine_process_loses_the_row_of_its_worker(
+    rows: Callable[..., Rows], launched: list[str], own_cache: Path
+) -> None:
+    """The next model gets another one."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        wait_until(lambda: segments_of(own_cache) > 1)  # the first ones are of the model that was there for the text
+        (worker,) = workers_of(own_cache)
+        parent = parent_of(worker)
+        assert parent is not None
+        os.kill(parent, signal.SIGKILL)
+        killed.extend((parent, worker))
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    found = rows(fake("slow", seconds=1.0), fake("good"))
+    thread.join()
+    assert "its worker was lost with the process that had started it" in found["slow"]["error"]
+    assert_right(found, "good")
+    assert launched == ["fake", "fake"]
+    assert not {*killed} & {*processes_of(own_cache)}
+
+
+def segments_of(cache: Path) -> int:
+    """Folders of scores that hold some."""
+    return len({file.parent for file in (cache / "scores").glob("*/*.safetensors")})
+
+
+@pytest.mark.parametrize("engine", ["", "fake"])
+def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str], engine: str) -> None:
+    """Where it waits for the driver, with a worker that waits for jobs."""
+    made = EngineProcess(sys.executable, engine, verbose=False)
+    reading, writing = os.pipe()
+    messages, status = os.pipe()
+    with open(os.devnull, "wb") as log:
+        made.fork([reading, status, status, log.fileno()], "")
+    os.close(status)
+    wait_until(lambda: workers_of(own_cache))
+    assert b"ready" in os.read(messages, 1 << 12)
+    made.socket.close()
+    assert made.process.wait(60) == 0
+    wait_until(lambda: not processes_of(own_cache))
+    for each in (reading, writing, messages):
+        os.close(each)
+
+
+def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(IMPORT, "long")
+    made = EngineProcess(sys.executable, "fake", verbose=False)
+    wait_until((own_cache / "importing").exists)
+    made.socket.close()
+    assert made.process.wait(60) == 1
+
+
+def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    first = PROCESSES.get(sys.executable, "")
+    assert PROCESSES.get(sys.executable, "") is first
+    others = [PROCESSES.get(sys.executable, "fake"), PROCESSES.get(str(python), "")]
+    monkeypatch.setenv("AN_ENGINE_MAY_READ_THIS", "1")
+    others.append(PROCESSES.get(sys.executable, ""))
+    assert len({each.process.pid for each in (first, *others)}) == len(launched) == 4
+    monkeypatch.delenv("AN_ENGINE_MAY_READ_THIS")
+    assert PROCESSES.get(sys.executable, "") is first
+    first.process.kill()
+    first.process.wait()
+    assert PROCESSES.get(sys.executable, "") is not first
+
+
+@pytest.mark.parametrize(
+    ("code", "gold"),
+    [
+        ("", ""),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+         "importing it starts threads (python"),
+        ("import numpy; numpy.ones((500, 500)) @ numpy.ones((500, 500))", ""),
+    ],
+    ids=["bare", "thread", "OpenBLAS"],
+)  # fmt: skip
+def test_what_a_fork_does_not_survive(code: str, gold: str) -> None:
+    """OpenBLAS ends its threads before a fork, and has some again when they are needed: the second line has them."""
+    tail = "; import os; print(engine_process.what_no_fork_survives(), flush=True); print(os.getpid()); os._exit(0)"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"from backends.worker import engine_process; {code or 'pass'}{tail}"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = ran.stdout.splitlines()[0]
+    assert said.startswith(gold) if gold else said == ""
+
+
+def test_an_engine_that_has_touched_a_gpu_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, or by anything else that has initialized CUDA's driver; loading the driver alone is fine."""
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", torch)
+        assert engine_process.what_no_fork_survives() == "importing it touches a GPU"
+    torch.cuda.is_initialized = lambda: False
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for answer, touched in ((0, True), (engine_process.NOT_INITIALIZED, False)):
+        driver = SimpleNamespace(cuDeviceGetCount=lambda count, answer=answer: answer)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, mode, driver=driver: driver)
+        assert engine_process.has_touched_gpu() is touched
+
+
+def test_an_engine_whose_import_starts_a_thread_is_imported_for_each_model(
+    rows: Callable[..., Rows], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IMPORT, "thread")
+    found = rows(fake("good"), fake("uniform", bytes=1))
+    for label in ("good", "uniform"):
+        assert (found[label]["error"], found[label]["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
+        (note,) = [note for note in found[label]["notes"] if "imported" in note]
+        assert note.startswith("its engine was imported for this model alone, since importing it starts threads (")
+    assert launched == ["fake", ""]
+    assert list(PROCESSES.refused) == [(sys.executable, "fake")]
+
+
+def test_an_engine_that_dies_of_its_import_is_its_models_failure(
+    rows: Callable[..., Rows], launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is tried without importing its engine before, and fails as it would in a worker of its own."""
+    monkeypatch.setenv(IMPORT, "death")
+    error = rows(fake("good"))["good"]["error"]
+    assert "its worker was ended by SIGSEGV: Fatal Python error: Segmentation fault" in error
+    assert launched == ["fake", ""]
