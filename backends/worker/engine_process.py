@@ -42,6 +42,7 @@ FORKABLE_THREADS = re.compile("jemalloc_bg_thd|cuda[0-9a-f]{4,}")
 def main(descriptor: str, engine: str, verbose: str) -> NoReturn:
     """Serve the driver at the other end of a socket until that ends."""
     control = socket.socket(fileno=int(descriptor))
+    control.set_inheritable(False)  # a program that an import starts must not hold it
     for ignored in ENDING:
         signal.signal(ignored, signal.SIG_IGN)
     lacking = lacking_package()

@@ -124,6 +124,14 @@ class EngineProcess:
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
 
+    def crash(self) -> str:
+        """That importing its engine ended it, and how; empty if it is there, or if it was killed."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=POLL_S)
+            how = signal.Signals(-status).name if status < 0 else f"status {status}"
+            return "" if status == -signal.SIGKILL else f"importing it ends a process by {how}"
+        return ""
+
     def close(self) -> None:
         """End it, and everything that it has forked."""
         self.socket.close()
@@ -224,6 +232,7 @@ class WorkerProcess:
         self.unread, self.searched = bytearray(), 0
         self.jobs = self.messages = -1
         self.end: Ended | None = None
+        self.engine_process: EngineProcess | None = None
 
     def start(self) -> None:
         """Have it forked once its engine is imported; InputError if its Python cannot be started."""
@@ -233,7 +242,7 @@ class WorkerProcess:
             try:
                 if self.log_file is not None:
                     output = closing.enter_context(self.log_file.open("ab"))
-                engine_process = PROCESSES.get(
+                self.engine_process = PROCESSES.get(
                     self.python, "" if why else self.engine, verbose=self.log_file is None and self.log is None
                 )
             except OSError as error:
@@ -242,7 +251,7 @@ class WorkerProcess:
             self.messages, messages = os.pipe()
             closing.callback(os.close, jobs)
             closing.callback(os.close, messages)
-            engine_process.fork([jobs, messages, output.fileno()], why)
+            self.engine_process.fork([jobs, messages, output.fileno()], why)
 
     @property
     def is_alive(self) -> bool:
@@ -308,8 +317,10 @@ class WorkerProcess:
         """
         if self.group or self.killed.is_set() or not self.engine or isinstance(message, Ended):
             return False
-        if isinstance(message, Refused):
-            PROCESSES.refuse(self.python, self.engine, message.why)
+        assert self.engine_process is not None
+        why = message.why if isinstance(message, Refused) else self.engine_process.crash()
+        if why:
+            PROCESSES.refuse(self.python, self.engine, why)
         else:
             self.engine = ""
         self.close_channels()

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from backends.base import LoadRequest
 from backends.worker import engine_process
+from backends.worker.messages import JOB, LoadJob
 from eval.common import processes
 from eval.common.processes import PROCESSES, EngineProcess
 from tests.support import ROOT
@@ -86,8 +88,14 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
     assert only.process.poll() is None
 
 
-def test_a_worker_takes_along_what_its_engine_has_started(rows: Callable[..., Rows], own_cache: Path) -> None:
-    assert_right(rows(fake("child")), "child")
+def test_a_worker_ends_with_what_its_engine_has_left(
+    rows: Callable[..., Rows], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of an engine is ended; a thread is not waited for, so that the driver has nothing to end."""
+    ended: list[int] = []
+    monkeypatch.setattr(processes, "end_group", ended.append)
+    assert_right(rows(fake("child"), fake("thread", bytes=1)), "child", "thread")
+    assert ended == []
     child = int((own_cache / "child").read_text())
     wait_until(lambda: not runs(child))
     assert workers_of(own_cache) == []
@@ -122,21 +130,20 @@ def segments_of(cache: Path) -> int:
     return len({file.parent for file in (cache / "scores").glob("*/*.safetensors")})
 
 
-@pytest.mark.parametrize("engine", ["", "fake"])
-def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str], engine: str) -> None:
-    """Where it waits for the driver, with a worker that waits for jobs."""
-    made = EngineProcess(sys.executable, engine, verbose=False)
-    reading, writing = os.pipe()
-    messages, status = os.pipe()
+def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
+    """The worker, which waits for jobs, and what its engine has started."""
+    made = EngineProcess(sys.executable, "fake", verbose=False)
+    reading, jobs = os.pipe()
+    messages, writing = os.pipe()
     with open(os.devnull, "wb") as log:
-        made.fork([reading, status, status, log.fileno()], "")
-    os.close(status)
-    wait_until(lambda: workers_of(own_cache))
-    assert b"ready" in os.read(messages, 1 << 12)
+        made.fork([reading, writing, writing, log.fileno()], "")
+    os.write(jobs, JOB.dump_json(LoadJob("fake", LoadRequest("child", "fake", "none", 100))) + b"\n")
+    started = own_cache / "child"
+    wait_until(lambda: started.exists() and started.read_text())
     made.socket.close()
     assert made.process.wait(60) == 0
-    wait_until(lambda: not processes_of(own_cache))
-    for each in (reading, writing, messages):
+    wait_until(lambda: not processes_of(own_cache) and not runs(int(started.read_text())))
+    for each in (reading, writing, messages, jobs):
         os.close(each)
 
 

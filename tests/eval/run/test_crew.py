@@ -12,6 +12,7 @@ from backends.common import machine
 from backends.common.machine import Gpu
 from backends.worker.messages import LoadJob
 from eval.run import crew, model_run
+from eval.run.devices import Devices, Hold
 from eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import Told, threaded
@@ -88,6 +89,13 @@ def test_where_both_fit_a_model_loads_while_one_ends(
     measured: Compare, monkeypatch: pytest.MonkeyPatch, soon: bool
 ) -> None:
     """And not while it will still score for long."""
+    reached, reach = [], Devices.reach
+
+    def noted(devices: Devices, hold: Hold, stage: Any) -> None:
+        reached.append(stage)
+        reach(devices, hold, stage)
+
+    monkeypatch.setattr(Devices, "reach", noted)
     told = threaded(monkeypatch, gpus=H200[:1])
     if soon:
         told.first = {("a", "score done"): ("b", "load done")}
@@ -96,7 +104,7 @@ def test_where_both_fit_a_model_loads_while_one_ends(
     ran = measured(three(bytes=20 * GIB))
     assert ran.status == 0, ran.err
     assert told.before(("a", "score done"), ("b", "score"))
-    assert told.before(("b", "load"), ("a", "score done")) == soon
+    assert told.before(("b", "load"), ("a", "score done")) == ("ending" in reached) == soon
 
 
 def test_a_load_that_lacked_memory_beside_another_model_is_tried_alone(
@@ -155,6 +163,7 @@ def test_the_engine_of_a_model_that_waits_for_a_gpu_is_imported(
     assert [told.of(label) for label in "abc"] == [["import", "load", "score"]] * 3
     assert told.before(("a", "score done"), ("b", "load"))
     told = threaded(monkeypatch)
+    imports_noted(monkeypatch, told)
     assert measured([fake("d"), fake("e", boost=2.0)]).status == 0
     assert [told.of(label) for label in "de"] == [["load", "score"]] * 2
 
