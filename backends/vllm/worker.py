@@ -8,6 +8,8 @@ step is kept for the next ``collect``: raised inside the step it would kill the 
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ from backends.vllm.hooks import Segment, Tokens, attach, before_forwards
 from backends.vllm.logits import LogitsSource
 from backends.vllm.scorer import Plan, Scorer
 
+RANKS = "batched_count_greater_than"
+"""The function of vLLM's sampler that counts them."""
 WAITING = 4
 """Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
@@ -101,6 +105,16 @@ class ScoringPass:
         }
 
 
+def leave_ranks_uncompiled() -> None:
+    """Have vLLM's V1 sampler count the ranks that come with ``prompt_logprobs`` by the function that it would compile.
+
+    Nobody reads these ranks, and tracing that one function took 1.8 of the 5.5 s of a probe on two cores.
+    """
+    sampler = importlib.import_module("vllm.v1.sample.sampler")
+    if compiled := getattr(sampler, RANKS, None):
+        setattr(sampler, RANKS, inspect.unwrap(compiled))
+
+
 class ScoringExtension:
     """See the module's docstring."""
 
@@ -120,6 +134,7 @@ class ScoringExtension:
         RuntimeError if this vLLM has an unknown shape, or its model no states that predict the next token.
         """
         generation = attach(self.model_runner, self._compare_q_step)
+        leave_ranks_uncompiled()
         vllm_layers.check_causal(self.model_runner.get_model())
         self._compare_q_source = LogitsSource(self.model_runner.get_model())
         return generation
@@ -139,8 +154,6 @@ class ScoringExtension:
         from vllm.distributed import get_pp_group, get_tp_group
 
         self._compare_q_quiet()  # a pass that broke off
-        if plan.get("probe"):
-            self._compare_q_compile(False)
         if noise_seed is not None:
             layers = vllm_decoder_layers(self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers())
             self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
@@ -167,20 +180,8 @@ class ScoringExtension:
         """Finish and forget the pass; returns its report as JSON."""
         scoring_pass, self._compare_q_pass = self._compare_q_pass, None
         assert scoring_pass is not None
-        self._compare_q_compile(True)
         scoring_pass.error = scoring_pass.error or self._compare_q_quiet()
         return json.dumps(scoring_pass.end())
-
-    def _compare_q_compile(self, allowed: bool) -> None:
-        """Whether an eager model's passes may compile what vLLM marks for that in its sampler.
-
-        Nothing of it is needed but for the ranks that come with the probe's ``prompt_logprobs``, which nobody reads:
-        tracing that one function took 1.8 of the 5.5 s of a probe on two cores.
-        """
-        import torch
-
-        if self.model_config.enforce_eager:
-            torch.compiler.set_stance("default" if allowed else "force_eager")
 
     def _compare_q_quiet(self) -> str:
         """End the noise; returns which layer has run without noise, if any."""

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,13 +43,13 @@ def main(descriptor: str, engine: str, verbose: str) -> NoReturn:
     """Serve the driver at the other end of a socket until that ends."""
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)  # a program that an import starts must not hold it
-    for ignored in ENDING:
-        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who has started the driver may have ignored it
+    before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     lacking = lacking_package()
     why = imported(engine, control, verbose=bool(verbose)) if engine and not lacking else ""
     gc.collect()
     gc.freeze()  # a load of vLLM collects eleven times: 1.9 s over an imported heap
-    Forks(control, lacking, why).serve()
+    Forks(control, before, lacking, why).serve()
     os._exit(0)  # without the seconds that libraries take to clean up
 
 
@@ -135,11 +135,12 @@ class Forks:
     """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
     each with its channel to the driver.
 
-    ``lacking``: why this Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
+    ``before``: what signals that ask a run to end did to this process before it ignored them; ``lacking``: why this
+    Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
     """
 
-    def __init__(self, control: socket.socket, lacking: str = "", why: str = "") -> None:
-        self.control, self.lacking, self.why = control, lacking, why
+    def __init__(self, control: socket.socket, before: Mapping[int, Any], lacking: str = "", why: str = "") -> None:
+        self.control, self.before, self.lacking, self.why = control, before, lacking, why
         self.workers: dict[int, int] = {}
         self.woken, self.waking = os.pipe()
         os.set_blocking(self.waking, False)
@@ -148,15 +149,17 @@ class Forks:
         """Fork and reap until the driver is gone, then end every group."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.waking)
-        while True:
-            ready = select.select([self.control.fileno(), self.woken], [], [])[0]
-            if self.woken in ready:
-                os.read(self.woken, 1 << 12)
-                self.reap()
-            if self.control.fileno() in ready and not self.answer():
-                break
-        for worker in self.workers:
-            end_group(worker)
+        try:
+            while True:
+                ready = select.select([self.control.fileno(), self.woken], [], [])[0]
+                if self.woken in ready:
+                    os.read(self.woken, 1 << 12)
+                    self.reap()
+                if self.control.fileno() in ready and not self.answer():
+                    return
+        finally:
+            for worker in self.workers:
+                end_group(worker)
 
     def answer(self) -> bool:
         """Fork a worker as the driver asks; False if the driver is gone."""
@@ -171,13 +174,15 @@ class Forks:
         elif self.why:
             tell(messages, type="refused", why=self.why)
         else:
-            parent, worker = os.getpid(), os.fork()
+            sys.stdout.flush()
+            parent, worker = os.getpid(), forked(messages)
             if worker == 0:
                 self.become_worker(parent, jobs, messages, log, json.loads(data))
-            with suppress(OSError):  # the worker does so itself, and may have started another program
-                os.setpgid(worker, worker)
-            self.workers[worker] = messages
-            descriptors.remove(messages)
+            if worker is not None:
+                with suppress(OSError):  # the worker does so itself, and may have started another program
+                    os.setpgid(worker, worker)
+                self.workers[worker] = messages
+                descriptors.remove(messages)
         for each in descriptors:
             os.close(each)
         return True
@@ -188,8 +193,9 @@ class Forks:
             os.setpgid(0, 0)
             die_with_parent(parent)
             signal.set_wakeup_fd(-1)
-            for number in (*ENDING, signal.SIGCHLD):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, action in self.before.items():  # Ctrl-C ends a worker as it does other programs
+                signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
             for output in (1, 2):
                 os.dup2(log, output)
             for each in (self.control.fileno(), self.woken, self.waking, log, *self.workers.values()):
@@ -218,6 +224,15 @@ class Forks:
                 channel = self.workers.pop(worker)
                 tell(channel, type="ended", status=os.waitstatus_to_exitcode(status))
                 os.close(channel)
+
+
+def forked(messages: int) -> int | None:
+    """``os.fork``; None if the system has no room for a process, which is the worker's failure and nobody else's."""
+    try:
+        return os.fork()
+    except OSError as error:
+        tell(messages, type="failed", reason=f"its worker cannot be forked: {error.strerror}")
+        return None
 
 
 def tell(channel: int, **message: Any) -> None:

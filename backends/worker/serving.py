@@ -62,6 +62,7 @@ class Server:
     """
 
     def __init__(self, asked: float | None = None, why: str = "") -> None:
+        machine.keep_compiled_kernels_apart()
         self.asked, self.why = time.time() if asked is None else asked, why
         self.model: scoring_job.Model | None = None
         self.request: Any = None

@@ -113,7 +113,7 @@ class Actor:
         return self.result(self.ask(name, *arguments))
 
     def end(self) -> None:
-        """End the actor's process, if it is there; the supervisor then ends its worker."""
+        """End the actor's process, if it is there; the engine process then ends its worker."""
         self.ray.kill(self.handle, no_restart=True)
 
 

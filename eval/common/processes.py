@@ -23,9 +23,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,104 +96,14 @@ def environment(python: str = sys.executable) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
 
 
-class EngineProcess:
-    """An engine process of this machine, which is running from now on; InputError if its Python cannot be started.
-
-    ``engine``: the name of the engine that it imports; empty: none, so that what it forks imports its engine itself.
-    """
-
-    def __init__(self, python: str, engine: str, *, verbose: bool) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = (theirs.fileno(), engine, "1" if verbose else "")
-        output = sys.stderr.fileno() if verbose else subprocess.DEVNULL
-        try:
-            self.process = subprocess.Popen(
-                command("backends.worker", *words, python=python), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, pass_fds=(theirs.fileno(),), env=environment(python),
-            )  # fmt: skip
-        except OSError as error:
-            self.socket.close()
-            raise InputError(f"python: {python}: cannot be started: {one_line(error)}") from None
-        finally:
-            theirs.close()
-
-    def fork(self, descriptors: list[int], why: str) -> None:
-        """Have it fork a process that reads jobs from the first of these, writes messages to the second one, and prints
-        to the third; ``why``: as of ``serving.Server``.  An engine process that is gone closes them.
-        """
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
-
-    def crash(self) -> str:
-        """That importing its engine ended it, and how; empty if it is there, or if it was killed."""
-        with suppress(subprocess.TimeoutExpired):
-            status = self.process.wait(timeout=POLL_S)
-            how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            return "" if status == -signal.SIGKILL else f"importing it ends a process by {how}"
-        return ""
-
-    def close(self) -> None:
-        """End it, and everything that it has forked."""
-        self.socket.close()
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-@dataclass
-class EngineProcesses:
-    """The engine processes of this driver, which it keeps until its end, by what makes one differ from another.
-
-    ``refused``: why an engine's workers cannot be forked after importing it.
-    """
-
-    running: dict[tuple[Any, ...], EngineProcess] = field(default_factory=dict)
-    refused: dict[tuple[str, str], str] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def get(self, python: str, engine: str, *, verbose: bool = False) -> EngineProcess:
-        """The one for an engine, started now if there is none, or if it has died.
-
-        What an engine reads when it is imported is the same for all its models: the driver's environment is part of
-        the key.
-        """
-        key = (python, engine, verbose, tuple(sorted(os.environ.items())))
-        with self.lock:
-            found = self.running.get(key)
-            if found is None or found.process.poll() is not None:
-                found = self.running[key] = EngineProcess(python, engine, verbose=verbose)
-            return found
-
-    def refuse(self, python: str, engine: str, why: str) -> None:
-        """From now on workers of this engine import it themselves; its engine process ends."""
-        with self.lock:
-            self.refused[python, engine] = why
-            of_engine = [key for key in self.running if key[:2] == (python, engine)]
-            ended = [self.running.pop(key) for key in of_engine]
-        for each in ended:
-            each.close()
-
-    def close(self) -> None:
-        """End all of them."""
-        with self.lock:
-            ended, self.running = list(self.running.values()), {}
-        for each in ended:
-            each.close()
-
-
-PROCESSES = EngineProcesses()
-atexit.register(PROCESSES.close)
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What a worker is wanted for: the model's ``label``, its ``engine`` (empty: none is imported before), and the
     ``python`` of that, None for compare_q's own.
 
     ``log_file``: takes what the engine prints, None: the terminal; ``gpus``: how many it will get, 0 without GPUs;
-    ``resources``: what else its place must have, by the model's spec.
+    ``resources``: what else its place must have, by the model's spec; ``visible``: the GPUs of the run, which its
+    engine sees while it is imported, None: those that the driver sees.
     """
 
     label: str
@@ -202,6 +112,7 @@ class Wanted:
     log_file: Path | None = None
     gpus: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
+    visible: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -216,6 +127,104 @@ class Deadline:
     patience: float = 20.0
 
 
+class EngineProcess:
+    """An engine process of this machine, which is running from now on; InputError if its Python cannot be started.
+
+    ``engine``: the name of the engine that it imports; empty: none, so that what it forks imports its engine itself.
+    ``is_proven``: it has forked a worker, so that it did not end by importing its engine.
+    """
+
+    def __init__(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.is_proven = False
+        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
+        words = (theirs.fileno(), engine, "1" if verbose else "")
+        output: Any = sys.stderr if verbose else self.log
+        seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        try:
+            self.process = subprocess.Popen(
+                command("backends.worker", *words, python=python), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, pass_fds=(theirs.fileno(),), env=environment(python) | seen,
+                process_group=0,  # kill -9 of the driver's group leaves it to end what engines have started
+            )  # fmt: skip
+        except OSError as error:
+            self.socket.close()
+            self.log.close()
+            raise InputError(f"python: {python}: cannot be started: {one_line(error)}") from None
+        finally:
+            theirs.close()
+
+    def fork(self, descriptors: list[int], why: str) -> None:
+        """Have it fork a process that reads jobs from the first of these, writes messages to the second one, and prints
+        to the third; ``why``: as of ``serving.Server``.  An engine process that is gone closes them.
+        """
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
+
+    def crash(self) -> str:
+        """That importing its engine ended it, and how; empty if it is there, has forked, or was killed."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=POLL_S)
+            if not self.is_proven and status not in (0, -signal.SIGKILL):
+                return f"importing it ends a process ({ending(status)}{most_telling(text_of(self.log))})"
+        return ""
+
+    def close(self) -> None:
+        """End it, and everything that it has forked."""
+        self.socket.close()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+@dataclass
+class EngineProcesses:
+    """The engine processes of this driver, which it keeps until its end, by what makes one differ from another.
+
+    ``refused``: why an engine's workers cannot be forked after importing it.
+    """
+
+    running: dict[tuple[Any, ...], EngineProcess] = field(default_factory=dict)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def get(self, wanted: Wanted, *, verbose: bool) -> EngineProcess:
+        """The one that a worker is forked by, started now if there is none, or if it has died.
+
+        What an engine reads when it is imported is the same for all its models: the driver's environment and the GPUs
+        of the run are part of the key.
+        """
+        python = wanted.python or sys.executable
+        engine = "" if (python, wanted.engine) in self.refused else wanted.engine
+        key = (python, engine, wanted.visible, verbose, tuple(sorted(os.environ.items())))
+        with self.lock:
+            found = self.running.get(key)
+            if found is None or found.process.poll() is not None:
+                found = self.running[key] = EngineProcess(python, engine, wanted.visible, verbose=verbose)
+            return found
+
+    def refuse(self, python: str, engine: str, process: EngineProcess, why: str) -> None:
+        """From now on workers of this engine import it themselves; its engine process, which told why, ends."""
+        with self.lock:
+            self.refused.setdefault((python, engine), why)
+            self.running = {key: each for key, each in self.running.items() if each is not process}
+        process.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self.lock:
+            ended, self.running = list(self.running.values()), {}
+        for each in ended:
+            each.close()
+
+
+PROCESSES = EngineProcesses()
+atexit.register(PROCESSES.close)
+
+
 class WorkerProcess:
     """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do).
 
@@ -223,7 +232,7 @@ class WorkerProcess:
     """
 
     def __init__(self, wanted: Wanted, log: IO[bytes] | None = None) -> None:
-        self.python, self.engine, self.log_file = wanted.python or sys.executable, wanted.engine, wanted.log_file
+        self.wanted, self.python, self.log_file = wanted, wanted.python or sys.executable, wanted.log_file
         log_file, self.log = wanted.log_file, log
         self.log_start = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
         self.group = 0
@@ -236,15 +245,14 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Have it forked once its engine is imported; InputError if its Python cannot be started."""
-        why = PROCESSES.refused.get((self.python, self.engine), "")
+        why = PROCESSES.refused.get((self.python, self.wanted.engine), "")
         with ExitStack() as closing:
             output: Any = self.log or sys.stderr
             try:
                 if self.log_file is not None:
                     output = closing.enter_context(self.log_file.open("ab"))
-                self.engine_process = PROCESSES.get(
-                    self.python, "" if why else self.engine, verbose=self.log_file is None and self.log is None
-                )
+                verbose = self.log_file is None and self.log is None
+                self.engine_process = PROCESSES.get(self.wanted, verbose=verbose)
             except OSError as error:
                 raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
             jobs, self.jobs = os.pipe()
@@ -283,6 +291,8 @@ class WorkerProcess:
                 raise ModelError(f"{text}{self.last_words()}") from None
             if isinstance(message, Ready):
                 self.group = message.group
+                if self.engine_process is not None:
+                    self.engine_process.is_proven = True
                 if self.killed.is_set():
                     self.kill()
                 self.check_code(*message.code)
@@ -315,14 +325,13 @@ class WorkerProcess:
         So it does where the engine process cannot fork, which it says, or has ended, as one does that dies of importing
         its engine.
         """
-        if self.group or self.killed.is_set() or not self.engine or isinstance(message, Ended):
+        engine, process = self.wanted.engine, self.engine_process
+        if self.group or self.killed.is_set() or not engine or isinstance(message, Ended) or process is None:
             return False
-        assert self.engine_process is not None
-        why = message.why if isinstance(message, Refused) else self.engine_process.crash()
-        if why:
-            PROCESSES.refuse(self.python, self.engine, why)
+        if why := message.why if isinstance(message, Refused) else process.crash():
+            PROCESSES.refuse(self.python, engine, process, why)
         else:
-            self.engine = ""
+            self.wanted = replace(self.wanted, engine="")
         self.close_channels()
         self.start()
         return True
@@ -336,15 +345,20 @@ class WorkerProcess:
                 del self.unread[: end + 1]
                 if not line:
                     continue
-                message = parse_message(line)
+                try:
+                    message = parse_message(line)
+                except ModelError:  # the worker may have ended in the midst of it
+                    message = self.next_message(min(until, time.monotonic() + TOGETHER_S))
+                    if not isinstance(message, Ended):
+                        raise
                 self.end = message if isinstance(message, Ended) else None
                 return message
             self.searched = len(self.unread)
             if len(self.unread) > LONGEST_LINE:
                 self.kill()
                 raise ModelError("its worker sent a message without an end")
-            if self.killed.is_set() and not self.group:  # it is not there yet
-                return None
+            if self.killed.is_set() and not self.group and not select.select([self.messages], [], [], 0)[0]:
+                return None  # it is not there yet
             if select.select([self.messages], [], [], max(min(until - time.monotonic(), POLL_S), 0.0))[0]:
                 data = os.read(self.messages, 1 << 16)
                 if not data:
@@ -371,29 +385,22 @@ class WorkerProcess:
         asked_to_end = status is not None and -status in ENDING
         if self.killed.is_set() or (asked_to_end and self.killed.wait(TOGETHER_S)):
             return StoppedError("interrupted")
-        how = "was lost with the process that had started it" if status is None else f"ended with status {status}"
-        with suppress(ValueError):
-            number = signal.Signals(-(status or 0))
-            full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
-            how = f"was ended by {number.name}{full}"
-        return ModelError(f"its worker {how}{self.last_words()}")
+        if status is not None or self.engine_process is None:
+            return ModelError(f"its worker {ending(status or 0)}{self.last_words()}")
+        with suppress(subprocess.TimeoutExpired):
+            status = self.engine_process.process.wait(timeout=TOGETHER_S)
+        how = "is gone" if status is None else ending(status)
+        told = most_telling(text_of(self.engine_process.log))
+        return ModelError(f"its worker was lost with its engine process, which {how}{told}{self.last_words()}")
 
     def last_words(self) -> str:
         """The most telling line that the engine has logged in this worker, and where the log is."""
-        text = ""
+        text = "" if self.log is None else text_of(self.log)
         with suppress(OSError):
-            if self.log is not None:
-                self.log.seek(0)
-                text = self.log.read().decode(errors="replace")
-            elif self.log_file is not None:
+            if self.log_file is not None:
                 with self.log_file.open("rb") as log:
-                    log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, self.log_start))
-                    text = log.read().decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
-        cause = fatal or root_cause(text) or (lines[-1] if lines else "")
-        where = f" (log: {self.log_file})" if self.log_file is not None else ""
-        return f": {cause[:300]}{where}" if cause else where
+                    text = text_of(log, self.log_start)
+        return most_telling(text) + (f" (log: {self.log_file})" if self.log_file is not None else "")
 
     def kill(self) -> None:
         """End the worker, and everything that its engine has started, at once; from any thread."""
@@ -425,6 +432,29 @@ class WorkerProcess:
             if each >= 0:
                 os.close(each)
         self.jobs = self.messages = -1
+
+
+def ending(status: int) -> str:
+    """How a process ended, in words, by its exit status: minus its number for a signal."""
+    with suppress(ValueError):
+        number = signal.Signals(-status)
+        full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
+        return f"was ended by {number.name}{full}"
+    return f"ended with status {status}"
+
+
+def text_of(log: IO[bytes], start: int = 0) -> str:
+    """The end of what was logged from a place on."""
+    log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
+    return log.read().decode(errors="replace")
+
+
+def most_telling(text: str) -> str:
+    """The line of a log that says most of what went wrong, after a colon; empty without one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
+    cause = fatal or root_cause(text) or (lines[-1] if lines else "")
+    return f": {cause[:300]}" if cause else ""
 
 
 def apart(function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from backends.common.errors import InputError
 from backends.common.machine import Gpu
 
 SOON_S = 60.0
-"""Where a model could get other GPUs, one that loads beside another cannot move to a GPU that becomes free earlier."""
+"""Seconds before its end at which a model lets the next one load beside it, which cannot move to other GPUs then."""
 
 
 @dataclass(eq=False)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -147,15 +146,18 @@ class Hosts:
 
     def worker(self, wanted: Wanted) -> Worker:
         """A worker that is not started yet."""
-        return InThisProcess(wanted) if self.in_process else self.make_worker(wanted)
+        return InThisProcess(wanted) if self.in_process else self.make_worker(self.among_gpus(wanted))
 
     def import_engine(self, wanted: Wanted) -> None:
         """Begin to import a worker's engine, so that the worker, once it is wanted, need not wait for that."""
-        python = wanted.python or sys.executable
-        refused = (python, wanted.engine) in PROCESSES.refused
-        if self.make_worker is WorkerProcess and not self.in_process and not refused:
+        if self.make_worker is WorkerProcess and not self.in_process:
             with suppress(InputError):  # starting the worker will say it
-                PROCESSES.get(python, wanted.engine, verbose=wanted.log_file is None)
+                PROCESSES.get(self.among_gpus(wanted), verbose=wanted.log_file is None)
+
+    def among_gpus(self, wanted: Wanted) -> Wanted:
+        """A worker whose engine sees the GPUs of the run while it is imported: vLLM asks for the kind of the first."""
+        names = tuple(gpu.device for gpu in self.devices.gpus)
+        return replace(wanted, visible=names or None)
 
     def describe(self, python: str | None, question: DescribeJob) -> Described:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""

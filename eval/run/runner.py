@@ -7,6 +7,7 @@ texts: each model loads once, and scores one text after the other.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -193,21 +194,27 @@ def concurrently(hosts: Hosts, items: Sequence[Item], work: Callable[[Item, Turn
         for place, item in enumerate(items):
             work(item, Turn(place))
         return
+    waiting = threading.Semaphore(hosts.devices.slots)
     with ThreadPoolExecutor(2 * hosts.devices.slots) as pool:
         futures: list[Future[None]] = []
         try:
             for place, item in enumerate(items):
-                begun = threading.Event()
-                turn = Turn(place, begun.set)
-                futures.append(pool.submit(work, item, turn))
-                futures[-1].add_done_callback(turn.over)
-                begun.wait()
+                waiting.acquire()
                 for future in futures:
                     if future.done():
                         future.result()
+                turn = Turn(place, once(waiting.release))
+                futures.append(pool.submit(work, item, turn))
+                futures[-1].add_done_callback(turn.over)
             for future in futures:
                 future.result()
         except BaseException:
             hosts.running.stop()
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def once(function: Callable[[], None]) -> Callable[[], None]:
+    """A function that calls another one the first time that it is called, and never again."""
+    calls = itertools.count()
+    return lambda: function() if next(calls) == 0 else None

@@ -6,12 +6,11 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from backends.worker.engine_process import ENDING
 from eval.run.hosts import Running
 
-Item = TypeVar("Item")
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if nothing ends the run yet."""
 

@@ -29,7 +29,7 @@ POLL_S = 0.5
 class TextRun:
     """A text of a run; ``name`` tells several texts apart, and is empty for the only one.
 
-    ``rows``: by the models' labels.  ``expected``: the reference, once its model begins to score, or was not to be
+    ``rows``: by the models' labels.  ``expected``: the reference, once its model has GPUs, or was not to be
     scored, for those who want to be ready when it is there; ``reference``: as it is in the end.  ``error``: why the
     text has no rows, set before the reference is: its reference's store is another one's, or damaged.
     """

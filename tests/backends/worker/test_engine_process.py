@@ -20,7 +20,7 @@ from backends.base import LoadRequest
 from backends.worker import engine_process
 from backends.worker.messages import JOB, LoadJob
 from eval.common import processes
-from eval.common.processes import PROCESSES, EngineProcess
+from eval.common.processes import PROCESSES, EngineProcess, Wanted
 from tests.support import ROOT
 from tests.support.comparisons import fake
 from tests.support.made_engine import IMPORT
@@ -119,7 +119,7 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
     thread.start()
     found = rows(fake("slow", seconds=1.0), fake("good"))
     thread.join()
-    assert "its worker was lost with the process that had started it" in found["slow"]["error"]
+    assert "its worker was lost with its engine process, which was ended by SIGKILL" in found["slow"]["error"]
     assert_right(found, "good")
     assert launched == ["fake", "fake"]
     assert not {*killed} & {*processes_of(own_cache)}
@@ -132,7 +132,7 @@ def segments_of(cache: Path) -> int:
 
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
     """The worker, which waits for jobs, and what its engine has started."""
-    made = EngineProcess(sys.executable, "fake", verbose=False)
+    made = EngineProcess(sys.executable, "fake", None, verbose=False)
     reading, jobs = os.pipe()
     messages, writing = os.pipe()
     with open(os.devnull, "wb") as log:
@@ -149,7 +149,7 @@ def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
 
 def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(IMPORT, "long")
-    made = EngineProcess(sys.executable, "fake", verbose=False)
+    made = EngineProcess(sys.executable, "fake", None, verbose=False)
     wait_until((own_cache / "importing").exists)
     made.socket.close()
     assert made.process.wait(60) == 1
@@ -158,17 +158,20 @@ def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], mo
 def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
-    first = PROCESSES.get(sys.executable, "")
-    assert PROCESSES.get(sys.executable, "") is first
-    others = [PROCESSES.get(sys.executable, "fake"), PROCESSES.get(str(python), "")]
+    first = PROCESSES.get(Wanted("a"), verbose=False)
+    assert PROCESSES.get(Wanted("a"), verbose=False) is first
+    others = [
+        PROCESSES.get(Wanted("a", "fake"), verbose=False),
+        PROCESSES.get(Wanted("a", python=str(python)), verbose=False),
+    ]
     monkeypatch.setenv("AN_ENGINE_MAY_READ_THIS", "1")
-    others.append(PROCESSES.get(sys.executable, ""))
+    others.append(PROCESSES.get(Wanted("a"), verbose=False))
     assert len({each.process.pid for each in (first, *others)}) == len(launched) == 4
     monkeypatch.delenv("AN_ENGINE_MAY_READ_THIS")
-    assert PROCESSES.get(sys.executable, "") is first
+    assert PROCESSES.get(Wanted("a"), verbose=False) is first
     first.process.kill()
     first.process.wait()
-    assert PROCESSES.get(sys.executable, "") is not first
+    assert PROCESSES.get(Wanted("a"), verbose=False) is not first
 
 
 @pytest.mark.parametrize(
