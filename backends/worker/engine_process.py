@@ -227,7 +227,7 @@ class Forks:
 
 
 def forked(messages: int) -> int | None:
-    """``os.fork``; None if the system has no room for a process, which is the worker's failure and nobody else's."""
+    """The number of a new process, 0 in it; None if the system has no room for one, which is one worker's failure."""
     try:
         return os.fork()
     except OSError as error:

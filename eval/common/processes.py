@@ -136,7 +136,7 @@ class EngineProcess:
 
     def __init__(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.is_proven = False
+        self.engine, self.is_proven = engine, False
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
         words = (theirs.fileno(), engine, "1" if verbose else "")
         output: Any = sys.stderr if verbose else self.log
@@ -206,10 +206,10 @@ class EngineProcesses:
                 found = self.running[key] = EngineProcess(python, engine, wanted.visible, verbose=verbose)
             return found
 
-    def refuse(self, python: str, engine: str, process: EngineProcess, why: str) -> None:
-        """From now on workers of this engine import it themselves; its engine process, which told why, ends."""
+    def refuse(self, python: str, process: EngineProcess, why: str) -> None:
+        """From now on workers of an engine import it themselves; its engine process, which told why, ends."""
         with self.lock:
-            self.refused.setdefault((python, engine), why)
+            self.refused.setdefault((python, process.engine), why)
             self.running = {key: each for key, each in self.running.items() if each is not process}
         process.close()
 
@@ -325,11 +325,11 @@ class WorkerProcess:
         So it does where the engine process cannot fork, which it says, or has ended, as one does that dies of importing
         its engine.
         """
-        engine, process = self.wanted.engine, self.engine_process
-        if self.group or self.killed.is_set() or not engine or isinstance(message, Ended) or process is None:
+        process = self.engine_process
+        if self.group or self.killed.is_set() or isinstance(message, Ended) or process is None or not process.engine:
             return False
         if why := message.why if isinstance(message, Refused) else process.crash():
-            PROCESSES.refuse(self.python, engine, process, why)
+            PROCESSES.refuse(self.python, process, why)
         else:
             self.wanted = replace(self.wanted, engine="")
         self.close_channels()
@@ -338,6 +338,7 @@ class WorkerProcess:
 
     def next_message(self, until: float) -> Any:
         """The next message, None where no more will come; TimeoutError if none comes in time, ModelError for others."""
+        strange: ModelError | None = None  # the worker may have ended in the midst of a message
         while True:
             end = self.unread.find(b"\n", self.searched)
             if end >= 0:
@@ -347,10 +348,11 @@ class WorkerProcess:
                     continue
                 try:
                     message = parse_message(line)
-                except ModelError:  # the worker may have ended in the midst of it
-                    message = self.next_message(min(until, time.monotonic() + TOGETHER_S))
-                    if not isinstance(message, Ended):
-                        raise
+                except ModelError as error:
+                    strange, until = strange or error, min(until, time.monotonic() + TOGETHER_S)
+                    continue
+                if strange is not None and not isinstance(message, Ended):
+                    raise strange
                 self.end = message if isinstance(message, Ended) else None
                 return message
             self.searched = len(self.unread)
@@ -365,7 +367,7 @@ class WorkerProcess:
                     return None
                 self.unread += data
             elif time.monotonic() >= until:
-                raise TimeoutError
+                raise strange or TimeoutError
 
     def check_code(self, folder: str, digest: str) -> None:
         """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
@@ -445,8 +447,10 @@ def ending(status: int) -> str:
 
 def text_of(log: IO[bytes], start: int = 0) -> str:
     """The end of what was logged from a place on."""
-    log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
-    return log.read().decode(errors="replace")
+    with suppress(ValueError):  # another thread has closed the log of an engine process
+        log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
+        return log.read().decode(errors="replace")
+    return ""
 
 
 def most_telling(text: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import backends
 from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
-from backends.worker.messages import DescribeJob
+from backends.worker.messages import DescribeJob, Ended
 from eval.common import processes
 from eval.common.processes import Deadline, Wanted, WorkerProcess
 from eval.run.hosts import Hosts
@@ -101,3 +102,41 @@ def test_a_signal_to_all_processes_is_no_failure(tmp_path: Path, stops: bool, er
             list(worker.perform(QUESTION, Deadline()))
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize("engine", ["", "fake"])
+def test_a_python_that_cannot_run_our_code_is_asked_twice_at_most(tmp_path: Path, engine: str) -> None:
+    """Once with the engine imported, once without; then what it printed is the reason."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho started >> \"$0.log\"\necho 'no such module' >&2\nexit 3\n")
+    python.chmod(0o755)
+    worker = WorkerProcess(Wanted("a", engine, str(python), tmp_path / "log"))
+    worker.start()
+    try:
+        with pytest.raises(ModelError) as died:
+            list(worker.perform(QUESTION, Deadline()))
+    finally:
+        worker.close()
+    assert str(died.value) == (
+        "its worker was lost with its engine process, which ended with status 3: no such module "
+        f"(log: {tmp_path / 'log'})"
+    )
+    assert len((tmp_path / "python.log").read_text().split()) == (2 if engine else 1)
+
+
+def test_a_worker_that_ends_in_the_midst_of_a_message_has_ended(tmp_path: Path) -> None:
+    """The half of a line that it has sent is no message of its own; a whole line that is none still is."""
+    worker = WorkerProcess(Wanted("a", log_file=tmp_path / "log"))
+    worker.messages, ours = os.pipe()
+    try:
+        os.write(ours, b'{"type": "returned", "val\n{"type": "ended", "status": -11}\n')
+        assert worker.next_message(time.monotonic() + 60) == Ended(-11)
+        os.write(ours, b'noise\n{"type": "done"}\n')
+        with pytest.raises(ModelError, match=r"^its worker sent what is no message: "):
+            worker.next_message(time.monotonic() + 60)
+        os.write(ours, b"noise\n")
+        with pytest.raises(ModelError, match=r"^its worker sent what is no message: "):
+            worker.next_message(time.monotonic() + 60)
+    finally:
+        worker.close_channels()
+        os.close(ours)
