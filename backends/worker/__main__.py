@@ -1,4 +1,4 @@
-"""``python -m backends.worker SOCKET ENGINE VERBOSE``: an engine process, which the driver starts."""
+"""``python -m backends.worker SOCKET LIFELINE ENGINE VERBOSE``: an engine process, which the driver starts."""
 
 import sys
 

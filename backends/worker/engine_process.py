@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import fcntl
 import gc
 import json
 import os
@@ -20,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,14 +39,18 @@ FORKABLE_THREADS = re.compile("jemalloc_bg_thd|cuda[0-9a-f]{4,}")
 """Threads of libraries that start them anew in a forked process; NVML has one that is called as CUDA's are."""
 
 
-def main(descriptor: str, engine: str, verbose: str) -> NoReturn:
-    """Serve the driver at the other end of a socket until that ends."""
+def main(descriptor: str, lifeline: str, engine: str, verbose: str) -> NoReturn:
+    """Serve the driver at the other end of a socket until that ends.
+
+    ``lifeline``: the reading end of a pipe to which nobody writes, and whose writing end only the driver has.
+    """
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)  # a program that an import starts must not hold it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who has started the driver may have ignored it
     before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     lacking = lacking_package()
-    why = imported(engine, control, verbose=bool(verbose)) if engine and not lacking else ""
+    os.set_inheritable(int(lifeline), False)
+    why = imported(engine, int(lifeline), verbose=bool(verbose)) if engine and not lacking else ""
     gc.collect()
     gc.freeze()  # a load of vLLM collects eleven times: 1.9 s over an imported heap
     Forks(control, before, lacking, why).serve()
@@ -65,39 +69,34 @@ def lacking_package() -> str:
     return ""
 
 
-def imported(engine: str, control: socket.socket, *, verbose: bool) -> str:
+def imported(engine: str, lifeline: int, *, verbose: bool) -> str:
     """Import what loading a model will import; why no worker can be forked afterwards, empty if it can.
 
     What cannot be imported, loading a model says better.
     """
     import backends
 
-    with ended_with(control), suppress(Exception):
+    with ended_with(lifeline), suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
     return what_no_fork_survives()
 
 
 @contextmanager
-def ended_with(control: socket.socket) -> Iterator[None]:
-    """In the block this process ends with the driver, whatever the main thread does; no thread is left after it."""
-    stop, told = os.pipe()
+def ended_with(lifeline: int) -> Iterator[None]:
+    """In the block the system ends this process when the driver is gone, whatever holds the interpreter meanwhile.
 
-    def watch() -> None:
-        looked = select.poll()
-        looked.register(control, select.POLLRDHUP)
-        looked.register(stop, select.POLLIN)
-        if any(descriptor == control.fileno() for descriptor, _ in looked.poll()):
-            os._exit(1)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
+    A thread that waited for the driver's end came to its turn up to 9 s later on busy cores: importing torch is C code.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # it ends a process
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it was gone before
+        os._exit(1)
     try:
         yield
     finally:
-        os.write(told, b"\n")
-        thread.join()
-        os.close(stop)
-        os.close(told)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags)
 
 
 def what_no_fork_survives() -> str:

@@ -138,21 +138,30 @@ class EngineProcess:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.engine, self.is_proven = engine, False
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
-        words = (theirs.fileno(), engine, "1" if verbose else "")
+        lifeline, self.lifeline = os.pipe()
+        words = (theirs.fileno(), lifeline, engine, "1" if verbose else "")
         output: Any = sys.stderr if verbose else self.log
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
         try:
             self.process = subprocess.Popen(
                 command("backends.worker", *words, python=python), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, pass_fds=(theirs.fileno(),), env=environment(python) | seen,
+                stderr=output, pass_fds=(theirs.fileno(), lifeline), env=environment(python) | seen,
                 process_group=0,  # kill -9 of the driver's group leaves it to end what engines have started
             )  # fmt: skip
         except OSError as error:
-            self.socket.close()
+            self.hang_up()
             self.log.close()
             raise InputError(f"python: {python}: cannot be started: {one_line(error)}") from None
         finally:
             theirs.close()
+            os.close(lifeline)
+
+    def hang_up(self) -> None:
+        """Have it end, as it does when the driver is gone."""
+        self.socket.close()
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
 
     def fork(self, descriptors: list[int], why: str) -> None:
         """Have it fork a process that reads jobs from the first of these, writes messages to the second one, and prints
@@ -171,7 +180,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End it, and everything that it has forked."""
-        self.socket.close()
+        self.hang_up()
         try:
             self.process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -37,9 +37,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The engines of the engine processes that are started, each of which has the made engine for a fake one."""
     found, command = [], processes.command
 
-    def noted(module: str, descriptor: int, engine: str, verbose: str, python: str) -> list[str]:
+    def noted(module: str, descriptor: int, lifeline: int, engine: str, verbose: str, python: str) -> list[str]:
         found.append(engine)
-        return command("tests.support.made_engine", descriptor, engine, verbose, python=python)
+        return command("tests.support.made_engine", descriptor, lifeline, engine, verbose, python=python)
 
     monkeypatch.setattr(processes, "command", noted)
     return found
@@ -136,11 +136,11 @@ def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
     reading, jobs = os.pipe()
     messages, writing = os.pipe()
     with open(os.devnull, "wb") as log:
-        made.fork([reading, writing, writing, log.fileno()], "")
+        made.fork([reading, writing, log.fileno()], "")
     os.write(jobs, JOB.dump_json(LoadJob("fake", LoadRequest("child", "fake", "none", 100))) + b"\n")
     started = own_cache / "child"
     wait_until(lambda: started.exists() and started.read_text())
-    made.socket.close()
+    made.hang_up()
     assert made.process.wait(60) == 0
     wait_until(lambda: not processes_of(own_cache) and not runs(int(started.read_text())))
     for each in (reading, writing, messages, jobs):
@@ -151,8 +151,8 @@ def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], mo
     monkeypatch.setenv(IMPORT, "long")
     made = EngineProcess(sys.executable, "fake", None, verbose=False)
     wait_until((own_cache / "importing").exists)
-    made.socket.close()
-    assert made.process.wait(60) == 1
+    made.hang_up()
+    assert made.process.wait(60) == -signal.SIGIO
 
 
 def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
