@@ -1,4 +1,4 @@
-"""What the documentation says is there: paths, names, links, keys and flags; the README's length; the tree of files.
+"""What the documentation says is there: paths, names, links, keys and flags; the README's length.
 
 ``tests/support/doc_names.py`` finds what pages, docstrings and comments name, and looks for it on disk and in the
 syntax trees.  No engine starts and nothing but the specs and the command line's flags is imported.
@@ -18,7 +18,6 @@ from tests.support import ROOT, doc_names
 from tests.test_imports import ORDER
 
 DOCS = ROOT / "docs"
-TREE = re.compile(r"^## The tree$.*?^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
@@ -120,16 +119,6 @@ def test_page_of_the_outputs_has_every_column_and_no_other() -> None:
     section = (DOCS / "outputs.md").read_text("utf-8").split("### Columns")[1].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)} == BY_NAME.keys()
-
-
-def test_tree_names_every_file() -> None:
-    printed = TREE.search((DOCS / "architecture.md").read_text("utf-8"))
-    assert printed is not None
-    listed = doc_names.listed(printed[1])
-    files = [file for name in ("eval", "backends") for file in (ROOT / name).rglob("*.py")]
-    there = [file.relative_to(ROOT).as_posix() for file in files if file.name != "__init__.py"]
-    assert sorted(path for path in listed if path.endswith(".py")) == sorted(there)
-    assert [path for path in listed if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("package", ORDER)

@@ -22,8 +22,6 @@ ORDER = {
     ),
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""
-LARGEST = 14
-"""Names that a person sees in one folder of code at most (``eval/spec`` holds the example specs)."""
 
 Graph = dict[str, set[str]]
 
@@ -93,13 +91,3 @@ def test_what_these_tests_look_for_is_found() -> None:
     assert upward(found) == ["eval.common.cache -> eval.run.runner"]
     with pytest.raises(CycleError):
         list(TopologicalSorter(found).static_order())
-
-
-@pytest.mark.parametrize("package", ORDER)
-def test_a_folder_can_be_taken_in_at_a_glance(package: str) -> None:
-    folders = [folder for folder in (ROOT / package).rglob("") if folder.is_dir() and folder.name != "__pycache__"]
-    code = [folder for folder in folders if folder.relative_to(ROOT).parts[:2] != ("eval", "spec")]
-    assert code
-    for folder in code:
-        names = [each.name for each in folder.iterdir() if each.name not in ("__pycache__", "__init__.py")]
-        assert len(names) <= LARGEST, (folder, sorted(names))

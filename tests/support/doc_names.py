@@ -215,14 +215,3 @@ def anchors(page: str) -> set[str]:
         r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
     )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def listed(tree: str) -> list[str]:
-    """Paths of a printed tree: two spaces a level, a name, ending in a slash if it is a folder's, and its purpose."""
-    paths, folders = [], [""]
-    for line in filter(str.strip, tree.splitlines()):
-        depth = (len(line) - len(line.lstrip())) // 2
-        path = folders[depth] + line.split()[0]
-        folders[depth + 1 :] = [path]
-        paths.append(path)
-    return paths
