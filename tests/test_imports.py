@@ -23,17 +23,22 @@ ORDER = {
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""
 
+NO_PRODUCT = ("benchmarks", "demo")
+"""Packages beside the product, which may import it and are never imported by it."""
+DYNAMIC = ("import_module", "__import__")
+"""Functions that import a module by its name."""
+
 Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of both packages."""
-    found = [file for package in ORDER for file in (ROOT / package).rglob("*.py")]
+    """Dotted name -> file, of all packages."""
+    found = [file for package in (*ORDER, *NO_PRODUCT) for file in (ROOT / package).rglob("*.py")]
     return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in found}
 
 
 def imports_of(code: str, known: set[str]) -> set[str]:
-    """The modules of ours that some code imports, wherever in it: at the top, in functions, for types only."""
+    """The modules of ours that some code imports, wherever in it: at the top, in functions, for types only, by name."""
     found = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
@@ -41,6 +46,9 @@ def imports_of(code: str, known: set[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inside & known or {node.module} & known
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            found |= {node.args[0].value} & known if function in DYNAMIC else set()
     return found
 
 
@@ -57,7 +65,7 @@ def upward(found: Graph) -> list[str]:
     for name, others in found.items():
         for other in others:
             (package, _, rest), (of, _, beyond) = name.partition("."), other.partition(".")
-            if package == of and rest and beyond:
+            if package == of and package in ORDER and rest and beyond:
                 rank = ORDER[package].index
                 if rank(rest.partition(".")[0]) < rank(beyond.partition(".")[0]):
                     arrows.append(f"{name} -> {other}")
@@ -78,6 +86,11 @@ def test_the_engines_know_nothing_of_the_driver() -> None:
     assert [name for name, others in graph().items() if name.startswith("backends") and any_of(others, "eval")] == []
 
 
+def test_the_product_knows_nothing_of_what_lies_beside_it() -> None:
+    product = {name: others for name, others in graph().items() if name.partition(".")[0] in ORDER}
+    assert [name for name, others in product.items() if any(any_of(others, package) for package in NO_PRODUCT)] == []
+
+
 def any_of(names: set[str], package: str) -> bool:
     """Whether one of the names is of a package."""
     return any(name.partition(".")[0] == package for name in names)
@@ -87,6 +100,8 @@ def test_what_these_tests_look_for_is_found() -> None:
     known = {"eval.common.cache", "eval.run.runner", "backends"}
     code = "def later():\n    from eval.run import runner\nimport backends"
     assert imports_of(code, known) == {"eval.run.runner", "backends"}
+    named = 'importlib.import_module("eval.run.runner"), import_module("vllm"), __import__("backends"), print("eval")'
+    assert imports_of(named, known | {"eval"}) == {"eval.run.runner", "backends"}
     found = {"eval.common.cache": {"eval.run.runner"}, "eval.run.runner": {"eval.common.cache"}}
     assert upward(found) == ["eval.common.cache -> eval.run.runner"]
     with pytest.raises(CycleError):

@@ -65,10 +65,11 @@ from backends.vllm.options import (
     ranks,
     stored_on_load,
 )
+from backends.vllm.plugin import register
 
 WORKSPACE = 3 << 30
 """Bytes that a rank takes beside weights and KV cache, counted generously: CUDA's context, activations, the scorer."""
-EXTENSION = "backends.vllm.plugin.ScoringExtension"
+EXTENSION = "backends.vllm.worker.ScoringExtension"
 """The class whose methods vLLM adds to its workers, by its name: the workers import it."""
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner",
@@ -76,7 +77,6 @@ IMPORTED_ON_LOAD = (
     "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
     "vllm.model_executor.layers.quantization.modelopt", "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "vllm.plugins.lora_resolvers.filesystem_resolver", "vllm.distributed.elastic_ep.elastic_execute",
-    "backends.vllm.plugin",
 )  # fmt: skip
 """What an ``LLM`` imports when it is made: 700 modules, without which a toy loads in 2.2 s and not in 5.1 s."""
 
@@ -132,6 +132,8 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         ):
             with suppress(ImportError):  # in another version of vLLM
                 importlib.import_module(module)
+        with suppress(ImportError):  # what is wrong with this vLLM, its load says
+            importlib.import_module("backends.vllm.worker")
 
     def load(self) -> None:
         folder, config = self.folder, CheckpointConfig.read(self.folder)
@@ -146,6 +148,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
             with one_more_than(config.stated_context, self.request):
                 from vllm import LLM
 
+                register()  # in this process, which may have imported the worker before it was to wake the plugin
                 self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
                 self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure

@@ -11,7 +11,7 @@ from pathlib import Path
 from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.lifeline import in_worker
-from backends.vllm import install
+from backends.vllm import install, plugin
 
 HARMLESS = re.compile(
     "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|WORKER_MULTIPROC_METHOD|"
@@ -29,7 +29,11 @@ def kernel_environment() -> dict[str, str]:
 
 
 def set_environment(*, verbose: bool) -> None:
-    """Set what vLLM only takes from the environment, before it is imported; a variable that the user has set stays."""
+    """Set what vLLM only takes from the environment, before it is imported; a variable that the user has set stays.
+
+    Processes that vLLM starts inherit the variable that wakes our plugin.
+    """
+    os.environ[plugin.KERNELS] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # A fork of this process fails with "CUDA error: initialization error" if anything here has touched CUDA, and vLLM

@@ -62,7 +62,7 @@ def is_cpu_build() -> bool:
 def has_cpu_router() -> bool:
     """Whether the installed vLLM chooses experts on a CPU outside of its kernels, so that experts can have others.
 
-    0.32 does; 0.26 has neither the file nor the class from which ``backends/vllm/cpu/experts.py`` derives.
+    0.32 does; 0.26 has neither the file nor the class from which ``backends/vllm/cpu_kernels.py`` derives.
     """
     return has_file("model_executor/layers/fused_moe/router/cpu_router.py")
 

@@ -12,7 +12,6 @@ chooses by its own rules.  What it only chooses once the weights are there, as f
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import tempfile
@@ -29,8 +28,8 @@ from backends.layers.groups import AFTER_LOADING, deviation, group_layers, group
 from backends.layers.kv_cache import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache, kv_cache
 from backends.layers.methods import declared
 from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Scheme, args_text, compressed_tensors
-from backends.vllm import install
 from backends.vllm.environment import set_environment
+from backends.vllm.plugin import register
 
 LENGTH = 64
 """Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""
@@ -278,8 +277,7 @@ def built_layers(folder: Path) -> list[Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    if install.is_cpu_build():
-        importlib.import_module("backends.vllm.plugin")  # the kernels that compare_q adds there
+    register()
     stated = CheckpointConfig.read(folder)
     config = EngineArgs(
         str(folder), skip_tokenizer_init=True, enforce_eager=True, max_model_len=LENGTH, load_format="safetensors"

@@ -1,9 +1,10 @@
 """What compare_q runs inside vLLM's worker processes; the other side is ``backends/vllm/driver.py``.
 
-``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker; the
-driver calls its methods by ``collective_rpc``.  Their names begin with ``compare_q``, because vLLM refuses names that
-the worker has.  A pass is ``begin``, requests with a tag, ``collect`` as they finish, ``end``.  An error inside a
-step is kept for the next ``collect``: raised inside the step it would kill the engine.
+``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker, which
+imports this file before it builds a model; the driver calls the methods by ``collective_rpc``.  Their names begin with
+``compare_q``, because vLLM refuses names that the worker has.  A pass is ``begin``, requests with a tag, ``collect`` as
+they finish, ``end``.  An error inside a step is kept for the next ``collect``: raised inside the step it would kill the
+engine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
 from backends.vllm.hooks import Segment, Tokens, attach, before_forwards
 from backends.vllm.logits import LogitsSource
+from backends.vllm.plugin import register
 from backends.vllm.scorer import Plan, Scorer
 
 RANKS = "batched_count_greater_than"
@@ -227,3 +229,6 @@ class ScoringExtension:
         logits = torch.cat(kept)
         save_file({"logits": logits.contiguous()}, path)
         return int(logits.shape[0])
+
+
+register()  # not only as vLLM's plugin, which a checkout has not installed and VLLM_PLUGINS can leave out

@@ -15,16 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.table.peers import KINDS, Job, windows_of
 from eval.common.processes import command, environment
-
-Job = dict[str, Any]
-
-
-def windows_of(job: Job) -> Any:
-    """The windows of a job, int32 [N, L]."""
-    return np.load(job["windows"])[: job.get("count")]
 
 
 def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
@@ -46,11 +38,8 @@ def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:
 
 def main(words: Sequence[str]) -> int:
     """Do the jobs of a file in turn; an error ends the process, since a GPU may still hold the failed model."""
-    from benchmarks.table import peers, prefill
-
-    kinds = {"vllm": prefill.measure, **peers.KINDS}
     for name, job in json.loads(Path(words[0]).read_text(encoding="utf-8")).items():
-        seconds, windows = kinds[job["kind"]](job), windows_of(job)
+        seconds, windows = KINDS[job["kind"]](job), windows_of(job)
         line = {"job": name, "windows": len(windows), **seconds}
         line["tokens_a_second"] = round(windows.size / line["seconds"])
         print(json.dumps(line), flush=True)

@@ -1,7 +1,8 @@
-"""What a user would take in place of compare_q on the same machine, over the same windows."""
+"""What a user would take in place of compare_q on the same machine, over the same windows: each a kind of job."""
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,57 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from backends.common.packages import installed_versions
-from benchmarks.table.jobs import Job, windows_of
+import numpy as np
 
+from backends.common.packages import installed_versions
+
+Job = dict[str, Any]
+WARM_UP_TOKENS = 32_768
+"""Tokens that are run before the clock starts: two full steps of 16,384."""
 VOCABULARY = 49_152
 """Of the GGUF whose tokenizer ``demo/gguf_writer.py`` copies."""
+
+
+def windows_of(job: Job) -> Any:
+    """The windows of a job, int32 [N, L]."""
+    return np.load(job["windows"])[: job.get("count")]
+
+
+def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
+    """Seconds for all windows, int32 [N, L], each generating the one token that vLLM insists on."""
+    from vllm import SamplingParams
+
+    began = time.perf_counter()
+    for number, window in enumerate(windows):
+        params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **asked)
+        engine.add_request(str(number), {"prompt_token_ids": window.tolist()}, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return time.perf_counter() - began
+
+
+def vllm_alone(job: Job) -> dict[str, Any]:
+    """vLLM with nothing of compare_q, which is closed again: prefill, after a few windows that warm it up.
+
+    The engine core is in this process, as it is in compare_q's workers.  ``arguments``: of ``LLM(...)``; ``asked``:
+    sampling parameters of every request, none for prefill alone.
+    """
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    import torch
+    from vllm import LLM
+
+    windows = windows_of(job)
+    began = time.perf_counter()
+    llm = LLM(job["model"], skip_tokenizer_init=True, load_format="safetensors", **job["arguments"])
+    loaded = time.perf_counter() - began
+    engine = llm.llm_engine
+    first = prefill_seconds(engine, windows[: max(1, WARM_UP_TOKENS // windows.shape[1])], job["asked"])
+    seconds = prefill_seconds(engine, windows, job["asked"])
+    engine.engine_core.shutdown()
+    del llm, engine
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"load_seconds": loaded, "warm_up_seconds": first, "seconds": seconds}
 
 
 def transformers_loop(job: Job) -> dict[str, Any]:
@@ -82,7 +129,7 @@ def llama_cpp(job: Job) -> dict[str, Any]:
 
 
 KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
-    "transformers": transformers_loop, "lm_eval": lm_eval_vllm, "llama_cpp": llama_cpp,
+    "vllm": vllm_alone, "transformers": transformers_loop, "lm_eval": lm_eval_vllm, "llama_cpp": llama_cpp,
 }  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import timings
-from benchmarks.table.jobs import Job
 from benchmarks.table.peaks import watched
+from benchmarks.table.peers import Job
 
 PROGRAM = Path(__file__).resolve().parents[2] / "eval" / "compare_q.py"
 NOISE = "noise"
@@ -147,7 +147,7 @@ def prefill_key(row: Row) -> str:
 
 
 def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
-    """Key -> job of ``benchmarks/table/prefill.py`` for each distinct model of the table."""
+    """Key -> job of vLLM alone for each distinct model of the table."""
     windows = cut_windows(plan)
     common: dict[str, Any] = {"max_model_len": plan.windows[1] + 1, "enforce_eager": True, **plan.engine}
     common |= {} if gpu else {"kv_cache_memory_bytes": 1 << 30}  # vLLM would claim 92 % of a CPU's memory

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from backends.common.packages import installed_versions
 from benchmarks import shapes
-from benchmarks.table import growth, jobs, peaks, peers, run, timings
+from benchmarks.table import growth, peaks, peers, run, timings
 from eval.text import cutting
 
 
@@ -65,13 +65,13 @@ def test_prefill_runs_once_for_each_distinct_model_over_the_same_windows(tmp_pat
     found = run.prefill_jobs(plan(tmp_path), gpu=True)
     assert list(found) == ["bf16", 'bf16 {"dtype": "half"}']
     assert found["bf16"]["arguments"] == {"max_model_len": 21, "enforce_eager": True}
-    windows = jobs.windows_of(found["bf16"])
+    windows = peers.windows_of(found["bf16"])
     tokenizer = Tokenizer.from_file(str(tmp_path / "bf16" / "tokenizer.json"))
     tokens = tokenizer.encode((tmp_path / "text.txt").read_text()).ids
     np.testing.assert_array_equal(windows, [tokens[0:20], tokens[8:28], tokens[16:36]])
     cuts = cutting.exllamav3(np.array(tokens, np.int32), 20, 8)
     np.testing.assert_array_equal(windows, [cut.token_ids for cut in cuts])
-    assert jobs.windows_of({**found["bf16"], "count": 2}).shape == (2, 20)
+    assert peers.windows_of({**found["bf16"], "count": 2}).shape == (2, 20)
 
 
 def test_memory_of_a_process_and_its_children() -> None:

@@ -64,7 +64,7 @@ def made(kernel: Any, dtype: torch.dtype, *, group: int, zero_points: bool, outp
 @pytest.mark.parametrize("zero_points", [True, False])
 @pytest.mark.parametrize("group", [32, IN])
 def test_against_the_definition(group: int, zero_points: bool, outputs_first: bool) -> None:
-    from backends.vllm.cpu.linear import CpuInt4W4A16LinearKernel
+    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
 
     kernel, layer, gold = made(
         CpuInt4W4A16LinearKernel, torch.float32, group=group, zero_points=zero_points, outputs_first=outputs_first
@@ -83,7 +83,7 @@ def test_against_the_product_of_vllm(zero_points: bool) -> None:
     """
     from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
 
-    from backends.vllm.cpu.linear import CpuInt4W4A16LinearKernel
+    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
 
     if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
         pytest.skip("vLLM's library for CPUs without AVX-512 has no product for int4 weights")
@@ -113,11 +113,10 @@ def test_ours_is_taken_where_vllm_would_fail(
     from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
     from vllm.scalar_type import scalar_types
 
-    from backends.vllm import plugin
-    from backends.vllm.cpu import linear
+    from backends.vllm import cpu_kernels
 
-    plugin.register()
+    cpu_kernels.add_kernels()
     ops = SimpleNamespace(_C=SimpleNamespace(**({"cpu_gemm_wna16": None} if has_product else {})))
-    monkeypatch.setattr(linear, "torch", SimpleNamespace(ops=ops, float32=torch.float32))
+    monkeypatch.setattr(cpu_kernels, "torch", SimpleNamespace(ops=ops, float32=torch.float32))
     config = MPLinearLayerConfig((IN, OUT), (IN, OUT), scalar_types.uint4b8, dtype, 32, False)
     assert choose_mp_linear_kernel(config).__name__ == chosen

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +18,10 @@ from safetensors import safe_open
 from backends.base import LoadRequest, Task
 from backends.hf.backend import TransformersBackend
 from backends.layers.groups import groups_from_json
-from backends.vllm import layers
+from backends.vllm import layers, plugin
 from backends.worker import scoring
 from eval.common import processes
+from tests.support import ROOT
 from tests.support.nvfp4 import rounded, unpacked
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import engine, scores_of
@@ -170,7 +174,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
     from vllm.platforms import PlatformEnum
 
-    from backends.vllm import plugin  # registers: what it did is undone here, and again after the test
+    monkeypatch.setenv(plugin.KERNELS, "1")
 
     shipped = {
         platform: list(them)
@@ -179,7 +183,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     }
     monkeypatch.setattr(linear, "_POSSIBLE_NVFP4_KERNELS", shipped)
     monkeypatch.setattr(linear, "MarlinNvFp4LinearKernel", MarlinNvFp4LinearKernel)
-    return SimpleNamespace(plugin=plugin, linear=linear, marlin=MarlinNvFp4LinearKernel, cpu=PlatformEnum.CPU)
+    return SimpleNamespace(linear=linear, marlin=MarlinNvFp4LinearKernel, cpu=PlatformEnum.CPU)
 
 
 @pytest.mark.engine
@@ -188,7 +192,7 @@ def test_registering_twice_is_registering_once(kernels: Any) -> None:
     before = {name: value for name, value in vars(kernels.linear).items() if name.startswith("_POSSIBLE")}
     gpus = dict(kernels.linear._POSSIBLE_NVFP4_KERNELS)
     for _ in range(2):
-        kernels.plugin.register()
+        plugin.register()
         assert {
             **gpus,
             kernels.cpu: [kernels.linear.EmulationNvFp4LinearKernel],
@@ -202,6 +206,45 @@ def test_registering_twice_is_registering_once(kernels: Any) -> None:
 def test_other_platforms_keep_their_kernels(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.platforms.current_platform", SimpleNamespace(is_cpu=lambda: False))
     shipped = dict(kernels.linear._POSSIBLE_NVFP4_KERNELS)
-    kernels.plugin.register()
+    plugin.register()
     assert shipped == kernels.linear._POSSIBLE_NVFP4_KERNELS
     assert kernels.linear.MarlinNvFp4LinearKernel is kernels.marlin
+
+
+WHAT_A_SERVER_LOADS = """
+import os, sys
+
+import vllm.model_executor.kernels.linear, vllm.model_executor.layers.fused_moe.oracle.nvfp4
+from vllm import LLM, plugins
+
+def everything():
+    modules = {name: vars(module) for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
+    return {
+        (name, key): repr(value) if isinstance(value, dict | list) else id(value)
+        for name, named in modules.items() if name != "vllm.plugins" for key, value in named.items()
+    }
+
+for wanted in sys.argv[1:]:
+    os.environ["COMPARE_Q_KERNELS"] = wanted
+    before, plugins.plugins_loaded = everything(), False
+    plugins.load_general_plugins()
+    after = everything()
+    print("backends.vllm.plugin" in sys.modules, *sorted({key[1] for key in before if before[key] != after.get(key)}))
+"""
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_start(tmp_path: Path) -> None:
+    """In one process of vLLM: first as for `vllm serve`, then as for compare_q's worker."""
+    (tmp_path / "own-1.dist-info").mkdir()
+    (tmp_path / "own-1.dist-info" / "METADATA").write_text("Name: own\nVersion: 1\n")
+    entry = "[vllm.general_plugins]\ncompare_q = backends.vllm.plugin:register\n"
+    (tmp_path / "own-1.dist-info" / "entry_points.txt").write_text(entry)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "VLLM_PLUGINS": "compare_q"}
+    words = [sys.executable, "-c", WHAT_A_SERVER_LOADS, "", "1"]
+    ran = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    alone, ours = ran.stdout.splitlines()
+    assert alone == "True", ran.stderr
+    replaced = {"MarlinNvFp4LinearKernel", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS", "backend_to_kernel_cls"}
+    assert replaced < set(ours.split())  # with registers that grow as more of vLLM is imported

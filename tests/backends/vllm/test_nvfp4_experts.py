@@ -48,7 +48,7 @@ def test_experts_against_the_definition(name: str) -> None:
     """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
     from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
 
-    from backends.vllm.cpu import experts as classes
+    from backends.vllm import cpu_kernels as classes
 
     generator = torch.Generator().manual_seed(0)
     worth = torch.rand(2, EXPERTS, generator=generator) / 300 + 1e-4

@@ -1,1 +1,0 @@
-"""NVFP4 kernels for a vLLM on CPUs, which ships none; imported in its workers only."""
