@@ -62,7 +62,7 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     )
     VllmScoreBackend.check(request)
     backend = VllmScoreBackend(request)
-    storage = backend.storage()
+    storage = backend.files(request).storage()
     if storage.vram_bits is None:
         raise ModelError(f"{folder}: stored size unknown: {storage.note}")
     backend.load()

@@ -12,7 +12,7 @@ from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.messages import nearest
 
 if TYPE_CHECKING:
-    from backends.base import Backend
+    from backends.base import Engine
 
 ENGINES = {
     "transformers": "backends.hf.backend:TransformersBackend",
@@ -23,6 +23,7 @@ ENGINES = {
     "vllm_server": "backends.vllm_server.backend:VllmServerBackend",
     "fake": "backends.fake:FakeBackend",
 }
+"""Engine -> its class, whose ``files`` say what its models are before it loads them."""
 TOKENIZING = "transformers"
 """The engine whose imports functions of ours need that read texts and tokenizers."""
 UPSTREAM = {
@@ -30,58 +31,58 @@ UPSTREAM = {
     "anyprecision": "AnyPrecision",
 }
 """load_fn of ExLlamaV3's compare_q that has no engine here -> the format that it loads."""
-OTHERWISE = {
+ENGINE_ALIASES = {
     "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl2": "exllamav2",
     "exl3": "exllamav3", "hf": "transformers",
 }  # fmt: skip
 """What engines are called elsewhere -> their load_fn."""
 
 
-def engine_class(engine: str) -> type[Backend]:
-    """The backend class registered under ``engine``; imports our file, not the engine itself."""
+def engine_class(engine: str) -> type[Engine]:
+    """The class registered under ``engine``; imports our file, not the engine itself."""
     module, _, name = ENGINES[engine].partition(":")
-    backend: type[Backend] = getattr(importlib.import_module(module), name)
-    return backend
+    found: type[Engine] = getattr(importlib.import_module(module), name)
+    return found
 
 
-def engines() -> Iterator[tuple[str, type[Backend]]]:
-    """Every (engine name, backend class)."""
+def engines() -> Iterator[tuple[str, type[Engine]]]:
+    """Every (engine name, its class)."""
     for engine in ENGINES:
         yield engine, engine_class(engine)
 
 
-def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Backend]]:
-    """(engine name, backend class) of a spec's ``load_fn`` and ``fwd_fn``; InputError if there is none."""
+def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
+    """(engine name, its class) of a spec's ``load_fn`` and ``fwd_fn``; InputError if there is none."""
     known: list[str] = []
-    for engine, backend in engines():
-        capabilities = backend.capabilities
+    for name, engine in engines():
+        capabilities = engine.capabilities
         if load_fn in capabilities.load_fns:
             if fwd_fn not in (None, capabilities.fwd_fn):
                 raise InputError(
                     f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {capabilities.fwd_fn!r}"
                 )
-            return engine, backend
+            return name, engine
         known += capabilities.load_fns
     if load_fn in UPSTREAM:
         raise InputError(
             f"load_fn: ExLlamaV3's compare_q had an engine for {UPSTREAM[load_fn]}, {load_fn!r}, which compare_q has "
             f"not; there are: {', '.join(known)}"
         )
-    if load_fn in OTHERWISE:
-        raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {OTHERWISE[load_fn]!r} here")
+    if load_fn in ENGINE_ALIASES:
+        raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here")
     raise InputError(f"load_fn: unknown engine {load_fn!r}{nearest(load_fn, known)}; there are: {', '.join(known)}")
 
 
 def reader_of(file: str) -> str | None:
     """The load_fn of the engine that alone reads files with this suffix; None if there is none."""
-    for _, backend in engines():
-        if file.lower().endswith(backend.capabilities.files):
-            return backend.capabilities.load_fns[0]
+    for _, engine in engines():
+        if file.lower().endswith(engine.capabilities.suffixes):
+            return engine.capabilities.load_fns[0]
     return None
 
 
 @contextmanager
-def other_engines_named() -> Iterator[None]:
+def suggest_engine() -> Iterator[None]:
     """While it holds, a repository without safetensors is refused with the engine that can read one of its files."""
     try:
         yield
@@ -93,11 +94,11 @@ def other_engines_named() -> Iterator[None]:
         raise InputError(str(error)) from None
 
 
-def check_files(name: str, backend: type[Backend]) -> None:
+def check_files(model_dir: str, engine: type[Engine]) -> None:
     """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
-    folder = Path(name)
+    folder = Path(model_dir)
     inside = [] if not folder.is_dir() or any(folder.glob("*.safetensors")) else sorted(folder.iterdir())
-    for file in (name, *(each.name for each in inside)):
-        load_fn = reader_of(file)
-        if load_fn is not None and load_fn not in backend.capabilities.load_fns:
-            raise InputError(f'model_dir: {name}: {Path(file).suffix} files are for "load_fn": "{load_fn}"')
+    for name in (model_dir, *(file.name for file in inside)):
+        load_fn = reader_of(name)
+        if load_fn is not None and load_fn not in engine.capabilities.load_fns:
+            raise InputError(f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"')

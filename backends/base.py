@@ -1,10 +1,30 @@
-"""The contract between the driver and the engines: the types that travel, and what an engine must offer.
+"""The contract between the driver and the engines: types that travel, and what a model's files and an engine offer.
 
-An engine is one of two kinds.  A ``LogitsBackend`` hands out the logits of one window at a time, which
-``backends/worker/scoring.py`` scores.  A ``ScoringBackend`` computes the scores where its logits are, and hands out
-nothing but scores.  The driver never asks an engine for its name.  The errors are in ``backends/common/errors.py``.
+A model is two things.  Its ``ModelFiles`` say where it lies, what it is and what it takes, before anything loads it:
+a Hugging Face folder (``backends/checkpoint/folder.py``), a GGUF file (``backends/checkpoint/gguf.py``), or what a
+server has (``backends/vllm_server/served.py``).  Its ``Engine`` loads and runs it, and is one of two kinds: a
+``LogitsEngine`` hands out the logits of one window at a time, which ``backends/worker/scoring.py`` scores; a
+``ScoringEngine`` computes the scores where its logits are.  The driver never asks an engine for its name.
 
-What this file does not know: any engine, any file format, any statistic.
+This is a whole engine, whose model has 1,000 tokens that are all equally probable.  A line in ``backends/__init__.py``
+makes it known:
+
+    class UniformEngine(LogitsEngine):
+        capabilities = Capabilities(
+            load_fns=("uniform",), fwd_fn="uniform", packages=("torch",), install="pip install torch", summary="uniform"
+        )
+        files = ModelFiles  # there are none; HuggingFaceFolder for a folder with a config and safetensors
+
+        def load(self) -> None:
+            import torch
+
+            self.table = torch.zeros(1000, 1000)
+
+        def logits(self, window: Window) -> torch.Tensor:
+            return self.table[window.token_ids]
+
+What this file does not know: any engine, any file format, any statistic.  The errors are in
+``backends/common/errors.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.common.answers import Answer, Question, Sampling
-from backends.common.packages import installed_versions
+from backends.common.packages import computing, installed_versions
 from backends.common.watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -204,7 +224,7 @@ class Capabilities:
     all of them; ``packages``: distributions, each of which provides the engine; ``install``: the exact command that
     installs it.  ``override_tensors``: ``model_dir`` can be ``[dir, files]``, and the tensors in the files replace the
     model's tensors of the same name.  ``reference``: its models can be references; ``compares``: its models can be
-    compared with a reference; ``files``: suffixes of model files that no other engine reads; ``here``: it runs on this
+    compared with a reference; ``suffixes``: of model files that no other engine reads; ``here``: it runs on this
     machine, so that its scores depend on this machine's hardware; ``torch``: it computes with torch, so that a CPU
     build of torch leaves the GPUs unused; ``batches``: windows are computed in batches, so that rounding depends on
     which windows a run has; ``answers``: what it answers prompts from: tokens, which the driver makes by the model's
@@ -219,7 +239,7 @@ class Capabilities:
     override_tensors: bool = False
     reference: bool = True
     compares: bool = True
-    files: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
     here: bool = True
     torch: bool = True
     batches: bool = False
@@ -239,11 +259,12 @@ class Capabilities:
 class LoadRequest:
     """Everything that an engine is told about one model before it loads.
 
-    ``model_dir`` is what the spec names: a folder, a file, a hub id or a server's URL; ``Backend.fetch`` turns a hub id
-    into a local path, and from then on no engine asks the hub.  ``max_tokens``: the length of the longest window, in
+    ``model_dir`` is what the spec names: a folder, a file, a hub id or a server's URL; ``ModelFiles.fetch`` turns a hub
+    id into a local path, and from then on no engine asks the hub.  ``max_tokens``: the length of the longest window, in
     tokens; ``options``: the spec's ``engine`` object, which the engine itself checks; ``override_tensors``: files whose
-    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``stamp``: what ``Backend.stamp``
-    said when the scores' key was made; ``log_file``: where this process's output goes, None for the terminal.
+    tensors replace the model's; ``revision``: of a hub id, None for the default one; ``stamp``: what
+    ``ModelFiles.stamp`` said when the scores' key was made; ``log_file``: where this process's output goes, None for
+    the terminal.
     """
 
     label: str
@@ -257,14 +278,74 @@ class LoadRequest:
     log_file: Path | None = None
 
 
-class Backend(ABC):
+class ModelFiles:
+    """A model as it lies on a disk, on the hub or behind a server; every default is right for a model without files.
+
+    Nothing here imports an engine.  What is said of a model's content holds once it is on this machine.
+    """
+
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = request
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model still has to be fetched."""
+        return False
+
+    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
+        """The request with a model on this machine, downloaded if need be; InputError with the reason in one line.
+
+        ``watch`` is told how large the download is, and how much of it has come.
+        """
+        return self.request
+
+    def would_fetch(self) -> str:
+        """What ``fetch`` of a remote model would mean, such as ``16.1 GB to download``; nothing is downloaded.
+
+        InputError with the reason in one line if the model cannot be had.
+        """
+        return ""
+
+    def cached(self) -> LoadRequest | None:
+        """The request with a model that is on this machine; None if something would have to be downloaded."""
+        return self.request
+
+    def facts(self) -> ModelFacts:
+        """What the files say, read from headers only; InputError if files are missing."""
+        return ModelFacts()
+
+    def stamp(self) -> str:
+        """Changes when the files do, and is part of the scores' key; InputError for damaged files."""
+        return ""
+
+    def content(self) -> str:
+        """Like ``stamp``, but the same for a copy of the model on another machine."""
+        return self.stamp()
+
+    @classmethod
+    def same_model(cls, stamp: str, other: str) -> bool:
+        """Whether two stamps are of one model, as far as they can tell."""
+        return stamp == other
+
+    def weight_files(self) -> tuple[Path, ...]:
+        """Files of the weights, of which ``stamp`` reads samples only; empty where they are not here."""
+        return ()
+
+    def storage(self) -> Storage:
+        """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``."""
+        return Storage(note="this model has no files")
+
+
+class Engine(ABC):
     """One model in one engine.
 
-    The class methods are called before the engine is imported.  A backend is constructed with a request whose model is
+    The class methods are called before the engine is imported.  An engine is constructed with a request whose model is
     on this machine; ``load`` may take minutes.
     """
 
     capabilities: ClassVar[Capabilities]
+    files: ClassVar[type[ModelFiles]] = ModelFiles
+    """What its models are before it loads them."""
 
     def __init__(self, request: LoadRequest) -> None:
         self.request = request
@@ -273,55 +354,13 @@ class Backend(ABC):
     def check(cls, request: LoadRequest) -> None:
         """InputError if the request cannot work with the installed packages and the files on disk.
 
-        ModelError, as from ``facts`` and ``stamp``, if the model runs elsewhere and is silent, or not what it must be:
+        ModelError, as from the methods of ``files``, if the model runs elsewhere and is silent, or not what it must be:
         only a worker may ask it, for it may never answer.
         """
 
     @classmethod
-    def is_remote(cls, request: LoadRequest) -> bool:
-        """Whether the model's files still have to be fetched."""
-        return False
-
-    @classmethod
-    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
-        """The request with a model on this machine, downloaded if need be; InputError with the reason in one line.
-
-        ``watch`` is told how large the download is, and how much of it has come.
-        """
-        return request
-
-    @classmethod
-    def would_fetch(cls, request: LoadRequest) -> str:
-        """What ``fetch`` of a remote model would mean, such as ``16.1 GB to download``; nothing is downloaded.
-
-        InputError with the reason in one line if the model cannot be had.
-        """
-        return ""
-
-    @classmethod
-    def here(cls, request: LoadRequest) -> LoadRequest | None:
-        """The request with a model that is on this machine; None if something would have to be downloaded."""
-        return None if cls.is_remote(request) else request
-
-    @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        """What a fetched model's files say, read from headers only; InputError if files are missing."""
-        return ModelFacts()
-
-    @classmethod
-    def stamp(cls, request: LoadRequest) -> str:
-        """Changes when a fetched model's files do, and is part of its scores' key; InputError for damaged files."""
-        return ""
-
-    @classmethod
-    def content(cls, request: LoadRequest) -> str:
-        """Like ``stamp``, but the same for a copy of the model on another machine."""
-        return cls.stamp(request)
-
-    @classmethod
-    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
-        """Files of a fetched model's weights, of which ``stamp`` reads samples only; empty where they are not here."""
-        return ()
+    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
+        """InputError for options with which the model cannot answer prompts, though it could score."""
 
     @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
@@ -329,9 +368,9 @@ class Backend(ABC):
         return 1
 
     @classmethod
-    @abstractmethod
     def versions(cls) -> dict[str, str]:
         """Versions of packages, and settings, that can change a score and are part of its key; nothing is imported."""
+        return computing(*cls.capabilities.packages)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -341,43 +380,6 @@ class Backend(ABC):
         """
         if cls.capabilities.here:
             import torch  # noqa: F401 - the statistics of the scores, in whichever engine
-
-    @abstractmethod
-    def load(self) -> None:
-        """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
-
-    def get_ready(self, sample: Sequence[Window]) -> None:
-        """After ``load``, perhaps before the model's turn: do what the first windows would wait for.
-
-        ``sample``: the beginnings of some windows that will be scored.  ModelError as in scoring.
-        """
-
-    @abstractmethod
-    def storage(self) -> Storage:
-        """Stored size of the model by the convention of ``backends/checkpoint/stored_bits.py``; needs no load."""
-
-    def device_bytes(self) -> int | None:
-        """Memory that the loaded model will take of its GPUs (on a CPU: of RAM), so that another may load beside it.
-
-        None if that is not known: then nothing is beside it while it loads.
-        """
-        return None
-
-    @classmethod
-    def check_answers(cls, request: LoadRequest, sampling: Sampling) -> None:
-        """InputError for options with which the model cannot answer prompts, though it could score."""
-
-    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        """Answers as they finish, where ``Capabilities.answers`` says that there are some; ModelError as in scoring."""
-        raise NotImplementedError
-
-    @classmethod
-    def same_model(cls, stamp: str, other: str) -> bool:
-        """Whether two stamps are of one model, as far as they can tell."""
-        return stamp == other
-
-    def check_unchanged(self) -> None:
-        """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
 
     @classmethod
     def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
@@ -390,6 +392,30 @@ class Backend(ABC):
         """
         return ""
 
+    @abstractmethod
+    def load(self) -> None:
+        """Load the model, or raise ModelError or InputError with the engine's reason in one line."""
+
+    def get_ready(self, sample: Sequence[Window]) -> None:
+        """After ``load``, perhaps before the model's turn: do what the first windows would wait for.
+
+        ``sample``: the beginnings of some windows that will be scored.  ModelError as in scoring.
+        """
+
+    def device_bytes(self) -> int | None:
+        """Memory that the loaded model will take of its GPUs (on a CPU: of RAM), so that another may load beside it.
+
+        None if that is not known: then nothing is beside it while it loads.
+        """
+        return None
+
+    def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
+        """Answers as they finish, where ``Capabilities.answers`` says that there are some; ModelError as in scoring."""
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
+
     def layers(self) -> tuple[LayerGroup, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.
 
@@ -401,12 +427,11 @@ class Backend(ABC):
         """What really ran (device, dtype, options, batch shape), in JSON types only.  It is called after scoring."""
         return {}
 
-    @abstractmethod
     def close(self) -> None:
         """Release the model's memory.  It is also called after a load or a score that failed."""
 
 
-class LogitsBackend(Backend):
+class LogitsEngine(Engine):
     """One model in an engine that hands out logits."""
 
     def prepare(self, windows: Sequence[Window]) -> None:
@@ -428,7 +453,7 @@ class LogitsBackend(Backend):
         raise NotImplementedError
 
 
-class ScoringBackend(Backend):
+class ScoringEngine(Engine):
     """One model in an engine that computes the scores next to its own lm_head and never hands out logits."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
 from backends.common.errors import ModelError
 from backends.common.options import parse_options
 
@@ -43,7 +43,7 @@ class FakeOptions(BaseModel):
     nan_windows: list[int] = Field(default_factory=list)
 
 
-class FakeBackend(LogitsBackend):
+class FakeBackend(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -69,9 +69,6 @@ class FakeBackend(LogitsBackend):
 
     def load(self) -> None:
         """Nothing to load."""
-
-    def storage(self) -> Storage:
-        return Storage(note="a fake model stores nothing")
 
     def device_bytes(self) -> int | None:
         return self.options.bytes

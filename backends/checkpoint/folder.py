@@ -1,6 +1,6 @@
-"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: the code that its engines share.
+"""A model that is a Hugging Face folder of safetensors, on disk or on the hub: the files of most engines.
 
-Only ``fetch``, ``here`` and ``would_fetch`` know the hub.  From a fetched request on, the model is a folder.
+Only ``fetch``, ``cached`` and ``would_fetch`` know the hub.  From a fetched request on, the model is a folder.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from backends.base import Backend, LoadRequest, ModelFacts
-from backends.checkpoint import files
+from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from backends.checkpoint import files, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.common.messages import printable
@@ -18,57 +18,59 @@ from backends.common.watch import SILENT, Watch
 from backends.hub import repositories
 
 
-class FolderModel(Backend):
-    """See the module's docstring; an engine derives from it before it derives from its kind of backend."""
+class HuggingFaceFolder(ModelFiles):
+    """See the module's docstring; an engine whose options change what the files mean derives its own class from it."""
+
+    @property
+    def is_remote(self) -> bool:
+        return repositories.is_hub_id(self.request.model_dir)
 
     @cached_property
     def folder(self) -> Path:
         """The folder of the request's model, which is on this machine; InputError if it is not."""
         return repositories.local_folder(self.request.model_dir)
 
-    @classmethod
-    def is_remote(cls, request: LoadRequest) -> bool:
-        return repositories.is_hub_id(request.model_dir)
+    @cached_property
+    def config(self) -> CheckpointConfig:
+        """What the folder's config.json says; InputError if it is missing or damaged."""
+        return CheckpointConfig.read(self.folder)
 
-    @classmethod
-    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
-        folder = repositories.resolve(request.model_dir, request.revision, watch=watch)
-        return replace(request, model_dir=str(folder), revision=None)
+    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
+        return self._in(repositories.resolve(self.request.model_dir, self.request.revision, watch=watch))
 
-    @classmethod
-    def here(cls, request: LoadRequest) -> LoadRequest | None:
+    def cached(self) -> LoadRequest | None:
         try:
-            folder = repositories.resolve(request.model_dir, request.revision, download=False)
+            return self._in(repositories.resolve(self.request.model_dir, self.request.revision, download=False))
         except InputError:
             return None
-        return replace(request, model_dir=str(folder), revision=None)
 
-    @classmethod
-    def would_fetch(cls, request: LoadRequest) -> str:
-        return repositories.would_fetch(request.model_dir, request.revision)
+    def _in(self, folder: Path) -> LoadRequest:
+        return replace(self.request, model_dir=str(folder), revision=None)
 
-    @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        folder = repositories.local_folder(request.model_dir)
-        config = CheckpointConfig.read(folder)
-        if not files.weight_files(folder):
-            raise InputError(f"model_dir: {folder}: no .safetensors files; compare_q loads no pickled weights")
-        if request.options.get("trust_remote_code") and (code := config.foreign_code):
+    def would_fetch(self) -> str:
+        return repositories.would_fetch(self.request.model_dir, self.request.revision)
+
+    def facts(self) -> ModelFacts:
+        config, options = self.config, self.request.options
+        if not files.weight_files(self.folder):
+            raise InputError(f"model_dir: {self.folder}: no .safetensors files; compare_q loads no pickled weights")
+        if options.get("trust_remote_code") and (code := config.foreign_code):
             raise InputError(
-                f"model_dir: {folder}: auto_map names code of another repository, {printable(code)}, which may change; "
-                "copy its .py files into the folder and leave its name out"
+                f"model_dir: {self.folder}: auto_map names code of another repository, {printable(code)}, which may "
+                "change; copy its .py files into the folder and leave its name out"
             )
-        asked = str(request.options.get("dtype", "auto"))
-        return ModelFacts(config.vocab_size, config.context, folder, dtype=config.dtype if asked == "auto" else asked)
+        asked = str(options.get("dtype", "auto"))
+        dtype = config.dtype if asked == "auto" else asked
+        return ModelFacts(config.vocab_size, config.context, self.folder, dtype=dtype)
 
-    @classmethod
-    def stamp(cls, request: LoadRequest) -> str:
-        return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors)
+    def stamp(self) -> str:
+        return files.stamp(self.folder, self.request.override_tensors)
 
-    @classmethod
-    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
-        return (*files.weight_files(repositories.local_folder(request.model_dir)), *request.override_tensors)
+    def content(self) -> str:
+        return files.stamp(self.folder, self.request.override_tensors, times=False)
 
-    @classmethod
-    def content(cls, request: LoadRequest) -> str:
-        return files.stamp(repositories.local_folder(request.model_dir), request.override_tensors, times=False)
+    def weight_files(self) -> tuple[Path, ...]:
+        return (*files.weight_files(self.folder), *self.request.override_tensors)
+
+    def storage(self) -> Storage:
+        return stored_bits.storage_of(self.folder, self.request.override_tensors)

@@ -1,4 +1,6 @@
-"""A GGUF model on disk, all shards of it: where it is, what identifies it, what its headers say.  No engine.
+"""A GGUF model, all shards of it: where it is, what identifies it, what its headers say.  No engine.
+
+On the hub it is ``owner/repository/file.gguf``.
 
 Bits a weight are by the convention of ``backends/checkpoint/stored_bits.py``: a layer's matrices with their block
 scales (and NVFP4's global scales); not norms, biases, router gates, rope factors, embeddings, and blocks that only
@@ -9,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backends.base import ModelFacts, Storage
+from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.checkpoint.config import extended_by_yarn
 from backends.checkpoint.files import sampled
 from backends.checkpoint.gguf_header import TOKEN_TYPES, TOKENS, GgufTensor, read_header
@@ -23,8 +25,11 @@ from backends.common.errors import InputError
 from backends.common.json_files import is_file
 from backends.common.messages import printable
 from backends.common.packages import installed_versions
+from backends.common.watch import SILENT, Watch
+from backends.hub import repositories
 
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 NORMAL, BYTE = 1, 6
 """Token types whose strings are the HF vocabulary's; converters rewrite the spaces of user-defined ones."""
@@ -183,3 +188,59 @@ def read_model(path: Path) -> GgufModel:
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
     digest = hashlib.sha256("".join(shard.digest for shard in shards).encode()).hexdigest()
     return GgufModel(files, fields, tensors, digest)
+
+
+class GgufFiles(ModelFiles):
+    """The files of the GGUF model that a request names."""
+
+    @property
+    def is_remote(self) -> bool:
+        match = HUB_FILE.fullmatch(self.request.model_dir)
+        return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
+
+    @property
+    def model(self) -> GgufModel:
+        """The headers of a model that is on this machine; InputError if it is not, or damaged."""
+        return read_model(Path(self.request.model_dir))
+
+    def hub_files(self) -> tuple[str, list[str]]:
+        """The repository of a remote model, and the files of all its shards there, in order."""
+        owner, name, path = self.request.model_dir.split("/", 2)
+        folder, slash, file = path.rpartition("/")
+        return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in shard_names(file)]
+
+    def fetch(self, watch: Watch = SILENT) -> LoadRequest:
+        if not self.is_remote:
+            return self.request
+        repository, names = self.hub_files()
+        folder = repositories.fetch("model", repository, self.request.revision, names, watch)
+        return replace(self.request, model_dir=str(folder / names[0]))
+
+    def cached(self) -> LoadRequest | None:
+        if not self.is_remote:
+            return self.request
+        repository, names = self.hub_files()
+        try:
+            folder = repositories.cached("model", repository, self.request.revision, names, "")
+        except InputError:
+            return None
+        return replace(self.request, model_dir=str(folder / names[0]))
+
+    def would_fetch(self) -> str:
+        repository, names = self.hub_files()
+        return repositories.would_fetch(repository, self.request.revision, names)
+
+    def facts(self) -> ModelFacts:
+        return self.model.facts
+
+    def stamp(self) -> str:
+        return self.model.stamp()
+
+    def content(self) -> str:
+        return self.model.stamp(times=False)
+
+    def weight_files(self) -> tuple[Path, ...]:
+        return self.model.files
+
+    def storage(self) -> Storage:
+        return self.model.storage()

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
-from backends.checkpoint import stored_bits
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
 from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import FolderModel
+from backends.checkpoint.folder import HuggingFaceFolder
 from backends.common import machine
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
@@ -29,6 +28,7 @@ from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import computing
 from backends.exllama.common import OUTPUT_FACTOR, check_model
+from backends.hub.repositories import local_folder
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ExLlamaV2Options(BaseModel):
     max_seq_len: int | None = Field(None, gt=0)
 
 
-class ExLlamaV2Backend(FolderModel, LogitsBackend):
+class ExLlamaV2Backend(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -63,6 +63,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         ),
         summary="EXL2, 4-bit GPTQ and unquantized models, logits on NVIDIA GPUs",
     )
+    files = HuggingFaceFolder
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -107,7 +108,7 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
 
         if not torch.cuda.is_available():
             raise ModelError("exllamav2 needs an NVIDIA GPU; torch sees none")
-        folder = self.folder
+        folder = local_folder(self.request.model_dir)
         try:
             self._load(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
@@ -144,9 +145,6 @@ class ExLlamaV2Backend(FolderModel, LogitsBackend):
         logits: torch.Tensor = self.model.forward(token_ids)
         self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.model.config.vocab_size]
-
-    def storage(self) -> Storage:
-        return stored_bits.storage_of(self.folder)
 
     def layers(self) -> tuple[LayerGroup, ...]:
         modules = self.model.modules_dict.values()

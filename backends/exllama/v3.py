@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
 from backends.checkpoint import files as checkpoint
-from backends.checkpoint import stored_bits
-from backends.checkpoint.folder import FolderModel
+from backends.checkpoint.folder import HuggingFaceFolder
 from backends.common import machine
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
@@ -31,6 +30,7 @@ from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import computing
 from backends.exllama.common import OUTPUT_FACTOR, check_model
+from backends.hub.repositories import local_folder
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ExLlamaV3Options(BaseModel):
         return self
 
 
-class ExLlamaV3Backend(FolderModel, LogitsBackend):
+class ExLlamaV3Backend(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -74,6 +74,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
         summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
         override_tensors=True,
     )
+    files = HuggingFaceFolder
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -107,7 +108,7 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
 
         if not torch.cuda.is_available():
             raise ModelError("exllamav3 needs an NVIDIA GPU; torch sees none")
-        folder = self.folder
+        folder = local_folder(self.request.model_dir)
         try:
             self._load(folder)
         except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
@@ -163,9 +164,6 @@ class ExLlamaV3Backend(FolderModel, LogitsBackend):
     def states(self) -> torch.Tensor:
         states: torch.Tensor = self.entered
         return states
-
-    def storage(self) -> Storage:
-        return stored_bits.storage_of(self.folder, self.request.override_tensors)
 
     def layers(self) -> tuple[LayerGroup, ...]:
         return group_layers(layer_of(module) for module in self._linears())

@@ -15,21 +15,21 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
-from backends.checkpoint import stored_bits
+from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsEngine, ModelFacts, Storage, Window
 from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import FolderModel
+from backends.checkpoint.folder import HuggingFaceFolder
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
 from backends.common.messages import one_line
 from backends.common.options import parse_options
-from backends.common.packages import check_installed, computing
+from backends.common.packages import check_installed
 from backends.hf.quantization import (
     check_complete,
     check_dtype,
@@ -69,7 +69,21 @@ class TransformersOptions(NoiseOptions):
     streaming_windows: int | None = Field(None, ge=1)
 
 
-class TransformersBackend(FolderModel, LogitsBackend):
+class TransformersFolder(HuggingFaceFolder):
+    """The same files, in the dtype that upstream gives each of its ways to load, and perhaps quantized on the way."""
+
+    def facts(self) -> ModelFacts:
+        found = super().facts()
+        return found if "dtype" in self.request.options else replace(found, dtype=default_dtype(self.request))
+
+    def storage(self) -> Storage:
+        on_load = (self.request.options.get("quantization_config") or {}).get("quant_method")
+        if on_load and not self.config.quantization:
+            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
+        return super().storage()
+
+
+class TransformersBackend(LogitsEngine):
     """A causal language model of Transformers."""
 
     capabilities = Capabilities(
@@ -80,6 +94,7 @@ class TransformersBackend(FolderModel, LogitsBackend):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         answers="tokens",
     )
+    files = TransformersFolder
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -95,8 +110,8 @@ class TransformersBackend(FolderModel, LogitsBackend):
         options = parse_options(TransformersOptions, request.options)
         seed_of(request.options)
         check_installed("accelerate", cls.capabilities.install)
-        remote = cls.is_remote(request)
-        stored = {} if remote else CheckpointConfig.read(local_folder(request.model_dir)).quantization
+        found = TransformersFolder(request)
+        stored = {} if found.is_remote else found.config.quantization
         for where, config in (("engine.quantization_config", options.quantization_config or {}), ("model_dir", stored)):
             check_packages(where, config)
         check_dtype(options.dtype or default_dtype(request), stored)
@@ -106,19 +121,15 @@ class TransformersBackend(FolderModel, LogitsBackend):
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
     @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        found = super().facts(request)
-        return found if "dtype" in request.options else replace(found, dtype=default_dtype(request))
-
-    @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
         if {"device_map", "max_memory"} & request.options.keys():
             return 0
         return None if request.load_fn in DEVICE_MAP_AUTO else 1
 
-    @classmethod
-    def versions(cls) -> dict[str, str]:
-        return computing()
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the model, which is on this machine; InputError if it is not."""
+        return local_folder(self.request.model_dir)
 
     @cached_property
     def stored_quantization(self) -> dict[str, Any]:
@@ -248,12 +259,6 @@ class TransformersBackend(FolderModel, LogitsBackend):
 
         asked = self.stored_quantization or self.options.quantization_config or {}
         return group_layers(transformers_layers.layers(self.model, asked, self.folder))
-
-    def storage(self) -> Storage:
-        on_load = (self.options.quantization_config or {}).get("quant_method")
-        if on_load and not self.stored_quantization:
-            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not say what that stores")
-        return stored_bits.storage_of(self.folder)
 
     def provenance(self) -> dict[str, Any]:
         parameters = next(self.model.parameters())

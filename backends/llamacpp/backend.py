@@ -17,20 +17,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
 from backends.checkpoint import gguf
 from backends.checkpoint.gguf_header import GgufTensor
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
 from backends.common.packages import check_installed, installed_versions
-from backends.common.watch import SILENT, Watch
-from backends.hub import repositories
 from backends.layers.groups import group_layers
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
@@ -40,7 +37,6 @@ from backends.llamacpp.options import LlamacppOptions, context_parameters, model
 if TYPE_CHECKING:
     import torch
 
-HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 NO_TILES = (
     "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
@@ -49,14 +45,7 @@ BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
 
 
-def hub_files(model_dir: str) -> tuple[str, list[str]]:
-    """The repository and the files, in order, of the model that ``owner/repo/file.gguf`` is a shard of."""
-    owner, name, path = model_dir.split("/", 2)
-    folder, slash, file = path.rpartition("/")
-    return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in gguf.shard_names(file)]
-
-
-class LlamacppBackend(LogitsBackend):
+class LlamacppBackend(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -66,9 +55,10 @@ class LlamacppBackend(LogitsBackend):
         install="pip install llama-cpp-python gguf (before it, on an NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on, on a CPU "
         "with AMX: CMAKE_ARGS=-DGGML_NATIVE=OFF)",
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
-        files=(".gguf",),
+        suffixes=(".gguf",),
         torch=False,
     )
+    files = gguf.GgufFiles
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -86,56 +76,9 @@ class LlamacppBackend(LogitsBackend):
     def check(cls, request: LoadRequest) -> None:
         parse_options(LlamacppOptions, request.options)
         check_installed("gguf", cls.capabilities.install)
-        if not (cls.is_remote(request) or Path(request.model_dir).exists()):
+        if not (cls.files(request).is_remote or Path(request.model_dir).exists()):
             hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
             raise InputError(f"model_dir: {request.model_dir}: no such path; {hub_model}")
-
-    @classmethod
-    def is_remote(cls, request: LoadRequest) -> bool:
-        match = HUB_FILE.fullmatch(request.model_dir)
-        return match is not None and not Path(match[1]).parent.is_dir()  # else a path, though it may be mistyped
-
-    @classmethod
-    def fetch(cls, request: LoadRequest, watch: Watch = SILENT) -> LoadRequest:
-        if not cls.is_remote(request):
-            return request
-        repo, files = hub_files(request.model_dir)
-        return replace(
-            request, model_dir=str(repositories.fetch("model", repo, request.revision, files, watch) / files[0])
-        )
-
-    @classmethod
-    def here(cls, request: LoadRequest) -> LoadRequest | None:
-        if not cls.is_remote(request):
-            return request
-        repo, files = hub_files(request.model_dir)
-        try:
-            return replace(
-                request, model_dir=str(repositories.cached("model", repo, request.revision, files, "") / files[0])
-            )
-        except InputError:
-            return None
-
-    @classmethod
-    def would_fetch(cls, request: LoadRequest) -> str:
-        repo, files = hub_files(request.model_dir)
-        return repositories.would_fetch(repo, request.revision, files)
-
-    @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        return gguf.read_model(Path(request.model_dir)).facts
-
-    @classmethod
-    def stamp(cls, request: LoadRequest) -> str:
-        return gguf.read_model(Path(request.model_dir)).stamp()
-
-    @classmethod
-    def weight_files(cls, request: LoadRequest) -> tuple[Path, ...]:
-        return tuple(gguf.read_model(Path(request.model_dir)).files)
-
-    @classmethod
-    def content(cls, request: LoadRequest) -> str:
-        return gguf.read_model(Path(request.model_dir)).stamp(times=False)
 
     @classmethod
     def gpus(cls, request: LoadRequest) -> int | None:
@@ -145,9 +88,6 @@ class LlamacppBackend(LogitsBackend):
     def versions(cls) -> dict[str, str]:
         found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
         return {**found, "llama.cpp build": ggml.build(), **ggml.environment()}
-
-    def storage(self) -> Storage:
-        return gguf.read_model(Path(self.request.model_dir)).storage()
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:

@@ -27,6 +27,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,15 @@ from backends.base import (
     LayerGroup,
     LoadRequest,
     ModelFacts,
-    ScoringBackend,
+    ScoringEngine,
     Storage,
     Task,
     TokenScores,
     Window,
 )
-from backends.checkpoint import nvfp4_scales, stored_bits
+from backends.checkpoint import nvfp4_scales
 from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import FolderModel
+from backends.checkpoint.folder import HuggingFaceFolder
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.dtypes import dtype_name
 from backends.common.engine_log import root_cause, warnings_in
@@ -51,6 +52,7 @@ from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.common.packages import computing
+from backends.hub.repositories import local_folder
 from backends.layers import kv_cache, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver, has_own_process
@@ -81,7 +83,23 @@ IMPORTED_ON_LOAD = (
 """What an ``LLM`` imports when it is made: 700 modules, without which a toy loads in 2.2 s and not in 5.1 s."""
 
 
-class VllmScoreBackend(FolderModel, ScoringBackend):
+class VllmFolder(HuggingFaceFolder):
+    """The same files, unless options say otherwise of the context, or have vLLM quantize while loading."""
+
+    def facts(self) -> ModelFacts:
+        found = super().facts()
+        return replace(found, context=None) if "hf_overrides" in self.request.options else found
+
+    def storage(self) -> Storage:
+        options = self.request.options
+        if how := quantized_on_load(options, quantized=bool(self.config.quantization)):
+            words = stored_on_load(options)
+            stored = f"to {words} ({how}); what that takes" if words else f"({how}); what that stores"
+            return Storage(note=f"quantized while loading {stored}, the checkpoint does not say")
+        return super().storage()
+
+
+class VllmScoreBackend(ScoringEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -93,6 +111,7 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         batches=True,
         answers="tokens",
     )
+    files = VllmFolder
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -108,11 +127,6 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         folder = Path(request.model_dir)
         if folder.is_dir():
             check_checkpoint(request, folder)
-
-    @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        found = super().facts(request)
-        return replace(found, context=None) if "hf_overrides" in request.options else found
 
     @classmethod
     def gpus(cls, request: LoadRequest) -> int:
@@ -134,6 +148,11 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
                 importlib.import_module(module)
         with suppress(ImportError):  # what is wrong with this vLLM, its load says
             importlib.import_module("backends.vllm.worker")
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the model, which is on this machine; InputError if it is not."""
+        return local_folder(self.request.model_dir)
 
     def load(self) -> None:
         folder, config = self.folder, CheckpointConfig.read(self.folder)
@@ -196,20 +215,12 @@ class VllmScoreBackend(FolderModel, ScoringBackend):
         except Exception as error:
             raise ModelError(f"vLLM stopped while scoring: {self._reason(error)}") from error
 
-    def storage(self) -> Storage:
-        quantized = bool(CheckpointConfig.read(self.folder).quantization)
-        if how := quantized_on_load(self.request.options, quantized=quantized):
-            words = stored_on_load(self.request.options)
-            stored = f"to {words} ({how}); what that takes" if words else f"({how}); what that stores"
-            return Storage(note=f"quantized while loading {stored}, the checkpoint does not say")
-        return stored_bits.storage_of(self.folder)
-
     def device_bytes(self) -> int | None:
         arguments = engine_arguments(self.request, CheckpointConfig.read(self.folder).raw, cpu=install.is_cpu_build())
         cache = arguments.get("kv_cache_memory_bytes")
         if cache is None or "gpu_memory_utilization" in self.request.options:  # vLLM takes a share of the GPU
             return None
-        files = sum(file.stat().st_size for file in self.weight_files(self.request))
+        files = sum(file.stat().st_size for file in self.files(self.request).weight_files())
         return files + ranks(self.request.options) * (int(cache) + WORKSPACE)
 
     @classmethod

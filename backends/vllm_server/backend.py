@@ -5,40 +5,24 @@ with the log-probability of each real token, of which nothing is rounded on the 
 float32), and computes the whole window, whatever its prefix cache holds.  Entropy, top-1 and KL divergence need more
 than such an answer holds; its ranks count ties, and so do not tell whether the real token is the most probable one.
 
-Before anything is scored, a sample is taken: 32 token ids are scored with ``TOP`` entries a position, which shows
-whether the server answers log-probabilities or logits.  The sample's values are part of the scores' key (``stamp``),
-since a server can be started again with other weights under the same name.  Values rounded to 0.01 nats survive float32
-noise.  Where other traffic on the server moves bf16 roundings (by 0.03 nats), they change, and the model is measured
-again, which costs time and nothing else.  Other weights would have to agree in all 31 values.  The sample is taken
-again when the model is loaded and before scores are kept: scores of a model that was swapped in are not kept.  A model
-that was swapped and swapped back in between is not noticed.
-
-The server's tokenizer must split ``WORDS`` into tokens that mean the same to the tokenizer of the data; tokens that do
-not occur in ``WORDS`` are not compared.
+What the model is, is asked before any window (``backends/vllm_server/served.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
-
-from backends.base import Capabilities, LoadRequest, ModelFacts, ScoringBackend, Storage, Task, TokenScores, Window
-from backends.checkpoint import gguf, stored_bits
+from backends.base import Capabilities, LoadRequest, ScoringEngine, Task, TokenScores, Window
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
-from backends.common.json_files import expanded
 from backends.common.options import parse_options
-from backends.hub import repositories
 from backends.vllm_server import answers
-from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url, real_logprobs
+from backends.vllm_server.client import Card, Sample, ServedModel, ServerError, real_logprobs
+from backends.vllm_server.served import ServedModelFiles, ServerOptions, is_stamped, over_a_connection, served_model
 
 if TYPE_CHECKING:
     import httpx2
@@ -47,20 +31,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class ServerOptions(BaseModel):
-    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, to know its stored size."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = None
-    api_key_env: str | None = None
-    concurrency: int = Field(32, gt=0)
-    timeout_s: float = Field(600.0, gt=0)
-    retries: int = Field(5, ge=0)
-    weights: str | None = None
-
-
-class VllmServerBackend(ScoringBackend):
+class VllmServerBackend(ScoringEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -74,6 +45,7 @@ class VllmServerBackend(ScoringBackend):
         here=False,
         answers="messages",
     )
+    files = ServedModelFiles
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -95,40 +67,8 @@ class VllmServerBackend(ScoringBackend):
                 )
             await served.sample(client, card.model)
 
-        stored_size(parse_options(ServerOptions, request.options))
+        ServedModelFiles(request).storage()
         over_a_connection(served_model(request), look)
-
-    @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> ModelFacts:
-            card = await served.card(client)
-            tokens = await served.vocabulary(client, card.model)
-            context = None if card.max_model_len is None else card.max_model_len - 1
-            return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
-
-        return over_a_connection(served_model(request), look)
-
-    @classmethod
-    def content(cls, request: LoadRequest) -> str:
-        return ""  # a server is the same from every machine
-
-    @classmethod
-    def stamp(cls, request: LoadRequest) -> str:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> str:
-            card = await served.card(client)
-            sample = await served.sample(client, card.model)
-            return json.dumps([served.server.url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
-
-        return over_a_connection(served_model(request), look)
-
-    @classmethod
-    def same_model(cls, stamp: str, other: str) -> bool:
-        try:
-            url, card, fingerprint, rounded = json.loads(stamp)
-            sample = Sample(np.array(rounded, np.float32), fingerprint)
-            return bool(json.loads(other)[0] == url) and is_stamped(other, Card(**card), sample)
-        except (ValueError, TypeError, LookupError):  # a stamp from a file, which may be damaged
-            return False
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -217,9 +157,6 @@ class VllmServerBackend(ScoringBackend):
                 f"{fingerprint} answers in place of {self.sample.fingerprint}; let one server stay at this URL"
             )
 
-    def storage(self) -> Storage:
-        return stored_size(self.options)
-
     def provenance(self) -> dict[str, Any]:
         assert self.card is not None
         assert self.sample is not None
@@ -237,57 +174,6 @@ class VllmServerBackend(ScoringBackend):
 
     def close(self) -> None:
         """Nothing to release: the server stays."""
-
-
-def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
-    """Whether a server still is what ``stamp`` saw, which is part of the scores' key."""
-    _, of_card, fingerprint, rounded = json.loads(stamp)
-    return asdict(card) == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
-
-
-def served_model(request: LoadRequest) -> ServedModel:
-    """The model that a request is about; InputError for what is wrong with its options."""
-    options = parse_options(ServerOptions, request.options)
-    server = Server(base_url(request.model_dir), api_key(options), options.timeout_s, options.retries)
-    return ServedModel(server, options.model)
-
-
-def api_key(options: ServerOptions) -> str | None:
-    """The server's key, from the environment.  No error quotes the option, which may hold the key by mistake."""
-    if options.api_key_env is None:
-        return None
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not (key.isascii() and key.isprintable() and key):  # else the HTTP library would quote it
-        raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
-    return key
-
-
-def stored_size(options: ServerOptions) -> Storage:
-    """Stored size of the model that ``weights`` names; InputError if its files are not there, or damaged."""
-    if options.weights is None:
-        return Storage(note="a server does not say what it stores; give engine.weights or override_*")
-    try:
-        if options.weights.endswith(".gguf"):
-            return gguf.read_model(expanded(options.weights)).storage()
-        return stored_bits.storage_of(repositories.resolve(options.weights, None, download=False))
-    except InputError as error:
-        raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
-
-
-Look = Callable[[ServedModel, "httpx2.AsyncClient"], Coroutine[Any, Any, T]]
-
-
-def over_a_connection(served: ServedModel, look: Look[T]) -> T:
-    """What ``look`` finds over a connection of its own; ModelError."""
-
-    async def connected() -> T:
-        async with served.server.client() as client:
-            return await look(served, client)
-
-    try:
-        return asyncio.run(connected())
-    except ServerError as error:
-        raise ModelError(f"{served.server.url}: {error}") from None
 
 
 async def first_of(tasks: set[asyncio.Task[T]]) -> set[asyncio.Task[T]]:

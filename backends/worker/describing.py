@@ -25,10 +25,11 @@ def describe(job: DescribeJob) -> Described:
     problem, silence, facts, stamp = "", "", None if capabilities.here else ModelFacts(), ""
     try:
         backend.check(job.request)
+        model = backend.files(job.request)
         if capabilities.here:
             check_pinned(job.request)
         else:
-            facts, stamp = backend.facts(job.request), backend.stamp(job.request)
+            facts, stamp = model.facts(), model.stamp()
     except InputError as error:
         problem = str(error)
     except ModelError as error:

@@ -27,7 +27,7 @@ def advice(job: LoadJob | DescribeJob, error: BaseException) -> str:
         return ""
     weights = None
     with suppress(Exception):  # an error in finding numbers must not hide the one that they are for
-        weights = backends.engine_class(job.engine)(job.request).storage().vram_bits
+        weights = backends.engine_class(job.engine).files(job.request).storage().vram_bits
     numbers = [f"its weights take {bytes_in_words(weights / 8)}"] if weights else []
     numbers += device_memory()
     found = f" ({', '.join(numbers)})" if numbers else ""

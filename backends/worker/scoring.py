@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.base import Backend, LogitsBackend, ScoringBackend, Task, TokenScores, Window
+from backends.base import Engine, LogitsEngine, ScoringEngine, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.reference.comparison import Comparison
 from backends.reference.reading import open_reference
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def token_scores(backend: Backend, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+def token_scores(backend: Engine, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
     """Scores of every window, as they become ready."""
-    if isinstance(backend, ScoringBackend):
+    if isinstance(backend, ScoringEngine):
         yield from backend.score(windows, task)
-    elif isinstance(backend, LogitsBackend):
+    elif isinstance(backend, LogitsEngine):
         yield from scores_of_logits(backend, list(windows), task)
     else:
-        raise TypeError(f"{type(backend).__name__} is neither a LogitsBackend nor a ScoringBackend")
+        raise TypeError(f"{type(backend).__name__} is neither a LogitsEngine nor a ScoringEngine")
 
 
-def scores_of_logits(backend: LogitsBackend, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
+def scores_of_logits(backend: LogitsEngine, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
     """Scores of every window from the logits that an engine hands out, in the order of the windows."""
     backend.prepare(windows)
     head = "" if task.record is None else backend.head()  # before the first logits: states are kept from here on
@@ -69,7 +69,7 @@ def compared(task: Task, logits: torch.Tensor) -> Comparison:
     return Comparison(store, (0, entries), logits.device, with_divergences=task.divergences)
 
 
-def scored_states(backend: LogitsBackend, window: Window) -> torch.Tensor:
+def scored_states(backend: LogitsEngine, window: Window) -> torch.Tensor:
     """The states [T, H] from which the window's scored tokens were predicted, just after ``logits`` of the window."""
     return scored_rows(backend.states(), window)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import backends
-from backends.base import Backend, LoadRequest, TokenScores, Window
+from backends.base import Engine, LoadRequest, TokenScores, Window
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
@@ -45,7 +45,7 @@ class Model:
     """
 
     request: LoadRequest
-    backend: Backend
+    backend: Engine
     load_seconds: float
     moments: dict[str, float]
     notes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Model:
 class Committer:
     """Collects the scores of finished windows, and writes them to a segment every ``COMMIT_S`` seconds."""
 
-    def __init__(self, job: ScoreJob, backend: Backend, windows: list[Window]) -> None:
+    def __init__(self, job: ScoreJob, backend: Engine, windows: list[Window]) -> None:
         self.job, self.backend = job, backend
         self.windows = {window.index: window for window in windows}
         self.waiting: list[tuple[Window, TokenScores]] = []

@@ -138,5 +138,5 @@ def model_lines(job: Job) -> list[str]:
     """A model in one line, with what of its files would be downloaded."""
     version = " ".join(job.described.installed or ())
     line = f"{job.request.label}: {job.engine} ({version.strip()}), {job.request.model_dir}"
-    with backends.other_engines_named():
-        return [f"{line}, {job.backend.would_fetch(job.request)}" if job.is_remote else line]
+    with backends.suggest_engine():
+        return [f"{line}, {job.files.would_fetch()}" if job.is_remote else line]

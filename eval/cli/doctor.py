@@ -73,12 +73,12 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
     if exists(path):
         return Patient(label, path)
     load_fn = backends.reader_of(name)
-    with backends.other_engines_named(), progress.phase(f"fetching {name}", unit="bytes") as phase:
+    with backends.suggest_engine(), progress.phase(f"fetching {name}", unit="bytes") as phase:
         if load_fn is not None:
-            backend = backends.resolve(load_fn, None)[1]
             request = LoadRequest(label, load_fn, name, 1, revision=revision)
-            if backend.is_remote(request):
-                return Patient(label, Path(backend.fetch(request, phase).model_dir))
+            model = backends.resolve(load_fn, None)[1].files(request)
+            if model.is_remote:
+                return Patient(label, Path(model.fetch(phase).model_dir))
         elif repositories.is_hub_id(name):
             return Patient(label, repositories.resolve(name, revision, watch=phase))
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")

@@ -86,13 +86,13 @@ class Node:
         found = describing.describe(question) if python is None else Hosts().describe(python, question)
         content = ""
         with suppress(CompareQError, OSError):
-            content = backends.engine_class(question.engine).content(question.request)
+            content = backends.engine_class(question.engine).files(question.request).content()
         return MESSAGE.dump_json(found), content
 
     def stamp(self, job: bytes) -> str:
         """The stamp of a request's model as it lies on this node; InputError if it is not there."""
         question = JOB.validate_json(job)
-        return backends.engine_class(question.engine).stamp(question.request)
+        return backends.engine_class(question.engine).files(question.request).stamp()
 
     def sees(self, file: str, text: str) -> bool:
         """Whether this node has a file that the driver has just written, at the same path."""

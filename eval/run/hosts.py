@@ -118,7 +118,7 @@ class Nodes(Protocol):
     ) -> tuple[Described, Kind]:
         """(what they have of a model's engine, the kind of machine on which the model of this label runs).
 
-        ``content``: of the model's files (``Backend.content``), None if they are still to be fetched.  InputError if
+        ``content``: of the model's files (``ModelFiles.content``), None if they are still to be fetched.  InputError if
         no machine fits.
         """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import backends
-from backends.base import Backend, LoadRequest, ModelFacts
+from backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
 from backends.common import machine
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import check_unicode
@@ -57,7 +57,7 @@ class Job:
 
     spec: ModelSpec
     engine: str
-    backend: type[Backend]
+    backend: type[Engine]
     request: LoadRequest
     python: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -65,9 +65,14 @@ class Job:
     kind: Kind | None = None
 
     @property
+    def files(self) -> ModelFiles:
+        """What the model is before it is loaded."""
+        return self.backend.files(self.request)
+
+    @property
     def is_remote(self) -> bool:
         """Whether the model still has to be fetched."""
-        return self.backend.is_remote(self.request)
+        return self.files.is_remote
 
     @property
     def is_settled(self) -> bool:
@@ -81,11 +86,11 @@ class Job:
 
     def facts(self) -> ModelFacts:
         """What the files of a fetched model say, or what a model elsewhere has said."""
-        return self.described.facts or self.backend.facts(self.request)
+        return self.described.facts or self.files.facts()
 
     def stamp(self) -> str:
         """What changes with a fetched model's files, or with a model elsewhere."""
-        return self.described.stamp if self.described.facts else self.backend.stamp(self.request)
+        return self.described.stamp if self.described.facts else self.files.stamp()
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
     """
     question, here = DescribeJob(job.engine, job.request), job.backend.capabilities.here
     if hosts.nodes is not None:
-        content = None if job.is_remote else job.backend.content(job.request)
+        content = None if job.is_remote else job.files.content()
         return hosts.nodes.place(job.request.label, job.spec.resources, job.python, question, content)
     if job.python is None and (here or hosts.in_process):
         return describing.describe(question), None
@@ -186,7 +191,7 @@ def wanted_gpus(job: Job, devices: Devices) -> int:
     wanted = job.backend.gpus(job.request) if job.spec.gpus is None else job.spec.gpus
     if wanted is not None or not devices.gpus:
         return wanted or 0
-    bits = None if job.is_remote else job.backend(job.request).storage().vram_bits
+    bits = None if job.is_remote else job.files.storage().vram_bits
     room = WEIGHTS_SHARE * devices.gpus[0].mib * 1024**2
     return 0 if bits is None or not room else min(math.ceil(bits / 8 / room), devices.slots)
 
@@ -282,9 +287,9 @@ def fetch(job: Job, session: Session) -> Job:
     if job.is_remote:
         with (
             session.progress.phase(f"fetching {job.request.model_dir}", unit="bytes") as phase,
-            backends.other_engines_named(),
+            backends.suggest_engine(),
         ):
-            job = replace(job, request=job.backend.fetch(job.request, Stoppable(phase, session.hosts.running)))
+            job = replace(job, request=job.files.fetch(Stoppable(phase, session.hosts.running)))
     local = check(job, session.hosts)
     if local.described.silence:
         raise ModelError(local.described.silence)
@@ -303,7 +308,7 @@ def on_text(local: Job, data: EvalData, session: Session, *, is_new: bool) -> Fe
 
 def without_download(job: Job, data: EvalData, session: Session) -> FetchedJob | None:
     """The job, if its model is on this machine already; None if something would have to be downloaded."""
-    request = job.backend.here(job.request)
+    request = job.files.cached()
     return None if request is None else identified(replace(job, request=request), data, session)
 
 
@@ -325,7 +330,7 @@ def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
     if (edge := job.facts().rope_changes_above) is not None:  # the longest window of a run decides for all of them
         identity["long_rope"] = job.request.max_tokens > edge
     if session.verify_weights:
-        identity["weights"] = [digest_of(file, session) for file in job.backend.weight_files(job.request)]
+        identity["weights"] = [digest_of(file, session) for file in job.files.weight_files()]
     return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)
 
 

@@ -187,7 +187,7 @@ def as_json(reference: HeldReference, n_tokens: int) -> dict[str, Any]:
     """The reference for results.json, with the bytes that its store takes for each of ``n_tokens`` scored tokens."""
     known: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
     if reference.job is not None:
-        known["content"] = reference.job.backend.content(reference.job.request)
+        known["content"] = reference.job.files.content()
     try:
         store = open_reference(reference.path)
     except InputError:  # the scores came from the cache, and the store has been deleted since

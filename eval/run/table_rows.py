@@ -39,7 +39,7 @@ def scored_row(
     record = stored.run_record
     return replace(
         row_of(job),
-        storage=overridden(replace(job.backend(job.request).storage(), file_bytes=file_bytes(job)), job.spec),
+        storage=overridden(replace(job.files.storage(), file_bytes=file_bytes(job)), job.spec),
         estimates=found,
         windows=stored.windows,
         load_seconds=record["load_seconds"],
@@ -74,7 +74,7 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
 def file_bytes(job: Job) -> int | None:
     """Bytes on disk of the files that the engine loads; None where they are not here (a server, or removed since)."""
     try:
-        return sum(file.stat().st_size for file in job.backend.weight_files(job.request)) or None
+        return sum(file.stat().st_size for file in job.files.weight_files()) or None
     except OSError:
         return None
 

@@ -22,9 +22,9 @@ with contextlib.redirect_stdout(io.StringIO()):
 """
 GGUF = """
 from backends.base import LoadRequest
-from backends.llamacpp.backend import LlamacppBackend
+from backends.checkpoint.gguf import GgufFiles
 watch = Watch()
-found = LlamacppBackend.fetch(LoadRequest("m", "llamacpp", {name!r}, 16), watch)
+found = GgufFiles(LoadRequest("m", "llamacpp", {name!r}, 16)).fetch(watch)
 value = [found.model_dir, watch.total, watch.done]
 """
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
@@ -133,7 +133,7 @@ def test_gguf_files(server: Hub, tmp_path: Path) -> None:
             "org/repo-GGUF: no file Q4/n.gguf on the hub (did you mean 'Q4/m.gguf'?)"
         )
         split = "LoadRequest('m', 'llamacpp', 'org/repo-GGUF/Q8/m-00001-of-00002.gguf', 16)"
-        assert client.run(f"value = LlamacppBackend.would_fetch({split})") == "in the local cache"
+        assert client.run(f"value = GgufFiles({split}).would_fetch()") == "in the local cache"
         assert client.refusal(GGUF.format(name="org/none/m.gguf")) == f"org/none: {WHY}"
         client.run("from huggingface_hub import constants; constants.HF_HUB_OFFLINE = True")
         assert client.run(GGUF.format(name="org/repo-GGUF/Q8/m-00001-of-00002.gguf"))[0] == place

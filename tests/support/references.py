@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.base import LogitsBackend, Task
+from backends.base import LogitsEngine, Task
 from backends.reference.reading import open_reference
 from backends.reference.store import seal
 from backends.worker import scoring
 from tests.support.toy import toy_windows
 
 
-def kept_as_reference(backend: LogitsBackend, folder: Path) -> tuple[str, str]:
+def kept_as_reference(backend: LogitsEngine, folder: Path) -> tuple[str, str]:
     """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
     building = folder / "building"
     building.mkdir()

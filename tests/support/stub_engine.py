@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
-from backends.base import Capabilities, LoadRequest, LogitsBackend, ModelFacts, Storage, Window
+from backends.base import Capabilities, LoadRequest, LogitsEngine, ModelFacts, ModelFiles, Window
 from backends.common.head import Head
 from backends.common.options import parse_options
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
@@ -64,12 +64,24 @@ def rounding_of_rows() -> float:
     return 1e-9 if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32) else 0.0
 
 
-class StubBackend(LogitsBackend):
+class StubFiles(ModelFiles):
+    """The stub's folder."""
+
+    def facts(self) -> ModelFacts:
+        head = load_file(Path(self.request.model_dir) / "model.safetensors")["head"]
+        return ModelFacts(vocab_size=len(head), tokenizer=Path(self.request.model_dir))
+
+    def stamp(self) -> str:
+        return hashlib.sha256((Path(self.request.model_dir) / "model.safetensors").read_bytes()).hexdigest()
+
+
+class StubBackend(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
         load_fns=("stub",), fwd_fn="stub", packages=(), install="nothing to install", summary="for tests"
     )  # fmt: skip
+    files = StubFiles
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
@@ -78,23 +90,11 @@ class StubBackend(LogitsBackend):
         self.last = torch.empty(0)
 
     @classmethod
-    def facts(cls, request: LoadRequest) -> ModelFacts:
-        head = load_file(Path(request.model_dir) / "model.safetensors")["head"]
-        return ModelFacts(vocab_size=len(head), tokenizer=Path(request.model_dir))
-
-    @classmethod
-    def stamp(cls, request: LoadRequest) -> str:
-        return hashlib.sha256((Path(request.model_dir) / "model.safetensors").read_bytes()).hexdigest()
-
-    @classmethod
     def versions(cls) -> dict[str, str]:
         return {}
 
     def load(self) -> None:
         """The weights are read with every window."""
-
-    def storage(self) -> Storage:
-        return Storage(note="a stub stores nothing")
 
     def logits(self, window: Window) -> torch.Tensor:
         self.last, head = states_and_head(self.folder, window.token_ids.tolist(), self.dtype)

@@ -104,7 +104,7 @@ def checked(session: Session, asked: Asked) -> Job:
 
 def stamped(job: Job) -> Job:
     """The job with what its model's files, or its server, are now."""
-    stamp = job.backend.content(job.request) if job.backend.capabilities.here else job.stamp()
+    stamp = job.files.content() if job.backend.capabilities.here else job.stamp()
     return replace(job, request=replace(job.request, stamp=stamp))
 
 
@@ -189,7 +189,7 @@ def make(session: Session, asked: Asked) -> tuple[list[dict[str, Any]], Model]:
     found = prompts.read(asked.file)
     model = ready(session, asked, found)
     made, keys = made_by(asked, model), [prompt.key for prompt in found]
-    with files.opened(asked.output, made, model.job.backend.same_model, extends=asked.extends) as partial:
+    with files.opened(asked.output, made, model.job.files.same_model, extends=asked.extends) as partial:
         partial.check_asked(keys, asked.file)
         answered(session, asked, model, found, partial)
         as_text = asked.sampling.as_text

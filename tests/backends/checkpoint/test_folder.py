@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from backends.base import LoadRequest
-from backends.checkpoint.folder import FolderModel
-from backends.hf.backend import TransformersBackend
+from backends.checkpoint.folder import HuggingFaceFolder
 from backends.hub import repositories
 from tests.support.toy import refusal
 
@@ -24,14 +22,10 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repositories, "resolve", resolve)
 
 
-@pytest.mark.parametrize("ask", [FolderModel.facts, FolderModel.stamp, FolderModel.content])
-def test_a_folder_is_not_resolved_again(ask: Callable[[LoadRequest], object], toy_model: Path) -> None:
-    ask(LoadRequest("x", "transformers", str(toy_model), 10))
-    gone = LoadRequest("x", "transformers", str(toy_model / "gone"), 10)
-    assert refusal(ask, gone) == f"{toy_model / 'gone'}: no such folder"
+@pytest.mark.parametrize("ask", ["facts", "stamp", "content"])
+def test_a_folder_is_not_resolved_again(ask: str, toy_model: Path) -> None:
+    def asked(folder: Path) -> object:
+        return getattr(HuggingFaceFolder(LoadRequest("x", "transformers", str(folder), 10)), ask)()
 
-
-def test_a_backend_knows_its_folder(toy_model: Path) -> None:
-    backend = TransformersBackend(LoadRequest("x", "transformers", str(toy_model), 10))
-    assert backend.folder == toy_model
-    assert backend.storage().bpw_layer == 16.0
+    asked(toy_model)
+    assert refusal(asked, toy_model / "gone") == f"{toy_model / 'gone'}: no such folder"

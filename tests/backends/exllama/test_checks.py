@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 import backends
-from backends.base import Backend, LoadRequest
+from backends.base import Engine, LoadRequest
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import ModelError
 from backends.exllama.v2 import ExLlamaV2Backend
 from backends.exllama.v3 import ExLlamaV3Backend
 from tests.support.toy import Ran, refusal
 
-BACKENDS: dict[str, type[Backend]] = {"exllamav2": ExLlamaV2Backend, "exllamav3": ExLlamaV3Backend}
+BACKENDS: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Backend, "exllamav3": ExLlamaV3Backend}
 
 
 def request(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, LogitsBackend, Task, Window
+from backends.base import LoadRequest, LogitsEngine, Task, Window
 from backends.common.packages import installed_versions
 from backends.exllama.v2 import ExLlamaV2Backend
 from backends.exllama.v3 import ExLlamaV3Backend
@@ -149,7 +149,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
     ],
 )
 def test_a_later_token_does_not_move_an_earlier_score(
-    backend_class: type[LogitsBackend], toy_model: Path, fitting_toy: Path
+    backend_class: type[LogitsEngine], toy_model: Path, fitting_toy: Path
 ) -> None:
     """What exllamav2's own SDPA path gets wrong."""
     engine = backend_class.capabilities.load_fns[0]

@@ -13,7 +13,7 @@ import torch
 
 from backends.base import LoadRequest
 from backends.common.errors import InputError, ModelError
-from backends.hf.backend import TransformersBackend
+from backends.hf.backend import TransformersBackend, TransformersFolder
 from backends.hf.quantization import PACKAGES, check_resident
 from tests.support.toy import BPW_BF16, refusal
 from tests.support.transformers_models import changed
@@ -33,7 +33,7 @@ def checked(folder: Path, **options: Any) -> None:
 
 def test_stored_size(toy_model: Path) -> None:
     """2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights and a head of 320 x 64, all bf16."""
-    storage = TransformersBackend(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
+    storage = TransformersFolder(LoadRequest("toy", "transformers", str(toy_model), 10)).storage()
     assert (storage.bpw_layer, storage.bpw_head) == (BPW_BF16, BPW_BF16)
     assert storage.vram_bits == 16 * (81_920 + 20_480)
 

@@ -216,5 +216,6 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     backend.logits(toy_windows(1, 20)[0])
     first = backend.layers()[0].layer
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
-    assert backend.storage().bpw_layer is None
-    assert "bitsandbytes" in backend.storage().note
+    storage = backend.files(backend.request).storage()
+    assert storage.bpw_layer is None
+    assert "bitsandbytes" in storage.note

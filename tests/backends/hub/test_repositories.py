@@ -34,7 +34,7 @@ FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to
 FETCH = """
 import backends
 watch = Watch()
-with backends.other_engines_named():
+with backends.suggest_engine():
     folder = repositories.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
 value = [str(folder), watch.total, watch.done, watch.said]
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from backends.base import LoadRequest, LogitsBackend, Task, Window
+from backends.base import LoadRequest, LogitsEngine, Task, Window
 from backends.checkpoint import gguf as gguf_file
 from backends.common.errors import ModelError
 from backends.hf.backend import TransformersBackend
@@ -35,7 +35,8 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
         torch.testing.assert_close(logits, theirs.logits(window).cpu(), atol=2e-3, rtol=0)
         (scores,) = scoring.token_scores(ours, [window], Task())
         np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
-    assert (ours.facts(ours.request).vocab_size, ours.facts(ours.request).context) == (TOY_VOCAB, TOY_CONTEXT)
+    facts = ours.files(ours.request).facts()
+    assert (facts.vocab_size, facts.context) == (TOY_VOCAB, TOY_CONTEXT)
     ours.close()
     theirs.close()
 
@@ -102,7 +103,7 @@ def opticks() -> list[Window]:
     return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
 
 
-def perplexity(backend: LogitsBackend, windows: list[Window]) -> float:
+def perplexity(backend: LogitsEngine, windows: list[Window]) -> float:
     backend.load()
     scores = list(scoring.token_scores(backend, windows, Task()))
     backend.close()
@@ -122,4 +123,4 @@ def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Win
         *((f"blk.*.{name}.weight", 30, "q4_1") for name in
           ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),
     ]  # fmt: skip
-    assert gguf_file.read_model(find_gguf()).storage() == ours.storage()
+    assert gguf_file.read_model(find_gguf()).storage() == ours.files(ours.request).storage()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backends.checkpoint.gguf import GgufFiles
 from backends.llamacpp.backend import LlamacppBackend
 from backends.llamacpp.options import LlamacppOptions, context_parameters, model_parameters
 from tests.support.llama_cpp import request_for
@@ -33,22 +34,22 @@ def test_path_that_is_nowhere() -> None:
 def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = request_for("demo/models/x.gguf")
-    assert LlamacppBackend.is_remote(wanted)
+    assert GgufFiles(wanted).is_remote
     (tmp_path / "demo").mkdir()
-    assert not LlamacppBackend.is_remote(wanted)
+    assert not GgufFiles(wanted).is_remote
     assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppBackend.check, wanted)
 
 
 def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = request_for("owner/repo-GGUF/Q8/m-00002-of-00002.gguf")
     LlamacppBackend.check(wanted)
-    assert LlamacppBackend.is_remote(wanted)
+    assert GgufFiles(wanted).is_remote
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "repo").mkdir(parents=True)
     (tmp_path / "owner" / "repo" / "m.gguf").touch()
     local = request_for("owner/repo/m.gguf")
-    assert not LlamacppBackend.is_remote(local)
-    assert LlamacppBackend.fetch(local) is local
+    assert not GgufFiles(local).is_remote
+    assert GgufFiles(local).fetch() is local
 
 
 def test_what_llama_cpp_is_told() -> None:

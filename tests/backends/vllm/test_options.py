@@ -14,7 +14,7 @@ from backends.base import LoadRequest
 from backends.checkpoint.config import CheckpointConfig, KVShape
 from backends.common.errors import InputError
 from backends.vllm import install
-from backends.vllm.backend import VllmScoreBackend
+from backends.vllm.backend import VllmFolder, VllmScoreBackend
 from backends.vllm.options import (
     ONLINE,
     check_checkpoint,
@@ -159,12 +159,12 @@ def test_folders_of_which_vllm_makes_something_else(
 
 
 def test_quantized_while_loading_has_no_stored_size(toy_model: Path) -> None:
-    storage = VllmScoreBackend(request_for(toy_model, quantization="fp8")).storage()
+    storage = VllmFolder(request_for(toy_model, quantization="fp8")).storage()
     assert (storage.bpw_layer, storage.vram_bits) == (None, None)
     assert storage.note == (
         "quantized while loading to fp8 tensor (quantization); what that takes, the checkpoint does not say"
     )
-    assert VllmScoreBackend(request_for(toy_model)).storage().bpw_layer == 16.0
+    assert VllmFolder(request_for(toy_model)).storage().bpw_layer == 16.0
 
 
 @pytest.mark.parametrize(

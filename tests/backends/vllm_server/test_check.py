@@ -12,6 +12,7 @@ import pytest
 from backends.common.errors import ModelError
 from backends.vllm_server import client
 from backends.vllm_server.backend import VllmServerBackend
+from backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import refusal
 from tests.support.vllm_server import KEY, Stub, choice, described, gold, locked, moved, request_for, two, without
 
@@ -72,7 +73,7 @@ def test_a_server_that_fits(stub: Stub) -> None:
     two(stub)
     request = request_for(f"{stub.url}/v1/", 255, model="lora")
     VllmServerBackend.check(request)
-    assert VllmServerBackend.facts(request).context == 255
+    assert ServedModelFiles(request).facts().context == 255
     backend = VllmServerBackend(request)
     backend.load()
     said = backend.provenance()

@@ -19,6 +19,7 @@ import pytest
 from backends.base import Task, Window
 from backends.vllm.backend import VllmScoreBackend
 from backends.vllm_server.backend import VllmServerBackend
+from backends.vllm_server.served import ServedModelFiles
 from tests.support.chats import encoded
 from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
 from tests.support.traces import assert_greedy
@@ -115,7 +116,7 @@ def test_real_server_from_the_command_line(
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 0, ran.err
     assert "16.00" in ran.out
-    assert VllmServerBackend.stamp(request_for(real_server)) == VllmServerBackend.stamp(request_for(real_server))
+    assert ServedModelFiles(request_for(real_server)).stamp() == ServedModelFiles(request_for(real_server)).stamp()
 
 
 @pytest.mark.engine

@@ -14,6 +14,7 @@ import pytest
 
 from backends.common.errors import ModelError
 from backends.vllm_server.backend import VllmServerBackend
+from backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import (
     Stub,
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 def test_stamp_follows_the_weights(stub: Stub) -> None:
     def stamp() -> str:
-        return VllmServerBackend.stamp(request_for(stub.url))
+        return ServedModelFiles(request_for(stub.url)).stamp()
 
     first = stamp()
     moved(-1e-4)(stub)
@@ -79,13 +80,13 @@ def new_root(stub: Stub) -> None:
 @pytest.mark.parametrize("change", [new_weights, new_configuration, new_root])
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
-    stamped = replace(request, stamp=VllmServerBackend.stamp(request))
+    stamped = replace(request, stamp=ServedModelFiles(request).stamp())
     VllmServerBackend(stamped).load()
     change(stub)
     with pytest.raises(ModelError) as caught:
         VllmServerBackend(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerBackend(replace(request, stamp=VllmServerBackend.stamp(request))).load()  # under a key of its own
+    VllmServerBackend(replace(request, stamp=ServedModelFiles(request).stamp())).load()  # under a key of its own
 
 
 def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Backend, LoadRequest, LogitsBackend, Storage, Task, TokenScores, Window
+from backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
 from backends.common import head
 from backends.common.errors import ModelError
 from backends.reference import comparison
@@ -25,7 +25,7 @@ from tests.support.toy import brute_force, toy_windows, with_gaps
 REQUEST = LoadRequest("given", "given", "none", 100)
 
 
-class Neither(Backend):
+class Neither(Engine):
     """An engine that can only be opened and closed."""
 
     @classmethod
@@ -34,13 +34,10 @@ class Neither(Backend):
 
     def load(self) -> None: ...
 
-    def storage(self) -> Storage:
-        return Storage()
-
     def close(self) -> None: ...
 
 
-class Given(Neither, LogitsBackend):
+class Given(Neither, LogitsEngine):
     """An engine whose logits are given; it shows no head."""
 
     def __init__(self, logits: Mapping[int, torch.Tensor]) -> None:

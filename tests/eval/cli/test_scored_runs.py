@@ -41,7 +41,7 @@ def test_results_json_says_what_ran(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, spec = write_specs([FAKE], dataset_display_name="letters")
-    monkeypatch.setattr(FakeBackend, "weight_files", lambda _: (data, spec))
+    monkeypatch.setattr(FakeBackend.files, "weight_files", lambda _: (data, spec))
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["format"] == 5
@@ -52,7 +52,7 @@ def test_results_json_says_what_ran(
     assert written["data"]["spec"]["dataset_display_name"] == "letters"
     assert len(written["models"][0]["spec_sha256"]) == 64
     assert written["models"][0]["layer_bpw"] is None
-    assert written["models"][0]["storage_note"] == "a fake model stores nothing"
+    assert written["models"][0]["storage_note"] == "this model has no files"
     assert written["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import backends
-from backends.base import Backend, LoadRequest, ModelFacts, Storage
+from backends.base import Engine, LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
@@ -38,21 +38,24 @@ def devices(count: int, mib: float = GPU_MIB) -> Devices:
 def job(needs: int | None, weights: float | None = None, *, remote: bool = False, **keys: Any) -> Job:
     """A model of an engine that needs so many GPUs, with weights of so many bytes."""
 
-    class Engine(FakeBackend):
-        @classmethod
-        def gpus(cls, request: LoadRequest) -> int | None:
-            return needs
-
-        @classmethod
-        def is_remote(cls, request: LoadRequest) -> bool:
+    class Files(ModelFiles):
+        @property
+        def is_remote(self) -> bool:
             return remote
 
         def storage(self) -> Storage:
             assert not remote
             return Storage(vram_bits=None if weights is None else weights * 8)
 
+    class Needing(FakeBackend):
+        files = Files
+
+        @classmethod
+        def gpus(cls, request: LoadRequest) -> int | None:
+            return needs
+
     spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", **keys}, Path("m.json"))
-    return Job(spec, "fake", Engine, REQUEST)
+    return Job(spec, "fake", Needing, REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,7 @@ def test_without_gpus_nothing_is_measured() -> None:
 )
 def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
     """0: all, since the options name GPUs by their places among all."""
-    backend: type[Backend] = backends.resolve(load_fn, None)[1]
+    backend: type[Engine] = backends.resolve(load_fn, None)[1]
     assert backend.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
 
 
@@ -158,7 +161,7 @@ def test_a_line_says_what_float32_would_gain(
 ) -> None:
     monkeypatch.setattr(machine, "emulates_bf16", lambda: emulates)
     monkeypatch.setattr(FakeBackend, "capabilities", replace(FakeBackend.capabilities, torch=True))
-    monkeypatch.setattr(FakeBackend, "facts", classmethod(lambda cls, request: ModelFacts(dtype=dtype)))
+    monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
     on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))
     for_cpus = replace(on_gpu, described=Described(("fake", ""), cpu_only=True))
     line = emulated_dtypes([job(0), job(0, remote=True), on_gpu, for_cpus])
@@ -174,19 +177,16 @@ def test_a_line_says_what_float32_would_gain(
 )  # fmt: skip
 def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
     request = LoadRequest("m", load_fn, str(toy_model), 100, options)
-    assert backends.resolve(load_fn, None)[1].facts(request).dtype == gold
+    assert backends.resolve(load_fn, None)[1].files(request).facts().dtype == gold
 
 
 @pytest.mark.parametrize("edge", [None, 100])
-def test_rotary_factors_of_long_contexts_are_other_scores(tmp_path: Path, edge: int | None) -> None:
+def test_rotary_factors_of_long_contexts_are_other_scores(
+    tmp_path: Path, edge: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
-
-    class Engine(FakeBackend):
-        @classmethod
-        def facts(cls, request: LoadRequest) -> ModelFacts:
-            return ModelFacts(rope_changes_above=edge)
-
-    session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), backend=Engine)
+    monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
+    session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), backend=FakeBackend)
     jobs = [replace(made, request=replace(REQUEST, max_tokens=longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identified(each, SimpleNamespace(series="s"), session).identity for each in jobs)
     assert short == at_edge

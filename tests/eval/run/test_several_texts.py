@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import backends
-from backends.base import LoadRequest, ModelFacts
+from backends.base import ModelFacts, ModelFiles
 from backends.common.errors import ModelError
 from backends.common.machine import Gpu
 from backends.fake import FakeBackend
@@ -204,10 +204,10 @@ def test_texts_on_both_sides_of_a_change_of_rope_are_refused(start: Start, monke
     """A model's context, and so its rotary factors, would be those of the longest text."""
     edge = 0
 
-    def facts(request: LoadRequest) -> ModelFacts:
-        return ModelFacts(rope_changes_above=edge if request.label == "a" else None)
+    def facts(files: ModelFiles) -> ModelFacts:
+        return ModelFacts(rope_changes_above=edge if files.request.label == "a" else None)
 
-    monkeypatch.setattr(FakeBackend, "facts", facts)
+    monkeypatch.setattr(ModelFiles, "facts", facts)
     run = start(three())
     lengths = sorted(text["data"]["window_length"] for text in run().texts.values())
     edge = lengths[0]

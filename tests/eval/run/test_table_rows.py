@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from backends.base import Backend, LoadRequest
+from backends.base import Engine, LoadRequest
 from backends.fake import FakeBackend
 from backends.hf.backend import TransformersBackend
 from backends.llamacpp.backend import LlamacppBackend
@@ -17,7 +17,7 @@ from eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
 
 
-def job(backend: type[Backend], model: Path | str, *override_tensors: Path) -> Job:
+def job(backend: type[Engine], model: Path | str, *override_tensors: Path) -> Job:
     spec = ModelSpec(load_fn=backend.capabilities.load_fns[0], model_dir=str(model))
     request = LoadRequest("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
     return Job(spec, "engine", backend, request)

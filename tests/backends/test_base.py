@@ -1,0 +1,31 @@
+"""The contract with engines: the smallest one, which the contract's docstring shows, runs as it stands there."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from backends import base
+from backends.base import LoadRequest, Task
+from backends.worker import scoring
+from tests.support.toy import toy_windows
+
+
+def test_the_engine_in_the_docstring_is_whole() -> None:
+    """Each of its 1,000 tokens has the probability 1 / 1,000."""
+    assert base.__doc__ is not None
+    shown = base.__doc__[base.__doc__.index("    class ") : base.__doc__.index("What this file does not know")]
+    names: dict[str, Any] = dict(vars(base))
+    exec(f"from __future__ import annotations\n{textwrap.dedent(shown)}", names)
+    request = LoadRequest("uniform", "uniform", "none", 100)
+    engine = names["UniformEngine"](request)
+    engine.check(request)
+    engine.load()
+    windows = toy_windows(2, 50)
+    for scores in scoring.token_scores(engine, windows, Task()):
+        np.testing.assert_allclose(scores.logprob, -np.log(1000), rtol=1e-6)
+    engine.close()
+    assert engine.files(request).storage().vram_bits is None
+    assert "torch" in engine.versions()
