@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,7 +133,7 @@ def has_touched_gpu() -> bool:
 
 class Forks:
     """The forks of an engine process: ``workers`` are the process ids of those that are there, which lead their groups,
-    each with its channel to the driver.
+    each with the pipe by which the driver is told how it ended.
 
     ``before``: what signals that ask a run to end did to this process before it ignored them; ``lacking``: why this
     Python can run no worker; ``why``: why the engine's workers cannot be forked from here.
@@ -140,7 +141,7 @@ class Forks:
 
     def __init__(self, control: socket.socket, before: Mapping[int, Any], lacking: str = "", why: str = "") -> None:
         self.control, self.before, self.lacking, self.why = control, before, lacking, why
-        self.workers: dict[int, int] = {}
+        self.workers: dict[int, Connection] = {}
         self.woken, self.waking = os.pipe()
         os.set_blocking(self.waking, False)
 
@@ -167,26 +168,30 @@ class Forks:
             return False
         for each in descriptors:
             os.set_inheritable(each, False)  # an engine's own processes must not hold a channel open
-        jobs, messages, log = descriptors
+        channel, ending, log = Connection(descriptors[0]), Connection(descriptors[1], readable=False), descriptors[2]
         if self.lacking:
-            tell(messages, type="failed", reason=self.lacking)
+            tell(ending, type="failed", reason=self.lacking)
         elif self.why:
-            tell(messages, type="refused", why=self.why)
+            tell(ending, type="refused", why=self.why)
         else:
             sys.stdout.flush()
-            parent, worker = os.getpid(), forked(messages)
-            if worker == 0:
-                self.become_worker(parent, jobs, messages, log, json.loads(data))
-            if worker is not None:
+            parent = os.getpid()
+            try:
+                worker = os.fork()
+            except OSError as error:  # no room for one more process is one worker's failure
+                tell(ending, type="failed", reason=f"its worker cannot be forked: {error.strerror}")
+            else:
+                if worker == 0:
+                    ending.close()
+                    self.become_worker(parent, channel, log, json.loads(data))
                 with suppress(OSError):  # the worker does so itself, and may have started another program
                     os.setpgid(worker, worker)
-                self.workers[worker] = messages
-                descriptors.remove(messages)
-        for each in descriptors:
-            os.close(each)
+                self.workers[worker] = ending
+        channel.close()
+        os.close(log)
         return True
 
-    def become_worker(self, parent: int, jobs: int, messages: int, log: int, asked: dict[str, Any]) -> NoReturn:
+    def become_worker(self, parent: int, channel: Connection, log: int, asked: dict[str, Any]) -> NoReturn:
         """Do the driver's jobs in a forked process, and end it."""
         try:
             os.setpgid(0, 0)
@@ -197,14 +202,15 @@ class Forks:
                 signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
             for output in (1, 2):
                 os.dup2(log, output)
-            for each in (self.control.fileno(), self.woken, self.waking, log, *self.workers.values()):
+            for each in (self.control.fileno(), self.woken, self.waking, log):
                 os.close(each)
+            for ending in self.workers.values():
+                ending.close()
             os.environ[WORKER] = "1"
             faulthandler.enable()  # a crash says in the log where it was
             from backends.worker import serving
 
-            with os.fdopen(jobs, "rb") as lines, os.fdopen(messages, "wb", buffering=0) as channel:
-                serving.serve(lines, channel, **asked)
+            serving.serve(channel, **asked)
             atexit._run_exitfuncs()
             code = 0
         except BaseException:
@@ -220,24 +226,13 @@ class Forks:
             ended, status = os.waitpid(worker, os.WNOHANG)
             if ended:
                 end_group(worker)
-                channel = self.workers.pop(worker)
-                tell(channel, type="ended", status=os.waitstatus_to_exitcode(status))
-                os.close(channel)
+                tell(self.workers.pop(worker), type="ended", status=os.waitstatus_to_exitcode(status))
 
 
-def forked(messages: int) -> int | None:
-    """The number of a new process, 0 in it; None if the system has no room for one, which is one worker's failure."""
-    try:
-        return os.fork()
-    except OSError as error:
-        tell(messages, type="failed", reason=f"its worker cannot be forked: {error.strerror}")
-        return None
-
-
-def tell(channel: int, **message: Any) -> None:
-    """Send the driver a message of ``backends/worker/messages.py``, perhaps after one that a worker has begun."""
-    with suppress(BrokenPipeError):
-        os.write(channel, b"\n" + json.dumps(message).encode() + b"\n")
+def tell(ending: Connection, **message: Any) -> None:
+    """Send the driver the only message of a worker's end (``backends/worker/messages.py``)."""
+    with ending, suppress(BrokenPipeError):
+        ending.send_bytes(json.dumps(message).encode())
 
 
 def end_group(group: int) -> None:

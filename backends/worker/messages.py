@@ -1,18 +1,20 @@
-"""What travels between the driver and a worker: a job goes in, messages come out, each as one line of JSON."""
+"""What travels between the driver and a worker: a job goes in, messages come out, each as JSON."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from backends.base import LoadRequest, ModelFacts, Task, Window
 from backends.common import checked
-from backends.common.answers import Answer, Question, Sampling
+from backends.common.answers import Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.messages import one_line
 
@@ -72,10 +74,10 @@ class DescribeJob:
 
 @dataclass(frozen=True)
 class CallJob:
-    """Call a function, ``module:name``, with a function that sends ``Told``, and with keyword ``arguments`` (JSON)."""
+    """Call a function, ``module:name``, with a function that sends ``Told``, and with keyword ``arguments``."""
 
     function: str
-    arguments: str
+    arguments: dict[str, Any]
     type: Literal["call"] = "call"
 
 
@@ -92,52 +94,35 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """The model is loaded, after so many seconds."""
-
-    seconds: float
-    type: Literal["loaded"] = "loaded"
-
-
-@dataclass(frozen=True)
-class Scored:
-    """So many windows more are scored."""
-
-    windows: int
-    type: Literal["scored"] = "scored"
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One question is answered."""
-
-    answer: Answer
-    type: Literal["answered"] = "answered"
-
-
-@dataclass(frozen=True)
-class Said:
-    """One line for the user."""
-
-    line: str
-    type: Literal["said"] = "said"
-
-
-@dataclass(frozen=True)
 class Told:
-    """What a called function tells on its way: of what ``kind``, and its ``content`` as JSON."""
+    """What a worker tells on its way, by its ``kind``, with its ``content`` (JSON types).
+
+    "advance": so many units, windows or prompts, are done; "say": a line for the user; "answer": the fields of an
+    ``Answer``; "done": all windows are scored and committed, and the session's record is written, or all questions are
+    answered, so that only the engine has to be closed yet.  A called function tells "phase", "expect" and "end" too
+    (``eval/common/progress.py``).
+    """
 
     kind: str
-    content: str
+    content: Any = None
     type: Literal["told"] = "told"
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What a called function has returned, as JSON: any text can be in it, halves of surrogate pairs too."""
+    """The job has come to its end: a model is loaded, scored and closed, or kept; what a function returned, if any."""
 
-    value: str
+    value: Any = None
     type: Literal["returned"] = "returned"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The job failed, for a reason that a user can understand, in one line a problem; ``memory``: too little of it."""
+
+    reason: str
+    memory: bool = False
+    type: Literal["failed"] = "failed"
 
 
 @dataclass(frozen=True)
@@ -157,31 +142,8 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Done:
-    """All windows are scored and committed, and the session's record is written; or all questions are answered."""
-
-    type: Literal["done"] = "done"
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The engine is closed, or kept for the next job, after ``Done``."""
-
-    type: Literal["closed"] = "closed"
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The job failed, for a reason that a user can understand, in one line a problem; ``memory``: too little of it."""
-
-    reason: str
-    memory: bool = False
-    type: Literal["failed"] = "failed"
-
-
-@dataclass(frozen=True)
 class Described:
-    """What a Python has of an engine.
+    """What a Python has of an engine, which a ``DescribeJob`` returns by its fields.
 
     ``installed``: (distribution, version) that provides the engine, or None; ``versions``: what is part of the scores'
     key; ``cpu_only``: its torch has no code for GPUs; ``problem``: why the request cannot work, else empty.  Of a model
@@ -196,23 +158,30 @@ class Described:
     facts: ModelFacts | None = None
     stamp: str = ""
     silence: str = ""
-    type: Literal["described"] = "described"
 
 
 Job = Annotated[LoadJob | ScoreJob | AnswerJob | DescribeJob | CallJob, Field(discriminator="type")]
-Message = Annotated[
-    Ready | Loaded | Scored | Answered | Said | Told | Returned | Done | Closed | Failed | Described | Refused | Ended,
-    Field(discriminator="type"),
-]
+Message = Annotated[Ready | Told | Returned | Failed | Refused | Ended, Field(discriminator="type")]
 JOB: TypeAdapter[Any] = TypeAdapter(Job)
 MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
+DESCRIBED = TypeAdapter(Described)
 
 
-def parse_message(line: bytes) -> Any:
-    """One line of a worker as the message that it is; ModelError if it is none."""
+def encoded(item: Any) -> bytes:
+    """A job or a message as JSON, in which any text can be, halves of surrogate pairs too."""
+    return json.dumps(asdict(item), default=os.fspath).encode()
+
+
+def parse_job(data: bytes) -> Any:
+    """A job of the driver."""
+    return JOB.validate_python(json.loads(data))
+
+
+def parse_message(data: bytes) -> Any:
+    """A message of a worker; ModelError if it is none."""
     try:
-        return MESSAGE.validate_json(line)
-    except ValidationError as error:
+        return MESSAGE.validate_python(json.loads(data))
+    except (ValueError, RecursionError) as error:  # pydantic's too
         raise ModelError(f"its worker sent what is no message: {one_line(error, 120)}") from None
 
 

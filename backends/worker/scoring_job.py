@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,7 @@ from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
 from backends.scoring import segments
 from backends.worker import children, scoring
-from backends.worker.messages import (
-    Answered,
-    AnswerJob,
-    Closed,
-    Done,
-    Failed,
-    LoadJob,
-    Said,
-    Scored,
-    ScoreJob,
-    read_windows,
-)
+from backends.worker.messages import AnswerJob, Failed, LoadJob, ScoreJob, Told, read_windows
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""
@@ -126,7 +115,7 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
-                    send(Scored(1))
+                    send(Told("advance", 1))
         except BaseException:
             if committer.waiting and committer.windows:  # the last windows need the record first
                 committer.commit()
@@ -137,14 +126,13 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
         segments.write_record(job.scores, job.session, record)
         committer.commit()
         is_done = True
-        send(Done())
+        send(Told("done"))
     finally:
         if not (is_done and job.keeps):
             close(model, send)
     moments["closed"] = time.time()
     model.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
     segments.write_record(job.scores, job.session, record)
-    send(Closed())
 
 
 def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
@@ -152,13 +140,12 @@ def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
     backend = model.backend
     try:
         with children.watched(lambda reason: end_at_once(reason, send)):
-            for found in backend.answers(job.questions, job.sampling):
-                send(Answered(found))
+            for given in backend.answers(job.questions, job.sampling):
+                send(Told("answer", asdict(given)))
             backend.check_unchanged()
-        send(Done())
+        send(Told("done"))
     finally:
         close(model, send)
-    send(Closed())
 
 
 def close(model: Model, send: Callable[[Any], None]) -> None:
@@ -166,7 +153,7 @@ def close(model: Model, send: Callable[[Any], None]) -> None:
     try:
         model.backend.close()
     except Exception as error:
-        send(Said(f"{model.request.label}: closing its engine failed: {one_line(error)}"))
+        send(Told("say", f"{model.request.label}: closing its engine failed: {one_line(error)}"))
 
 
 def end_at_once(reason: str, send: Callable[[Any], None]) -> None:

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
 
 from backends.common import machine
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
 from backends.worker import describing, memory, scoring_job
 from backends.worker.messages import (
-    JOB,
-    MESSAGE,
     AnswerJob,
     CallJob,
-    Closed,
-    Described,
     DescribeJob,
     Failed,
-    Loaded,
     LoadJob,
     Ready,
     Returned,
     Told,
+    encoded,
+    parse_job,
 )
 
 Send = Callable[[Any], None]
-LAST = (Loaded, Closed, Failed, Described, Returned)
-"""The message that ends a job is one of these."""
 
 
-def serve(jobs: IO[bytes], channel: IO[bytes], asked: float, why: str = "") -> None:
-    """Do every job that comes; what goes wrong in one is a message.
+def serve(channel: Connection, asked: float, why: str = "") -> None:
+    """Do every job that comes through the channel to the driver, until that closes it; what goes wrong is a message.
 
     ``asked``, ``why``: as of ``Server``.
     """
@@ -45,12 +42,13 @@ def serve(jobs: IO[bytes], channel: IO[bytes], asked: float, why: str = "") -> N
 
     def send(message: Any) -> None:
         with lock:  # a download tells from threads of its own
-            channel.write(MESSAGE.dump_json(message) + b"\n")
+            channel.send_bytes(encoded(message))
 
     server = Server(asked, why)
     send(Ready(os.getpid(), machine.code()))
-    for line in jobs:
-        server.perform(JOB.validate_json(line), send)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            server.perform(parse_job(channel.recv_bytes()), send)
     server.close()
 
 
@@ -68,10 +66,10 @@ class Server:
         self.request: Any = None
 
     def perform(self, job: Any, send: Send) -> None:
-        """Do one job, whose outcome is always a message, one of ``LAST``."""
+        """Do one job, whose last message is ``Returned`` or ``Failed``."""
         self.request = job if hasattr(job, "request") else self.request
         try:
-            self._do(job, send)
+            outcome = Returned(self._do(job, send))
         except Exception as error:
             known = isinstance(error, CompareQError)
             if not known:  # a bug, in compare_q or in an engine
@@ -79,36 +77,31 @@ class Server:
             reason = str(error) if known else f"{type(error).__name__}: {one_line(error)}"
             advice = memory.advice(self.request, error) if self.request else ""
             send(Failed(advice or reason, memory=bool(advice)))
+        else:
+            send(outcome)
 
-    def _do(self, job: Any, send: Send) -> None:
+    def _do(self, job: Any, send: Send) -> Any:
         if isinstance(job, DescribeJob):
-            send(describing.describe(job))
-        elif isinstance(job, CallJob):
-            send(Returned(returned_by(job, send)))
-        elif isinstance(job, LoadJob):
+            return asdict(describing.describe(job))
+        if isinstance(job, CallJob):
+            module, _, name = job.function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+            return function(lambda kind, content: send(Told(kind, content)), **job.arguments)
+        if isinstance(job, LoadJob):
             self.close()
             self.model = scoring_job.load(job, self.asked, self.why)
-            send(Loaded(self.model.load_seconds))
+            return None
+        assert self.model is not None, "no model is loaded"
+        model, self.model = self.model, None
+        if isinstance(job, AnswerJob):
+            scoring_job.answer(model, job, send)
         else:
-            assert self.model is not None, "no model is loaded"
-            model, self.model = self.model, None
-            if isinstance(job, AnswerJob):
-                scoring_job.answer(model, job, send)
-            else:
-                scoring_job.score(model, job, send)
-                self.model = model if job.keeps else None
+            scoring_job.score(model, job, send)
+            self.model = model if job.keeps else None
+        return None
 
     def close(self) -> None:
         """Release a model that was loaded and not scored."""
         if self.model is not None:
             self.model.backend.close()
             self.model = None
-
-
-def returned_by(job: CallJob, send: Send) -> str:
-    """What the function of a job returns, as JSON; whatever it raises."""
-    module, _, name = job.function.partition(":")
-    found = getattr(importlib.import_module(module), name)(
-        lambda kind, content: send(Told(kind, json.dumps(content))), **json.loads(job.arguments)
-    )
-    return json.dumps(found)

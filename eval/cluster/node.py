@@ -22,7 +22,7 @@ import backends
 from backends.common import machine, owned
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.worker import describing
-from backends.worker.messages import JOB, MESSAGE
+from backends.worker.messages import JOB, encoded
 from eval import __version__
 from eval.cluster.parcels import Outbox, Parcel, StoreCopy, is_seen
 from eval.common.cache import Cache, default_root
@@ -87,7 +87,7 @@ class Node:
         content = ""
         with suppress(CompareQError, OSError):
             content = backends.engine_class(question.engine).files(question.request).content()
-        return MESSAGE.dump_json(found), content
+        return encoded(found), content
 
     def stamp(self, job: bytes) -> str:
         """The stamp of a request's model as it lies on this node; InputError if it is not there."""
@@ -161,8 +161,8 @@ class Node:
         assert self.worker is not None
         end: dict[str, Any] = {"error": None, "text": ""}
         try:
-            for message in self.worker.perform(job, deadline):
-                self.out.put(MESSAGE.dump_json(message))
+            for message in self.worker.messages(job, deadline):
+                self.out.put(encoded(message))
         except CompareQError as error:
             end = {"error": kind_of(error), "text": str(error)}
         except Exception as error:  # a bug of ours

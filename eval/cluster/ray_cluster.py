@@ -20,7 +20,7 @@ from backends.common import machine
 from backends.common.errors import InputError, ModelError
 from backends.common.machine import Gpu
 from backends.common.messages import one_line
-from backends.worker.messages import JOB, Described, DescribeJob, parse_message
+from backends.worker.messages import DESCRIBED, JOB, Described, DescribeJob
 from eval import __version__
 from eval.cluster.node import raised
 from eval.run.devices import Devices, Kind
@@ -250,7 +250,7 @@ class Cluster:
                 reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
                 self.places[label] = chosen = replace(kind, nodes=same)
                 self.tell(*(f"{label}: not used: {reason}" for reason in reasons))
-                return parse_message(first), chosen
+                return DESCRIBED.validate_json(first), chosen
         wanted = ", ".join(f"{name}: {number:g}" for name, number in resources.items())
         raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
 

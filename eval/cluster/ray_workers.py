@@ -19,10 +19,11 @@ from backends.common import owned
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.common.messages import bytes_in_words
 from backends.reference.manifest import MANIFEST
-from backends.worker.messages import JOB, DescribeJob, LoadJob, Said, ScoreJob, parse_message
+from backends.worker.messages import JOB, DescribeJob, LoadJob, ScoreJob, Told, parse_message
 from eval.cluster.parcels import keep, pieces
 from eval.cluster.ray_cluster import Actor, Cluster, LostError
-from eval.common.processes import Deadline, Wanted
+from eval.common.processes import Deadline, Wanted, outcome
+from eval.common.progress import Tell
 
 POLL_S = 1.0
 MOST_LOST = 3
@@ -62,7 +63,11 @@ class RayWorker:
     def start(self) -> None:
         """Nothing: a place is asked for when the model is to be loaded."""
 
-    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+        return outcome(self.messages(job, deadline), show)
+
+    def messages(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job."""
         try:
             if self.seat is None:
                 self.seat = self.seated()
@@ -184,8 +189,8 @@ class RayWorker:
                 seat.actor.call("add", name, piece, last)
                 sent += len(piece)
         if sent:
-            size, took = bytes_in_words(sent), time.monotonic() - began
-            yield Said(f"{self.wanted.label}: copied {size} of the reference to node {seat.name} in {took:.0f} s")
+            copied = f"copied {bytes_in_words(sent)} of the reference to node {seat.name}"
+            yield Told("say", f"{self.wanted.label}: {copied} in {time.monotonic() - began:.0f} s")
         return Path(seat.actor.call("copied"))
 
     def kill(self) -> None:

@@ -2,8 +2,8 @@
 
 The driver imports no engine and no torch.  Whatever needs them is done by a process that an engine process
 (``backends/worker/engine_process.py``) forks: the driver then answers at once, nothing that a library prints reaches
-the terminal, and a library that crashes or runs out of memory is one line.  Jobs go in and messages come out as lines
-of JSON (``backends/worker/messages.py``), so that large data travels as files.  No process outlives the driver.
+the terminal, and a library that crashes or runs out of memory is one line.  Jobs go in and messages come out as JSON
+(``backends/worker/messages.py``); large data travels as files.  No process outlives the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import importlib
 import json
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,35 +25,34 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
 import backends
 from backends.common import machine
 from backends.common.engine_log import root_cause
-from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
+from backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
 from backends.common.messages import one_line
 from backends.worker.engine_process import ENDING, end_group
 from backends.worker.messages import (
-    JOB,
     AnswerJob,
     CallJob,
-    Done,
     Ended,
     Failed,
     Ready,
     Refused,
     Returned,
     ScoreJob,
-    Told,
+    encoded,
     parse_message,
 )
-from backends.worker.serving import LAST
 from eval.common.progress import Progress, Tell, ToldProgress, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
-LONGEST_LINE = 1 << 28
+LONGEST_MESSAGE = 1 << 28
 """Bytes of one message; a worker that sends more is ended."""
 CLOSE_S = 30.0
 """Seconds that an engine may take to close, after which it is ended; its scores are there already."""
@@ -164,8 +162,8 @@ class EngineProcess:
             self.lifeline = -1
 
     def fork(self, descriptors: list[int], why: str) -> None:
-        """Have it fork a process that reads jobs from the first of these, writes messages to the second one, and prints
-        to the third; ``why``: as of ``serving.Server``.  An engine process that is gone closes them.
+        """Have it fork a process that reads jobs from the first of these, and writes messages there, and prints to the
+        third; how it ended, the engine process writes to the second.  ``why``: as of ``serving.Server``.
         """
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self.socket, [json.dumps({"asked": time.time(), "why": why}).encode()], descriptors)
@@ -237,7 +235,8 @@ atexit.register(PROCESSES.close)
 class WorkerProcess:
     """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do).
 
-    ``group``: its process group, 0 as long as it is not there; ``end``: how it ended, as far as that is known.
+    ``group``: its process group, 0 as long as it is not there; ``end``: how it ended, as far as that is known;
+    ``sources``: where messages still come from: the worker's channel, and the pipe that tells of its end.
     """
 
     def __init__(self, wanted: Wanted, log: IO[bytes] | None = None) -> None:
@@ -247,8 +246,8 @@ class WorkerProcess:
         self.group = 0
         self.killed = threading.Event()
         self.has_died = False
-        self.unread, self.searched = bytearray(), 0
-        self.jobs = self.messages = -1
+        self.sources: list[Connection] = []
+        self.channel: Connection | None = None
         self.end: Ended | None = None
         self.engine_process: EngineProcess | None = None
 
@@ -264,25 +263,28 @@ class WorkerProcess:
                 self.engine_process = PROCESSES.get(self.wanted, verbose=verbose)
             except OSError as error:
                 raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
-            jobs, self.jobs = os.pipe()
-            self.messages, messages = os.pipe()
-            closing.callback(os.close, jobs)
-            closing.callback(os.close, messages)
-            self.engine_process.fork([jobs, messages, output.fileno()], why)
+            self.channel, theirs = Pipe()
+            ending, told = Pipe(duplex=False)
+            self.sources = [self.channel, ending]
+            with theirs, told:
+                self.engine_process.fork([theirs.fileno(), told.fileno(), output.fileno()], why)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take a job: between jobs an engine process that says something says that it has ended."""
-        if self.messages < 0 or self.killed.is_set():
-            return False
-        channel = select.poll()
-        channel.register(self.messages, select.POLLIN)
-        return not channel.poll(0)
+        """Whether it can take a job: between jobs nothing but its end is told."""
+        return len(self.sources) == 2 and not self.killed.is_set() and not wait(self.sources, 0)
 
-    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
-        """The messages of one job, the last of which says how it ended; ModelError if the worker dies or is silent.
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+        """Do one job: what it returns, while what it tells is shown.
 
-        The job is sent when the first message is asked for.
+        ModelError if it fails, or if the worker dies or is silent.
+        """
+        return outcome(self.messages(job, deadline), show)
+
+    def messages(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+        """The messages of one job; the last one is ``Returned`` or ``Failed``.
+
+        ModelError if the worker dies or is silent; but if its scores are there by then, the messages end.
         """
         self.send(job)
         works = {ScoreJob: "finished no window", AnswerJob: "finished no answer"}.get(type(job))
@@ -312,21 +314,21 @@ class WorkerProcess:
                 if self.is_begun_anew(message):
                     self.send(job)
                     continue
-                self.has_died = True
-                raise self.death()
+                error = self.death()
+                self.has_died = isinstance(error, ModelError)
+                raise error
             yield message
-            if isinstance(message, LAST):
+            if isinstance(message, Returned | Failed):
                 return
-            done = done or isinstance(message, Done)
+            done = done or message.kind == "done"
             longest = max(longest, time.monotonic() - began)
             limit = CLOSE_S if done else max(deadline.window_s, deadline.patience * longest)
 
     def send(self, job: Any) -> None:
         """Give it a job; a worker that has died is told of by reading."""
-        line = memoryview(JOB.dump_json(job) + b"\n")
-        with suppress(BrokenPipeError):
-            while line:
-                line = line[os.write(self.jobs, line) :]
+        if self.channel is not None:
+            with suppress(OSError):
+                self.channel.send_bytes(encoded(job))
 
     def is_begun_anew(self, message: Refused | Ended | None) -> bool:
         """Whether a worker that ended before it was there comes once more: by a process that imports no engine.
@@ -346,37 +348,27 @@ class WorkerProcess:
         return True
 
     def next_message(self, until: float) -> Any:
-        """The next message, None where no more will come; TimeoutError if none comes in time, ModelError for others."""
-        strange: ModelError | None = None  # the worker may have ended in the midst of a message
-        while True:
-            end = self.unread.find(b"\n", self.searched)
-            if end >= 0:
-                line, self.searched = bytes(self.unread[:end]), 0
-                del self.unread[: end + 1]
-                if not line:
-                    continue
+        """The next message, None where no more will come; TimeoutError if none comes in time.
+
+        What the worker has sent comes before what is told of its end.
+        """
+        while self.sources:
+            ready = wait(self.sources, max(min(until - time.monotonic(), POLL_S), 0.0))
+            if ready:
+                source = next(each for each in self.sources if each in ready)
                 try:
-                    message = parse_message(line)
-                except ModelError as error:
-                    strange, until = strange or error, min(until, time.monotonic() + TOGETHER_S)
+                    message = parse_message(source.recv_bytes(LONGEST_MESSAGE))
+                except (EOFError, OSError):  # closed, ended in the midst of a message, or without an end
+                    self.sources.remove(source)
+                    source.close()
                     continue
-                if strange is not None and not isinstance(message, Ended):
-                    raise strange
                 self.end = message if isinstance(message, Ended) else None
                 return message
-            self.searched = len(self.unread)
-            if len(self.unread) > LONGEST_LINE:
-                self.kill()
-                raise ModelError("its worker sent a message without an end")
-            if self.killed.is_set() and not self.group and not select.select([self.messages], [], [], 0)[0]:
-                return None  # it is not there yet
-            if select.select([self.messages], [], [], max(min(until - time.monotonic(), POLL_S), 0.0))[0]:
-                data = os.read(self.messages, 1 << 16)
-                if not data:
-                    return None
-                self.unread += data
-            elif time.monotonic() >= until:
-                raise strange or TimeoutError
+            if self.killed.is_set() and not self.group:
+                break  # it is not there yet
+            if time.monotonic() >= until:
+                raise TimeoutError
+        return None
 
     def check_code(self, folder: str, digest: str) -> None:
         """InputError unless the worker runs the code of this process: what is cached under its version must be its."""
@@ -421,9 +413,9 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Let the worker end by itself, and end it if it does not."""
-        if self.jobs >= 0:
-            os.close(self.jobs)
-            self.jobs = -1
+        if self.channel is not None:
+            self.sources = [each for each in self.sources if each is not self.channel]
+            self.channel.close()
         if self.group and not self.has_ended(0.0 if self.killed.is_set() else CLOSE_S):
             self.kill()  # its engine process is gone, or it does not end
             self.has_ended(CLOSE_S)
@@ -438,11 +430,25 @@ class WorkerProcess:
         return self.end is not None
 
     def close_channels(self) -> None:
-        """Close the pipes to the worker: one that has not been forked yet will find its jobs at an end."""
-        for each in (self.jobs, self.messages):
-            if each >= 0:
-                os.close(each)
-        self.jobs = self.messages = -1
+        """Close what leads to the worker: one that has not been forked yet will find no job."""
+        for each in self.sources:
+            each.close()
+        self.sources = []
+
+
+def outcome(messages: Iterator[Any], show: Tell, failure: type[CompareQError] = ModelError) -> Any:
+    """What a job returns, while what its worker tells on its way is shown; ``failure`` with its reason if it fails."""
+    done = False
+    for message in messages:
+        if isinstance(message, Returned):
+            return message.value
+        if isinstance(message, Failed):
+            raise (NoMemoryError if message.memory else failure)(message.reason)
+        done = done or message.kind == "done"
+        show(message.kind, message.content)
+    if not done:
+        raise ModelError("its worker ended before its work was done")
+    return None
 
 
 def ending(status: int) -> str:
@@ -482,29 +488,16 @@ def apart(function: Callable[..., Any], what: str, progress: Progress | None = N
         return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **told)))
     call = {"module": function.__module__, "name": function.__name__, "arguments": arguments,
             "told": progress is not None}  # fmt: skip
+    job, forever = CallJob(f"{__name__}:{called.__name__}", call), Deadline(load_s=math.inf, window_s=math.inf)
     with tempfile.TemporaryFile() as log, ExitStack() as phases:
         worker = WorkerProcess(Wanted(what, backends.TOKENIZING), log)
         phases.callback(worker.close)
         phases.callback(worker.kill)  # it has said its last word, or nobody waits for it
         worker.start()
         try:
-            return followed(worker.perform(CallJob(f"{__name__}:{called.__name__}", json.dumps(call)),
-                                           Deadline(load_s=math.inf, window_s=math.inf)), progress)  # fmt: skip
+            return outcome(worker.messages(job, forever), phases.enter_context(shown(progress)), InputError)
         except ModelError as error:
             raise InputError(f"{what}: {error}") from None
-
-
-def followed(messages: Iterator[Any], progress: Progress | None) -> Any:
-    """The result of a process, whose progress is shown until then; InputError with its reason."""
-    with shown(progress) as show:
-        for message in messages:
-            if isinstance(message, Returned):
-                return json.loads(message.value)
-            if isinstance(message, Failed):
-                raise InputError(message.reason)
-            if isinstance(message, Told):
-                show(message.kind, json.loads(message.content))
-    raise ModelError("its worker ended before its work was done")
 
 
 def called(tell: Tell, *, module: str, name: str, arguments: Mapping[str, Any], told: bool) -> Any:

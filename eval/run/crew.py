@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +16,9 @@ from typing import Any, Self, TypeVar
 
 from backends.base import LoadRequest, Window
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
-from backends.worker.messages import Done, Failed, Loaded, LoadJob, Scored, ScoreJob
+from backends.worker.messages import LoadJob, ScoreJob
 from eval.common.processes import Deadline
+from eval.common.progress import Tell
 from eval.run import token_scores
 from eval.run.devices import SOON_S, Hold
 from eval.run.jobs import FetchedJob, Job
@@ -154,26 +155,32 @@ class Crew:
             self.failure = error
             raise
 
-    def score(self, jobs: Sequence[ScoreJob], n_windows: int) -> Iterator[Any]:
-        """The messages of all workers while they score, a job each, so many windows; ModelError if one of them dies.
+    def score(self, jobs: Sequence[ScoreJob], n_windows: int, show: Tell) -> None:
+        """Have the workers score so many windows, a job each; "done" is shown once, when all of them are done.
 
-        With jobs that keep the model it is loaded afterwards, and the GPUs are not offered to the next model yet.
+        ModelError if one of them fails or dies.  With jobs that keep the model it is loaded afterwards, and the GPUs
+        are not offered to the next model yet.
         """
         keeps, mark, devices = jobs[0].keeps, death_mark(self.session, jobs[0].scores.name), self.session.hosts.devices
-        working, self.is_loaded, n_scored, began = len(jobs), False, 0, time.monotonic()
-        for message in self._messages(jobs):
-            if isinstance(message, Scored) and self.hold is not None and not keeps and self.hold.stage == "scoring":
-                n_scored += message.windows
+        working, n_scored, began = len(jobs), 0, time.monotonic()
+
+        def follow(kind: str, content: Any) -> None:
+            nonlocal working, n_scored
+            if kind == "advance" and self.hold is not None and not keeps and self.hold.stage == "scoring":
+                n_scored += content
                 if (time.monotonic() - began) * (n_windows / n_scored - 1) < SOON_S:
                     devices.reach(self.hold, "ending")
-            if isinstance(message, Done):
+            if kind == "done":
                 working -= 1
                 if working or self.hold is None:
-                    continue
+                    return
                 mark.unlink(missing_ok=True)
                 if not keeps:
                     devices.reach(self.hold, "closing")
-            yield message
+            show(kind, content)
+
+        self.is_loaded = False
+        self._perform(jobs, follow)
         self.is_loaded = keeps
 
     def _load_or_reload(self, hold: Hold) -> None:
@@ -199,11 +206,7 @@ class Crew:
             )
         ]
         with self.session.progress.phase(f"loading {self.request.label}", expected=self.expected) as phase:
-            for message in self._messages(jobs):
-                if isinstance(message, Failed):
-                    raise error_of(message)
-                if not isinstance(message, Loaded):
-                    phase.say(message.line)
+            self._perform(jobs, lambda _, line: phase.say(line))
         self.is_loaded = True
 
     def _cores(self) -> tuple[int, ...] | None:
@@ -212,9 +215,27 @@ class Crew:
             return None
         return tuple(sorted(os.sched_getaffinity(0)))
 
-    def _messages(self, jobs: Sequence[Any]) -> Iterator[Any]:
-        """The messages of the workers, to each of which a job is given."""
-        return merged([worker.perform(job, self.limits) for worker, job in zip(self.workers, jobs, strict=False)])
+    def _perform(self, jobs: Sequence[Any], show: Tell) -> None:
+        """Give each worker a job; the first failure ends them all."""
+        if len(jobs) == 1:
+            self.workers[0].perform(jobs[0], self.limits, show)
+            return
+        lock = threading.Lock()
+
+        def show_one(kind: str, content: Any) -> None:
+            with lock:
+                show(kind, content)
+
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            given = zip(self.workers, jobs, strict=False)
+            ends = [pool.submit(worker.perform, job, self.limits, show_one) for worker, job in given]
+            try:
+                for end in as_completed(ends):
+                    end.result()
+            except BaseException:
+                for worker in self.workers:
+                    worker.kill()
+                raise
 
     def _start(self) -> None:
         """Start the workers that are not there."""
@@ -243,39 +264,6 @@ def parts_of(items: tuple[Item, ...] | None, count: int) -> list[tuple[Item, ...
         return [None] * count
     each = max(len(items) // count, 1)
     return [items[part * each : (part + 1) * each] or items[-1:] for part in range(count)]
-
-
-def error_of(message: Failed) -> ModelError:
-    """What a worker that failed has said, as an error."""
-    return NoMemoryError(message.reason) if message.memory else ModelError(message.reason)
-
-
-def merged(sources: Sequence[Iterator[Any]]) -> Iterator[Any]:
-    """What several iterators yield, each read in a thread of its own; an error of one is raised at once."""
-    if len(sources) == 1:
-        yield from sources[0]
-        return
-    found: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def read(source: Iterator[Any]) -> None:
-        try:
-            for item in source:
-                found.put((item, None))
-            found.put((None, StopIteration()))
-        except BaseException as error:  # told to whoever follows
-            found.put((None, error))
-
-    for source in sources:
-        threading.Thread(target=read, args=(source,), daemon=True).start()
-    reading = len(sources)
-    while reading:
-        item, error = found.get()
-        if isinstance(error, StopIteration):
-            reading -= 1
-        elif error is not None:
-            raise error
-        else:
-            yield item
 
 
 def share_of_a_gpu(job: Job) -> int | None:

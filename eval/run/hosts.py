@@ -14,10 +14,10 @@ from typing import Protocol
 from filelock import Timeout
 
 from backends.common import machine
-from backends.common.errors import InputError, ModelError, StoppedError
+from backends.common.errors import InputError, StoppedError
 from backends.common.json_files import expanded
 from backends.common.watch import Watch
-from backends.worker.messages import Described, DescribeJob
+from backends.worker.messages import DESCRIBED, Described, DescribeJob
 from eval.common.cache import Lock, NoLock
 from eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process
 from eval.run import devices
@@ -163,11 +163,8 @@ class Hosts:
         """What a Python has of an engine, said by a worker; ModelError if it cannot, or is silent for too long."""
         worker = WorkerProcess(Wanted(question.request.label, python=python, log_file=Path(os.devnull)))
         with self.running.started(worker):
-            for message in worker.perform(question, Deadline(min(DESCRIBED_S, self.limits.load_s))):
-                if isinstance(message, Described):
-                    return message
-                raise ModelError(message.reason)
-        raise ModelError(f"its worker said nothing of {question.engine}")
+            deadline = Deadline(min(DESCRIBED_S, self.limits.load_s))
+            return DESCRIBED.validate_python(worker.perform(question, deadline, lambda kind, content: None))
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
         """The Python that runs a model: of its spec, of its engine in the settings, or None for this one.

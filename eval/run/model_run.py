@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import Task, Window
-from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
+from backends.common.errors import CompareQError, LostWorkerError, StoppedError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
 from backends.scoring import segments
-from backends.worker.messages import Done, Failed, Said, Scored, ScoreJob, write_windows
-from eval.common.progress import Phase
+from backends.worker.messages import ScoreJob, write_windows
 from eval.run import jobs
-from eval.run.crew import Crew, death_mark, error_of
+from eval.run.crew import Crew, death_mark
 from eval.run.jobs import Job
 from eval.run.references import HeldReference, Reference, lock_of, tag_for
 from eval.run.session import Session
@@ -92,38 +91,23 @@ def follow(
 
     ``scored`` is called when they have, before their engines are closed.
     """
-    done = 0
-    try:
-        messages = crew.score(score_jobs, n_windows)
-        with session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
-            try:
-                follow_until_scored(messages, phase)
+    with session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
+
+        def show(kind: str, content: Any) -> None:
+            if kind == "done":
                 scored()
-                for message in messages:  # on closing the engine
-                    if isinstance(message, Said):
-                        phase.say(message.line)
-            finally:
-                done = phase.done
-    except LostWorkerError as lost:
-        lost.scored = done
-        raise
-    except StoppedError:
-        kept = "what is older than 2 s is kept" if done else "it had scored none"
-        raise StoppedError(f"interrupted after {done} of {n_windows} windows; {kept}, run again to go on") from None
+            else:
+                (phase.advance if kind == "advance" else phase.say)(content)
 
-
-def follow_until_scored(messages: Iterator[Any], phase: Phase) -> None:
-    """Follow messages until all is scored; ModelError with the reason of a worker that failed."""
-    for message in messages:
-        if isinstance(message, Scored):
-            phase.advance(message.windows)
-        elif isinstance(message, Said):
-            phase.say(message.line)
-        elif isinstance(message, Failed):
-            raise error_of(message)
-        elif isinstance(message, Done):
-            return
-    raise ModelError("its worker ended before its work was done")
+        try:
+            crew.score(score_jobs, n_windows, show)
+        except LostWorkerError as lost:
+            lost.scored = phase.done
+            raise
+        except StoppedError:
+            kept = "what is older than 2 s is kept" if phase.done else "it had scored none"
+            text = f"interrupted after {phase.done} of {n_windows} windows; {kept}, run again to go on"
+            raise StoppedError(text) from None
 
 
 def has_died(session: Session, job: Job, data: EvalData) -> bool:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from backends.common.engine_log import captured
 from backends.worker import serving
-from eval.common.processes import Deadline, Wanted
+from eval.common.processes import Deadline, Wanted, outcome
+from eval.common.progress import Tell
 
 
 class Worker(Protocol):
@@ -40,11 +41,11 @@ class Worker(Protocol):
     def start(self) -> None:
         """Start it; InputError in one line if that cannot be."""
 
-    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
-        """The messages of one job in their order; the last one says how it ended: ``serving.LAST``.
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+        """Do one job: what it returns, after all that ``Told`` messages say was shown.
 
-        ``Done`` comes before the engine is closed, ``Closed`` after it.  ModelError if the worker dies (with the reason
-        and where its log is) or is silent for too long, StoppedError if it was killed by ``kill``.
+        ModelError if it fails, if the worker dies (with the reason and where its log is) or is silent for too long,
+        StoppedError if it was killed by ``kill``.
         """
 
     def kill(self) -> None:
@@ -76,13 +77,13 @@ class InThisProcess:
         """Nothing to start."""
         self.server = serving.Server()
 
-    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
-        """The messages of one job, all of them once it has ended."""
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+        """Do one job; what it tells is shown once it has ended."""
         assert self.server is not None
-        found: list[Any] = []
+        messages: list[Any] = []
         with captured(self.log_file), self.own_environment():
-            self.server.perform(job, found.append)
-        return iter(found)
+            self.server.perform(job, messages.append)
+        return outcome(iter(messages), show)
 
     @contextmanager
     def own_environment(self) -> Iterator[None]:

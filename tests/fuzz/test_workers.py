@@ -14,13 +14,10 @@ from backends.common.head import Head
 from backends.reference import manifest
 from backends.reference.manifest import MANIFEST, Manifest, Stored
 from backends.scoring import segments
-from backends.worker.messages import MESSAGE, Done, Failed, Loaded, Ready, Returned, Said, Scored, Told, parse_message
+from backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 
-MESSAGES = [
-    json.loads(MESSAGE.dump_json(each))
-    for each in (Ready(1), Loaded(1.5), Scored(2), Said("x"), Told("say", "1"), Returned("2"), Done(), Failed("y"))
-]
+MESSAGES = [json.loads(encoded(each)) for each in (Ready(1), Told("say", "1"), Returned("2"), Failed("y"), Ended(-9))]
 WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 from backends.common.errors import ModelError
 from backends.common.machine import Gpu
 from backends.worker import scoring_job, serving
-from backends.worker.messages import Done, Failed, Loaded
-from eval.common.processes import Deadline, Wanted
+from backends.worker.messages import Failed
+from eval.common.processes import Deadline, Wanted, outcome
+from eval.common.progress import Tell
 from eval.run import hosts
 from eval.run.devices import Devices
 from eval.run.hosts import Hosts
@@ -82,7 +83,7 @@ class ThreadedWorker:
     def start(self) -> None:
         """It is there."""
 
-    def perform(self, job: Any, deadline: Deadline) -> Iterator[Any]:
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
         step = (self.label, job.type)
         self.told.steps.append(step)
         self.told.jobs.append(job)
@@ -95,16 +96,21 @@ class ThreadedWorker:
                 self.has_died = True
                 raise ModelError("its worker was ended by a test")
             case "memory":
-                yield Failed("out of memory: says a test", memory=True)
-                return
+                return outcome(iter([Failed("out of memory: says a test", memory=True)]), show)
         messages: list[Any] = []
         # Transformers sets torch's default dtype while it loads, for the whole process.
         with LOADING if job.type == "load" else nullcontext():
             self.server.perform(job, messages.append)
-        for message in messages:
-            if isinstance(message, (Loaded, Done)):
+
+        def noted(kind: str, content: Any) -> None:
+            if kind == "done":
                 self.told.note((self.label, f"{job.type} done"))
-            yield message
+            show(kind, content)
+
+        returned = outcome(iter(messages), noted)
+        if job.type == "load":
+            self.told.note((self.label, "load done"))
+        return returned
 
     def kill(self) -> None:
         """It has nothing that could be ended."""

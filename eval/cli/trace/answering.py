@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import backends
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
-from backends.worker.messages import Answered, AnswerJob, Done, Failed, LoadJob, Said
+from backends.worker.messages import AnswerJob, LoadJob
 from eval import __version__
 from eval.cli.trace import files, prompts
 from eval.cli.trace.files import Partial
@@ -20,10 +22,11 @@ from eval.common.cache import Cache
 from eval.common.processes import apart
 from eval.common.progress import Phase
 from eval.run import jobs
-from eval.run.crew import error_of
 from eval.run.jobs import Job
 from eval.run.session import Session
 from eval.specs.types import ModelSpec
+
+ANSWER = TypeAdapter(Answer)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,8 @@ def answered(session: Session, asked: Asked, model: Model, found: Sequence[Promp
         session.progress.say(f"{len(found) - len(questions)} of {len(found)} prompts are answered already")
     sampling = replace(asked.sampling, stop=tuple(model.stop))
     with session.progress.phase(f"answering by {asked.spec.name}", unit="prompts", total=len(questions)) as phase:
-        for answer in told(session, model.job, AnswerJob(questions, sampling), phase):
+
+        def keep(answer: Answer) -> None:
             prompt, ids = found[answer.number], model.ids[answer.number] if model.ids else answer.prompt_ids
             if model.vocab_size is not None and max(answer.token_ids or (0,)) >= model.vocab_size:
                 raise ModelError(
@@ -148,6 +152,8 @@ def answered(session: Session, asked: Asked, model: Model, found: Sequence[Promp
             partial.add(prompt.key, {**kept, "finish_reason": answer.finish})
             phase.advance()
 
+        stream_answers(session, model.job, AnswerJob(questions, sampling), keep, phase)
+
 
 def question_of(asked: Asked, model: Model, number: int, prompt: Prompt) -> Question:
     """A prompt as the engine takes it.  Its seed is its own: the answer does not depend on which others are asked."""
@@ -157,31 +163,23 @@ def question_of(asked: Asked, model: Model, number: int, prompt: Prompt) -> Ques
     return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools, where=prompt.talk.where)
 
 
-def told(session: Session, job: Job, asked: AnswerJob, phase: Phase) -> Iterator[Answer]:
-    """The answers of a model in a worker of its own, which is gone afterwards."""
+def stream_answers(session: Session, job: Job, asked: AnswerJob, keep: Callable[[Answer], None], phase: Phase) -> None:
+    """Have a model answer in a worker of its own, which is gone afterwards; every answer is kept as it comes."""
     hosts, limits = session.hosts, session.hosts.limits
     key = Cache.key("traces", {"model": job.request.stamp, "name": job.request.model_dir})
     log_file = None if session.verbose else session.cache.log_file(job.request.label, key)
     request = replace(job.request, log_file=log_file)
     worker = hosts.worker(job.wanted(log_file, verbose=session.verbose))
+
+    def show(kind: str, content: Any) -> None:
+        if kind == "answer":
+            keep(ANSWER.validate_python(content))
+        elif kind == "say":
+            phase.say(content)
+
     with hosts.devices.taken(len(job.gpus)) as hold, hosts.running.started(worker):
-        for message in worker.perform(LoadJob(job.engine, request, hold.names), limits):
-            follow(message, phase)
-        for message in worker.perform(asked, limits):
-            if isinstance(message, Answered):
-                yield message.answer
-            elif isinstance(message, Done):
-                return
-            follow(message, phase)
-    raise ModelError("its worker ended before its work was done")
-
-
-def follow(message: Any, phase: Phase) -> None:
-    """Show what a worker says; ModelError if it has failed."""
-    if isinstance(message, Failed):
-        raise error_of(message)
-    if isinstance(message, Said):
-        phase.say(message.line)
+        worker.perform(LoadJob(job.engine, request, hold.names), limits, show)
+        worker.perform(asked, limits, show)
 
 
 def make(session: Session, asked: Asked) -> tuple[list[dict[str, Any]], Model]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from backends.base import LoadRequest
 from backends.worker import engine_process
-from backends.worker.messages import JOB, LoadJob
+from backends.worker.messages import LoadJob, encoded
 from eval.common import processes
 from eval.common.processes import PROCESSES, EngineProcess, Wanted
 from tests.support import ROOT
@@ -133,18 +134,18 @@ def segments_of(cache: Path) -> int:
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
     """The worker, which waits for jobs, and what its engine has started."""
     made = EngineProcess(sys.executable, "fake", None, verbose=False)
-    reading, jobs = os.pipe()
-    messages, writing = os.pipe()
-    with open(os.devnull, "wb") as log:
-        made.fork([reading, writing, log.fileno()], "")
-    os.write(jobs, JOB.dump_json(LoadJob("fake", LoadRequest("child", "fake", "none", 100))) + b"\n")
+    channel, theirs = Pipe()
+    ending, told = Pipe(duplex=False)
+    with open(os.devnull, "wb") as log, theirs, told:
+        made.fork([theirs.fileno(), told.fileno(), log.fileno()], "")
+    channel.send_bytes(encoded(LoadJob("fake", LoadRequest("child", "fake", "none", 100))))
     started = own_cache / "child"
     wait_until(lambda: started.exists() and started.read_text())
     made.hang_up()
     assert made.process.wait(60) == 0
     wait_until(lambda: not processes_of(own_cache) and not runs(int(started.read_text())))
-    for each in (reading, writing, messages, jobs):
-        os.close(each)
+    channel.close()
+    ending.close()
 
 
 def test_the_drivers_end_ends_an_import(own_cache: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,21 +13,18 @@ from backends.base import LoadRequest, Task
 from backends.common import checked
 from backends.common.errors import ModelError
 from backends.worker.messages import (
-    JOB,
-    MESSAGE,
     CallJob,
-    Described,
     DescribeJob,
-    Done,
+    Ended,
     Failed,
-    Loaded,
     LoadJob,
     Ready,
+    Refused,
     Returned,
-    Said,
-    Scored,
     ScoreJob,
     Told,
+    encoded,
+    parse_job,
     parse_message,
     read_windows,
     write_windows,
@@ -52,43 +49,35 @@ SCORE = ScoreJob(
         LoadJob("vllm_score", REQUEST, ("0", "MIG-1"), (0, 1)),
         LoadJob("vllm_score", REQUEST),
         DescribeJob("fake", LoadRequest("fake", "fake", "none", 100)),
-        CallJob("module:function", '{"words": ["\\u2028", "\\ud800"]}'),
+        CallJob("module:function", {"words": ["\u2028", "\ud800"]}),
     ],
     ids=lambda job: job.type,
 )
 def test_jobs_come_back(job: Any) -> None:
-    """As one line, whatever line breaks there are in labels."""
-    line = JOB.dump_json(job)
-    assert len(line.splitlines()) == 1
-    assert JOB.validate_json(line) == job
+    assert parse_job(encoded(job)) == job
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Ready(4711),
-        Loaded(1.5),
-        Scored(3),
-        Said("a\nb"),
-        Told("say", '"half way\\n"'),
-        Returned('["\\ud800", null]'),
-        Done(),
+        Ready(4711, ("/code", "digest")),
+        Told("say", "a\nb \u2028"),
+        Told("answer", {"number": 1, "token_ids": [2, 3]}),
+        Returned(["\ud800", None]),
         Failed("out of memory\nof two lines", memory=True),
-        Described(None),
-        Described(("vllm", "0.32.0"), {"torch": "2.13.0+cpu"}, cpu_only=True, problem="engine.x: unknown key"),
+        Refused("importing it starts threads"),
+        Ended(-11),
     ],
     ids=lambda message: type(message).__name__,
 )
 def test_messages_come_back(message: Any) -> None:
-    line = MESSAGE.dump_json(message)
-    assert len(line.splitlines()) == 1
-    assert parse_message(line) == message
+    assert parse_message(encoded(message)) == message
 
 
 STRANGE = [
-    b"", b"INFO: loading", b"null", b"[]", b"{}", b'{"type": "score"}', b'{"type": "loaded"}', b'{"type": ["done"]}',
-    b'{"type": "loaded", "seconds": "soon"}', b'{"type": "scored", "windows": 1.5}', b'{"type": "said", "line": 1}',
-    b'{"type": "ready", "group": null}', b'{"type": "done"', b"[" * 100_000, b'{"type": "said", "line": "\xff"}',
+    b"", b"INFO: loading", b"null", b"[]", b"{}", b'{"type": "score"}', b'{"type": "told"}', b'{"type": ["told"]}',
+    b'{"type": "failed", "reason": 1}', b'{"type": "ended", "status": 1.5}', b'{"type": "told", "kind": 1}',
+    b'{"type": "ready", "group": null}', b'{"type": "returned"', b"[" * 100_000, b'{"type": "told", "kind": "\xff"}',
     b'{"type": "ready", "group": 1' + b"0" * 5_000 + b"}",
 ]  # fmt: skip
 

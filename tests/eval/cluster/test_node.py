@@ -13,12 +13,13 @@ from backends.base import LoadRequest, Task
 from backends.common.errors import InputError
 from backends.scoring import segments
 from backends.worker.messages import (
+    DESCRIBED,
     JOB,
-    Closed,
     DescribeJob,
-    Done,
     LoadJob,
+    Returned,
     ScoreJob,
+    Told,
     parse_message,
     write_windows,
 )
@@ -49,8 +50,8 @@ def performed(node: Node, job: Any, here: Path | None = None) -> tuple[list[Any]
             if isinstance(message, dict):
                 return found, message
             found.append(parse_message(message))
-            if isinstance(found[-1], Done) and here is not None:
-                assert segments.committed(here, segments.ALONE) == frozenset(range(4)), "scores come before Done"
+            if found[-1] == Told("done") and here is not None:
+                assert segments.committed(here, segments.ALONE) == frozenset(range(4)), "scores come before that"
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_scores_of_a_second_text_do_not_come_back_with_those_of_the_first(node: 
         (tmp_path / text).mkdir()
         job = ScoreJob(Task(), tmp_path / "windows", tmp_path / text, segments.ALONE, f"{text}-0", keeps=keeps)
         messages = list(worker.followed(seat, job, Deadline()))
-        assert isinstance(messages[-1], Closed)
+        assert messages[-1] == Returned()
         assert list(segments.records(tmp_path / text)) == [f"{text}-0"]
         found = segments.load(tmp_path / text, segments.ALONE, WINDOWS)
         assert (len(found.scores), set(found.sessions)) == (4, {f"{text}-0"})
@@ -123,7 +124,7 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason(node: Node, tmp_pa
 
 def test_a_node_says_what_it_has_and_what_it_sees(node: Node, tmp_path: Path) -> None:
     described, content = node.describe(JOB.dump_json(DescribeJob("fake", request())), None)
-    assert parse_message(described).installed == ("built in", "")
+    assert DESCRIBED.validate_json(described).installed == ("built in", "")
     assert content == ""
     assert {"version", "commit", "code", "host", "processor", "gpus", "settings"} == node.facts().keys()
     token = tmp_path / "token"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,8 @@ import backends
 from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
-from backends.worker.messages import DescribeJob, Ended
+from backends.worker.engine_process import tell
+from backends.worker.messages import DescribeJob, Ended, Told, encoded
 from eval.common import processes
 from eval.common.processes import Deadline, Wanted, WorkerProcess
 from eval.run.hosts import Hosts
@@ -93,13 +96,13 @@ def test_a_signal_to_all_processes_is_no_failure(tmp_path: Path, stops: bool, er
     worker = WorkerProcess(Wanted("a", log_file=tmp_path / "log"))
     worker.start()
     try:
-        assert list(worker.perform(QUESTION, Deadline()))
+        assert worker.perform(QUESTION, Deadline(), ignore)["installed"]
         os.killpg(worker.group, signal.SIGTERM)
         assert worker.has_ended(60.0)
         if stops:
             threading.Timer(0.1, worker.killed.set).start()
         with pytest.raises(error, match="interrupted" if stops else "its worker was ended by SIGTERM"):
-            list(worker.perform(QUESTION, Deadline()))
+            worker.perform(QUESTION, Deadline(), ignore)
     finally:
         worker.close()
 
@@ -114,7 +117,7 @@ def test_a_python_that_cannot_run_our_code_is_asked_twice_at_most(tmp_path: Path
     worker.start()
     try:
         with pytest.raises(ModelError) as died:
-            list(worker.perform(QUESTION, Deadline()))
+            worker.perform(QUESTION, Deadline(), ignore)
     finally:
         worker.close()
     assert str(died.value) == (
@@ -125,18 +128,28 @@ def test_a_python_that_cannot_run_our_code_is_asked_twice_at_most(tmp_path: Path
 
 
 def test_a_worker_that_ends_in_the_midst_of_a_message_has_ended(tmp_path: Path) -> None:
-    """The half of a line that it has sent is no message of its own; a whole line that is none still is."""
+    """What it has sent before comes first; the half of a message is none; a whole one that is none is an error."""
     worker = WorkerProcess(Wanted("a", log_file=tmp_path / "log"))
-    worker.messages, ours = os.pipe()
-    try:
-        os.write(ours, b'{"type": "returned", "val\n{"type": "ended", "status": -11}\n')
-        assert worker.next_message(time.monotonic() + 60) == Ended(-11)
-        os.write(ours, b'noise\n{"type": "done"}\n')
-        with pytest.raises(ModelError, match=r"^its worker sent what is no message: "):
-            worker.next_message(time.monotonic() + 60)
-        os.write(ours, b"noise\n")
-        with pytest.raises(ModelError, match=r"^its worker sent what is no message: "):
-            worker.next_message(time.monotonic() + 60)
-    finally:
+    for sent, gold in ((b"[1, 2", Ended(-11)), (encoded(Told("done")), Told("done"))):
+        ours, theirs = Pipe()
+        ending, told = Pipe(duplex=False)
+        worker.sources = [ours, ending]
+        tell(told, type="ended", status=-11)
+        if gold == Ended(-11):
+            os.write(theirs.fileno(), struct.pack("!i", 100) + sent)
+        else:
+            theirs.send_bytes(sent)
+        theirs.close()
+        assert worker.next_message(time.monotonic() + 60) == gold
         worker.close_channels()
-        os.close(ours)
+    ours, theirs = Pipe()
+    worker.sources = [ours]
+    theirs.send_bytes(b"noise")
+    with pytest.raises(ModelError, match=r"^its worker sent what is no message: "):
+        worker.next_message(time.monotonic() + 60)
+    worker.close_channels()
+    theirs.close()
+
+
+def ignore(kind: str, content: object) -> None:
+    """Show nothing."""
