@@ -21,7 +21,7 @@ from eval.common.processes import Deadline
 from eval.common.progress import Tell
 from eval.run import token_scores
 from eval.run.devices import SOON_S, Hold
-from eval.run.jobs import FetchedJob, Job
+from eval.run.jobs import Job
 from eval.run.session import Session
 from eval.run.workers import Worker
 
@@ -44,14 +44,14 @@ class Turn:
 class Crew:
     """The workers of one model.  Leaving its context ends them.
 
-    ``windows``: those of all texts that they may score; ``failure``: why the model could not be loaded, None if it
-    could, or was not tried; ``is_deadly``: a worker has died of that.
+    ``key``: of its first scores, which names its log; ``windows``: those of all texts that they may score;
+    ``failure``: why the model could not be loaded, None if it could, or was not tried; ``is_deadly``: a worker has
+    died of that.
     """
 
-    def __init__(self, session: Session, fetched: FetchedJob, turn: Turn, windows: Sequence[Window]) -> None:
-        self.session, self.job, self.turn = session, fetched.job, turn
+    def __init__(self, session: Session, job: Job, key: str, turn: Turn, windows: Sequence[Window]) -> None:
+        self.session, self.job, self.key, self.turn = session, job, key, turn
         self.sample = sample_of(windows)
-        self.key = fetched.scores_key
         self.failure: CompareQError | None = None
         self.is_deadly = False
         self.workers: list[Worker] = []

@@ -20,7 +20,6 @@ from backends.common.options import strings_in
 from backends.layers import noise
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob
-from eval.common.cache import Cache
 from eval.common.processes import Wanted
 from eval.run.devices import Devices, Kind
 from eval.run.hosts import Hosts, Stoppable
@@ -91,19 +90,6 @@ class Job:
     def stamp(self) -> str:
         """What changes with a fetched model's files, or with a model elsewhere."""
         return self.described.stamp if self.described.facts else self.files.stamp()
-
-
-@dataclass(frozen=True)
-class FetchedJob:
-    """A job whose model is on this machine, and ``identity``: everything that the model's scores depend on."""
-
-    job: Job
-    identity: Mapping[str, Any]
-
-    @property
-    def scores_key(self) -> str:
-        """Key of the model's token scores."""
-        return Cache.key("scores", self.identity)
 
 
 def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[list[Job], list[str]]:
@@ -296,29 +282,12 @@ def fetch(job: Job, session: Session) -> Job:
     return local
 
 
-def on_text(local: Job, data: EvalData, session: Session, *, is_new: bool) -> FetchedJob:
-    """The job of a model on this machine for one text; ``is_new``: it was fetched, so that nothing checked it before.
-
-    InputError if its vocabulary is not the text's, or if its files are damaged.
-    """
-    if is_new:
-        check_vocabulary(local, data)
-    return identified(local, data, session)
-
-
-def without_download(job: Job, data: EvalData, session: Session) -> FetchedJob | None:
-    """The job, if its model is on this machine already; None if something would have to be downloaded."""
-    request = job.files.cached()
-    return None if request is None else identified(replace(job, request=request), data, session)
-
-
-def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
-    """A fetched job with what its scores depend on; reads the headers of the model's files (InputError if damaged)."""
-    stamp = job.stamp()
-    identity = {
+def identity(job: Job, data: EvalData, session: Session) -> dict[str, Any]:
+    """Everything that a fetched model's scores depend on; reads the headers of its files (InputError if damaged)."""
+    found = {
         "version": SCORES_VERSION,
         "series": data.series,
-        "model": stamp,
+        "model": job.stamp(),
         "engine": job.engine,
         "load_fn": job.request.load_fn,
         "options": job.request.options,
@@ -326,12 +295,12 @@ def identified(job: Job, data: EvalData, session: Session) -> FetchedJob:
         "hardware": hardware(job),
     }
     if job.request.options.get("noise") is not None:
-        identity["noise"] = noise.VERSION
+        found["noise"] = noise.VERSION
     if (edge := job.facts().rope_changes_above) is not None:  # the longest window of a run decides for all of them
-        identity["long_rope"] = job.request.max_tokens > edge
+        found["long_rope"] = job.request.max_tokens > edge
     if session.verify_weights:
-        identity["weights"] = [digest_of(file, session) for file in job.files.weight_files()]
-    return FetchedJob(replace(job, request=replace(job.request, stamp=stamp)), identity)
+        found["weights"] = [digest_of(file, session) for file in job.files.weight_files()]
+    return found
 
 
 def digest_of(file: Path, session: Session) -> str:

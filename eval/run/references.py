@@ -21,7 +21,7 @@ from backends.reference.upstream import UpstreamReader
 from backends.scoring import segments
 from backends.scoring.segments import MORE
 from eval.common.cache import Cache, Lock, NoLock
-from eval.run.jobs import FetchedJob, Job
+from eval.run.jobs import Job
 from eval.run.session import Session
 from eval.text.windows import EvalData
 
@@ -107,13 +107,13 @@ def tag_for(reference: Reference, job: Job) -> str:
     return reference.key[:TAG_DIGITS] + (MORE if reference.divergences else "")
 
 
-def of_model(fetched: FetchedJob, data: EvalData, session: Session) -> HeldReference:
+def of_model(job: Job, identity: Mapping[str, Any], data: EvalData, session: Session) -> HeldReference:
     """The reference that a fetched model is; InputError if a path that the user gave holds another one.
 
     With ``session.clear`` a store under the reference's own key is going to be deleted, so that it may be damaged.
     """
-    job, logits_file = fetched.job, session.logits_file
-    identity = {**fetched.identity, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
+    logits_file = session.logits_file
+    identity = {**identity, "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
     key = Cache.key("reference", identity)
     folder = job.spec.out_logits
     in_cache = session.cache.path("references", key, "")

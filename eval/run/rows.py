@@ -6,17 +6,27 @@ model that fails while it scores one text is loaded afresh for the next one.
 
 from __future__ import annotations
 
+import itertools
 import traceback
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from backends.common.errors import CompareQError, InputError, ModelError
+from backends.base import Task, Window
+from backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
 from backends.common.messages import one_line
+from backends.reference import store as reference_store
+from backends.reference.reading import open_reference
+from backends.scoring import segments
+from backends.worker.messages import ScoreJob, write_windows
 from eval.results.run_result import ModelResult
-from eval.run import jobs, model_run, references, stores, table_rows, token_scores
-from eval.run.crew import Crew, Turn
+from eval.run import jobs, references, stores, table_rows, token_scores
+from eval.run.crew import Crew, Turn, death_mark
 from eval.run.jobs import Job
-from eval.run.references import HeldReference, LostReference
+from eval.run.references import HeldReference, LostReference, Reference, lock_of
 from eval.run.session import Session
 from eval.run.stores import Part, TextRun, wait_for_reference
 from eval.run.token_scores import StoredScores
@@ -29,7 +39,15 @@ def reference_rows(session: Session, job: Job, others: Sequence[Job], texts: Seq
     texts, one with such a store has no rows, and says why.
     """
     try:
-        parts = reference_parts(session, job, others, texts)
+        parts = []
+        for part in parts_of(session, job, texts):
+            try:
+                parts.append(stores.part_of_reference(session, part, others))
+            except InputError as error:
+                if len(texts) == 1:
+                    raise
+                part.text.error = str(error)
+                part.text.set_reference(LostReference())
 
         def begun() -> None:
             for part in parts:
@@ -53,34 +71,22 @@ def model_rows(session: Session, job: Job, texts: Sequence[TextRun], turn: Turn)
     make_rows(session, job, parts_of(session, job, texts), turn)
 
 
-def reference_parts(session: Session, job: Job, others: Sequence[Job], texts: Sequence[TextRun]) -> list[Part]:
-    """The reference's part on each text; a text that has none is told why, in its row or in its ``error``."""
-    found = []
-    for part in parts_of(session, job, texts):
-        try:
-            found.append(stores.part_of_reference(session, part, others))
-        except InputError as error:
-            if not part.text.name:  # the only one
-                raise
-            part.text.error = str(error)
-            part.text.set_reference(LostReference())
-    return found
-
-
 def parts_of(session: Session, job: Job, texts: Sequence[TextRun]) -> list[Part]:
     """The model's part on each text, once it is on this machine; on other texts its row says why it has none."""
-    found: list[Part] = []
+    parts: list[Part] = []
     try:
         local = jobs.fetch(job, session)
     except Exception as error:  # a model that cannot be had fails on all texts
         fail(session, job, texts, error)
-        return found
+        return parts
     for text in texts:
         try:
-            found.append(Part(text, jobs.on_text(local, text.data, session, is_new=not job.is_settled)))
+            if not job.is_settled:  # nothing has checked it before
+                jobs.check_vocabulary(local, text.data)
+            parts.append(stores.part_of(session, local, text))
         except Exception as error:
             fail(session, job, [text], error)
-    return found
+    return parts
 
 
 def make_rows(session: Session, job: Job, parts: Sequence[Part], turn: Turn) -> None:
@@ -91,22 +97,35 @@ def make_rows(session: Session, job: Job, parts: Sequence[Part], turn: Turn) -> 
     if not parts:
         return
     windows = [window for part in parts for window in part.text.data.windows]
-    with Crew(session, parts[0].fetched, turn, windows) as crew:
+    with Crew(session, parts[0].job, parts[0].scores_key, turn, windows) as crew:
         for number, part in enumerate(parts):
-
-            def made(part: Part = part, later: Sequence[Part] = parts[number + 1 :]) -> ModelResult:
-                try:
-                    return scored_row(session, part, crew, later)
-                except BaseException as error:
-                    if not part.text.error:  # the text's failure is not the model's
-                        crew.give_up(error, part.fetched.scores_key)
+            try:
+                row = scored_row(session, part, crew, parts[number + 1 :])
+            except BaseException as error:
+                if not part.text.error:  # the text's failure is not the model's
+                    crew.give_up(error, part.scores_key)
+                if not isinstance(error, Exception):
                     raise
-
-            row = row_or_failure(session, job, part.text, made)
+                row = failed_row(session, job, part.text, error)
             if not part.text.error:
                 part.text.rows[job.request.label] = row
             if part.own is not None:
                 part.text.set_reference(LostReference() if row.error else part.own)
+
+
+def fail(session: Session, job: Job, texts: Sequence[TextRun], error: Exception) -> None:
+    """Give the texts a row that says why a model failed."""
+    for text in texts:
+        text.rows[job.request.label] = failed_row(session, job, text, error)
+
+
+def failed_row(session: Session, job: Job, text: TextRun, error: Exception) -> ModelResult:
+    """A row that says why a model failed: no failure loses the other rows."""
+    reason = str(error) if isinstance(error, CompareQError) else f"{type(error).__name__}: {one_line(error)}"
+    if session.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+        traceback.print_exception(error)
+    session.progress.say(f"{text.of(job.request.label)}: failed")
+    return replace(table_rows.row_of(job), error=reason)
 
 
 def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) -> ModelResult:
@@ -115,16 +134,15 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
     While the text's reference is still being made, the model may be loaded for what that will most likely be.  A
     reference is set when all windows are scored and stored, before its engine is closed.
     """
-    text, fetched, data = part.text, part.fetched, part.text.data
+    text, data, cache, key = part.text, part.text.data, session.cache, part.scores_key
     expected = None if part.own else wait_for_reference(session, text.expected, crew.release_for_reference)
     if text.error:
         raise ModelError(text.error)
-    cache, key = session.cache, fetched.scores_key
     cache.use("scores", key)
-    if expected and session.hosts.devices.gpus and not stores.is_stored(session, fetched, data, expected):
+    if expected and session.hosts.devices.gpus and not stores.is_stored(session, part, expected):
         crew.make_ready()
     reference = part.own or wait_for_reference(session, text.reference, crew.release_for_reference)
-    tag = references.tag_for(reference, fetched.job)
+    tag = references.tag_for(reference, part.job)
     with session.hosts.running.held(cache.lock("scores", key), crew.release):
         if session.clear and key not in session.cleared:  # another text may be the beginning of this one
             session.cleared.add(key)
@@ -139,32 +157,158 @@ def scored_row(session: Session, part: Part, crew: Crew, later: Sequence[Part]) 
         cached = stored is not None
         if stored is None:
             keeps = any(stores.is_pending(session, other) for other in later)
-            model_run.score(session, part, reference, crew, keeps=keeps)
+            score(session, part, reference, crew, keeps=keeps)
             stored = load()
     if stored is None:
         raise ModelError(f"{cache.path('scores', key, '')}: vanished while the run went on")
-    return table_rows.scored_row(fetched.job, stored, data, reference, key=f"{key}/{tag}", cached=cached)
+    return table_rows.scored_row(part.job, stored, data, reference, key=f"{key}/{tag}", cached=cached)
 
 
-def fail(session: Session, job: Job, texts: Sequence[TextRun], error: Exception) -> None:
-    """Give the texts a row that says why a model failed."""
+def score(session: Session, part: Part, reference: Reference, crew: Crew, *, keeps: bool) -> None:
+    """``score_once``, and again for the windows that are missing each time that a worker's machine is lost."""
+    folder, tag = session.cache.path("scores", part.scores_key, ""), references.tag_for(reference, part.job)
+    while True:
+        before = segments.committed(folder, tag)
+        try:
+            return score_once(session, part, reference, crew, keeps=keeps)
+        except LostWorkerError as lost:
+            crew.release()
+            there = len(segments.committed(folder, tag) - before)
+            again = f"{max(lost.scored - there, 0)} of the {lost.scored} windows that it had scored are scored again"
+            session.progress.say(f"{part.job.request.label}: {lost}; {again}")
 
-    def raised() -> ModelResult:
-        raise error
 
-    for text in texts:
-        text.rows[job.request.label] = row_or_failure(session, job, text, raised)
+def score_once(session: Session, part: Part, reference: Reference, crew: Crew, *, keeps: bool) -> None:
+    """Score the windows that have no scores yet; the reference leaves its store behind, if it is needed.
+
+    ``keeps``: the workers stay loaded for another text.  ModelError with the reason if the model fails; what it has
+    scored before that is kept.
+    """
+    data = part.text.data
+    session.cache.check_writable()
+    folder, tag = session.cache.path("scores", part.scores_key, ""), references.tag_for(reference, part.job)
+    with task_of(session, part.job, reference, len(data.windows), crew) as (task, recorded):
+        crew.make_ready()
+        there = segments.committed(folder, tag) & recorded
+        wanted = [window for window in data.windows if window.index not in there]
+        if not segments.records(folder):  # a worker was killed before it could say what ran
+            wanted = wanted or [data.windows[-1]]
+        facts = {
+            "label": part.job.request.label, "known": jobs.known_before(part.job),
+            "reference": comparison_record(part.job, task, reference),
+        }  # fmt: skip
+
+        def scored() -> None:
+            if task.record is not None and isinstance(reference, HeldReference):
+                keep_store(session, task.record, reference, len(data.windows))
+            if part.own is not None:
+                part.text.set_reference(part.own)
+
+        with ExitStack() as files:
+            score_jobs, run = [], uuid.uuid4().hex
+            for replica, share in enumerate(shares(wanted, crew.replicas)):
+                windows = files.enter_context(session.cache.scratch())
+                write_windows(windows, share)
+                score_jobs.append(ScoreJob(task, windows, folder, tag, f"{run}-{replica}", facts, keeps))
+            follow(session, part.label, crew, score_jobs, len(wanted), scored)
+        if not keeps:
+            crew.release()
 
 
-def row_or_failure(session: Session, job: Job, text: TextRun, make_row: Callable[[], ModelResult]) -> ModelResult:
-    """What ``make_row`` returns, or a row that says why it failed: no failure loses the other rows."""
-    try:
-        return make_row()
-    except CompareQError as error:
-        reason = str(error)
-    except Exception as error:  # a bug, in compare_q or in an engine
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        if session.verbose:
-            traceback.print_exc()
-    session.progress.say(f"{text.of(job.request.label)}: failed")
-    return replace(table_rows.row_of(job), error=reason)
+def shares(windows: Sequence[Window], count: int) -> list[Sequence[Window]]:
+    """Windows in so many shares that differ by one window at most, none of them empty unless there is no window."""
+    count = max(min(count, len(windows)), 1)
+    ends = [len(windows) * part // count for part in range(count + 1)]
+    return [windows[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def follow(
+    session: Session, name: str, crew: Crew, score_jobs: list[ScoreJob], n_windows: int, scored: Callable[[], None]
+) -> None:
+    """Have the workers score and show how far they are; ModelError or StoppedError if they do not come to their end.
+
+    ``scored`` is called when they have, before their engines are closed.
+    """
+    with session.progress.phase(f"scoring {name}", unit="windows", total=n_windows) as phase:
+
+        def show(kind: str, content: Any) -> None:
+            if kind == "done":
+                scored()
+            else:
+                (phase.advance if kind == "advance" else phase.say)(content)
+
+        try:
+            crew.score(score_jobs, n_windows, show)
+        except LostWorkerError as lost:
+            lost.scored = phase.done
+            raise
+        except StoppedError:
+            kept = "what is older than 2 s is kept" if phase.done else "it had scored none"
+            text = f"interrupted after {phase.done} of {n_windows} windows; {kept}, run again to go on"
+            raise StoppedError(text) from None
+
+
+def has_died(session: Session, job: Job, text: TextRun) -> bool:
+    """Whether the worker of a model died in the last run."""
+    with suppress(CompareQError):  # the model's own row of the table will say it
+        part = stores.part_without_download(session, job, text)
+        return part is not None and death_mark(session, part.scores_key).exists()
+    return False
+
+
+@contextmanager
+def task_of(
+    session: Session, job: Job, reference: Reference, n_windows: int, crew: Crew
+) -> Iterator[tuple[Task, frozenset[int]]]:
+    """(what a model's run has to do with the reference, the windows that it need not score for that)."""
+    every = frozenset(range(n_windows))
+    if not isinstance(reference, HeldReference):
+        yield Task(), every
+    elif not job.spec.is_reference:
+        compares = references.tag_for(reference, job) != segments.ALONE
+        entries = open_reference(reference.path).head.vocab_size
+        yield Task(reference.path, entries, divergences=reference.divergences) if compares else Task(), every
+    elif reference.has(n_windows) or not job.backend.capabilities.compares:
+        yield Task(), every
+    else:
+        with recording_folder(session, reference, crew) as folder:
+            yield (
+                Task(record=folder),
+                frozenset(range(reference.n_windows)) | reference_store.recorded(folder, reference.path),
+            )
+
+
+@contextmanager
+def recording_folder(session: Session, reference: HeldReference, crew: Crew) -> Iterator[Path]:
+    """The folder beside the place of the store where it is made; no other run records this reference meanwhile.
+
+    What a run has written there that did not come to its end is there for the next run.
+    """
+    folder = reference_store.building_of(reference.path, reference.identity)
+    with session.hosts.running.held(lock_of(reference, session.cache), crew.release):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            yield folder
+        finally:
+            reference_store.tidy(folder, reference.path)
+
+
+def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:
+    """Make a store of what a run has recorded, and say how large it is."""
+    label, say = reference.label, session.progress.say
+    reference_store.seal(recorded, reference.path, {**reference.identity, "label": label}, n_windows)
+    store = open_reference(reference.path)
+    size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.contents}"
+    say(f"{label}: kept as the reference, {size}, in {reference.path}")
+    if store.reason:
+        say(f"{label}: {store.head.dtype} logits are kept, not states: {store.reason}")
+
+
+def comparison_record(job: Job, task: Task, reference: Reference) -> dict[str, Any] | None:
+    """What the results need to know of a comparison (JSON types); None if there was none."""
+    if task.reference is None or not isinstance(reference, HeldReference):
+        return None
+    return {
+        "label": reference.label, "key": reference.key, "vocab_size": task.vocab_size,
+        "model_vocab_size": job.facts().vocab_size,
+    }  # fmt: skip

@@ -21,7 +21,7 @@ from backends.common.json_files import check_unicode
 from backends.common.messages import one_line
 from eval.results.run_result import RunResult
 from eval.results.texts import TextResult, TextsResult
-from eval.run import jobs, model_run, rows, stores
+from eval.run import jobs, rows, stores
 from eval.run.crew import Turn
 from eval.run.hosts import Hosts
 from eval.run.jobs import Job
@@ -170,10 +170,8 @@ def score_all(session: Session, planned: Sequence[Job], texts: Sequence[TextRun]
         if not marked:
             given = session.logits_file
             for text in texts:
-                text.set_reference(
-                    NoReference() if given is None else stores.given_store(session, given, others, text.data)
-                )
-        others.sort(key=lambda job: any(model_run.has_died(session, job, text.data) for text in texts))
+                text.set_reference(NoReference() if given is None else stores.given_store(session, given, others, text))
+        others.sort(key=lambda job: any(rows.has_died(session, job, text) for text in texts))
         concurrently(session.hosts, [*marked, *others], score)  # at most one is marked: ``eval/specs/reading.py``
     except KeyboardInterrupt as interrupt:  # it goes no further: the rows so far are shown
         session.hosts.running.stop()

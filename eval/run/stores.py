@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from backends.common.errors import CompareQError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
+from eval.common.cache import Cache
 from eval.results.run_result import ModelResult, RunResult
 from eval.run import jobs, references, table_rows, token_scores
 from eval.run.hosts import Stoppable
-from eval.run.jobs import FetchedJob, Job
+from eval.run.jobs import Job
 from eval.run.references import HeldReference, Reference
 from eval.run.session import Session
 from eval.specs.types import DataSpec
@@ -80,23 +82,46 @@ def wait_for_reference(
 
 @dataclass(frozen=True)
 class Part:
-    """A fetched model's part on one text.
+    """A model's part on one text: the model, which is on this machine, and everything that its scores depend on.
 
     ``own``: the reference that the model itself is, None for a model that may be compared with one; ``records``: the
     model runs even if its scores are there, for the windows that the reference's store lacks.
     """
 
     text: TextRun
-    fetched: FetchedJob
+    job: Job
+    identity: Mapping[str, Any]
     own: HeldReference | None = None
     records: bool = False
 
+    @property
+    def scores_key(self) -> str:
+        """Key of the model's token scores."""
+        return Cache.key("scores", self.identity)
 
-def given_store(session: Session, path: Path, others: Sequence[Job], data: EvalData) -> HeldReference:
+    @property
+    def label(self) -> str:
+        """The model in messages, with the text where there are several."""
+        return self.text.of(self.job.request.label)
+
+
+def part_of(session: Session, job: Job, text: TextRun) -> Part:
+    """The part of a model on this machine; InputError if its files are damaged."""
+    identity = jobs.identity(job, text.data, session)
+    return Part(text, replace(job, request=replace(job.request, stamp=identity["model"])), identity)
+
+
+def part_without_download(session: Session, job: Job, text: TextRun) -> Part | None:
+    """The part of a model that is on this machine already; None if something would have to be downloaded."""
+    request = job.files.cached()
+    return None if request is None else part_of(session, replace(job, request=request), text)
+
+
+def given_store(session: Session, path: Path, others: Sequence[Job], text: TextRun) -> HeldReference:
     """The reference that is a store without a model; every byte is checked if any of the others needs it."""
-    reference = references.of_store(path, data, session)
+    reference = references.of_store(path, text.data, session)
     session.cache.use("references", reference.path.name)
-    if not all_stored(session, others, data, reference):
+    if not all_stored(session, others, text, reference):
         verify(session, reference)
     return reference
 
@@ -106,17 +131,16 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
 
     InputError, before anything loads, if there is a store and it is another reference's or damaged.
     """
-    fetched, data, spec = part.fetched, part.text.data, part.fetched.job.spec
-    reference = references.of_model(fetched, data, session)
+    reference = references.of_model(part.job, part.identity, part.text.data, session)
     session.cache.use("references", reference.key)
     if session.clear:
         with session.hosts.running.held(references.lock_of(reference, session.cache)):
             forget_store(session, reference)
-    wanted = session.logits_file is not None or spec.out_logits is not None
-    needed = not all_stored(session, others, data, reference) or (wanted and not reference.exists)
-    if reference.exists and (needed or not is_stored(session, fetched, data, reference)):
+    wanted = session.logits_file is not None or part.job.spec.out_logits is not None
+    needed = not all_stored(session, others, part.text, reference) or (wanted and not reference.exists)
+    if reference.exists and (needed or not is_stored(session, part, reference)):
         verify(session, reference)
-    records = needed and not reference.has(len(data.windows))
+    records = needed and not reference.has(len(part.text.data.windows))
     if records:  # before anything loads
         session.cache.check_writable()
     return replace(part, own=reference, records=records)
@@ -124,12 +148,12 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
 
 def is_pending(session: Session, part: Part) -> bool:
     """Whether the model may have to score this text; True where that cannot be told yet."""
-    data, expected = part.text.data, part.text.expected
+    expected = part.text.expected
     if part.own is not None:
-        return part.records or not is_stored(session, part.fetched, data, part.own)
+        return part.records or not is_stored(session, part, part.own)
     if not expected.done():
         return True
-    return not (part.text.error or is_stored(session, part.fetched, data, expected.result()))
+    return not (part.text.error or is_stored(session, part, expected.result()))
 
 
 def forget_store(session: Session, reference: HeldReference) -> None:
@@ -141,24 +165,22 @@ def forget_store(session: Session, reference: HeldReference) -> None:
     reference_store.discard(reference_store.building_of(reference.path, reference.identity))
 
 
-def all_stored(session: Session, some: Sequence[Job], data: EvalData, reference: Reference) -> bool:
+def all_stored(session: Session, some: Sequence[Job], text: TextRun, reference: Reference) -> bool:
     """Whether the scores of all these models are in the cache; False also where that cannot be told yet."""
     if session.clear:
         return not some
-    for job in some:
-        try:
-            fetched = jobs.without_download(job, data, session)
-        except CompareQError:  # the model's own row of the table will say it
-            return False
-        if fetched is None or not is_stored(session, fetched, data, reference):
-            return False
-    return True
+    try:
+        parts = (part_without_download(session, job, text) for job in some)
+        return all(part is not None and is_stored(session, part, reference) for part in parts)
+    except CompareQError:  # the model's own row of the table will say it
+        return False
 
 
-def is_stored(session: Session, fetched: FetchedJob, data: EvalData, reference: Reference) -> bool:
+def is_stored(session: Session, part: Part, reference: Reference) -> bool:
     """Whether a model's scores of all windows are in the cache, and may be taken from there."""
-    tag = references.tag_for(reference, fetched.job)
-    return not session.clear and token_scores.are_stored(session.cache, fetched.scores_key, tag, data.windows)
+    tag = references.tag_for(reference, part.job)
+    stored = token_scores.are_stored(session.cache, part.scores_key, tag, part.text.data.windows)
+    return stored and not session.clear
 
 
 def verify(session: Session, reference: HeldReference) -> None:

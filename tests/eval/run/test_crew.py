@@ -11,7 +11,7 @@ import pytest
 from backends.common import machine
 from backends.common.machine import Gpu
 from backends.worker.messages import LoadJob
-from eval.run import crew, model_run
+from eval.run import crew, rows
 from eval.run.devices import Devices, Hold
 from eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
@@ -213,9 +213,9 @@ def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytes
 
 def test_shares_and_parts_by_hand() -> None:
     windows: Any = list(range(7))
-    assert model_run.shares(windows, 3) == [[0, 1], [2, 3], [4, 5, 6]]
-    assert model_run.shares(windows[:2], 3) == [[0], [1]]
-    assert model_run.shares([], 3) == [[]]
+    assert rows.shares(windows, 3) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert rows.shares(windows[:2], 3) == [[0], [1]]
+    assert rows.shares([], 3) == [[]]
     assert crew.parts_of((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
     assert crew.parts_of((0, 1), 3) == [(0,), (1,), (1,)]
     assert crew.parts_of(None, 2) == [None, None]

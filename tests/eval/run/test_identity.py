@@ -19,8 +19,9 @@ from backends.base import LoadRequest
 from backends.common import machine
 from backends.worker import describing
 from backends.worker.messages import DescribeJob
+from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.run.jobs import Job, identified
+from eval.run.jobs import Job, identity
 from eval.specs.reading import parse_model_spec
 from tests.support.toy import needs_accelerate
 
@@ -42,7 +43,7 @@ def key_of(folder: Path, **options: Any) -> str:
     assert not described.problem
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
     session: Any = SimpleNamespace(verify_weights=False, progress=Progress(quiet=True), digests={})
-    return identified(Job(spec, name, backend, request, described=described), DATA, session).scores_key
+    return Cache.key("scores", identity(Job(spec, name, backend, request, described=described), DATA, session))
 
 
 def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:

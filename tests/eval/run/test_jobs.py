@@ -22,7 +22,7 @@ from backends.worker.messages import Described
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.run.devices import Devices
-from eval.run.jobs import Job, emulated_dtypes, identified, wanted_gpus
+from eval.run.jobs import Job, emulated_dtypes, identity, wanted_gpus
 from eval.run.session import Session
 from eval.specs.reading import parse_model_spec
 
@@ -121,8 +121,7 @@ def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path:
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True), verify_weights=True)
 
     def weights() -> list[str]:
-        fetched = identified(Job(spec, engine, backend, request), SimpleNamespace(series="s"), session)
-        return list(fetched.identity["weights"])
+        return list(identity(Job(spec, engine, backend, request), SimpleNamespace(series="s"), session)["weights"])
 
     before, stat, data = weights(), file.stat(), bytearray(file.read_bytes())
     assert before == [hashlib.sha256(data).hexdigest()]
@@ -142,10 +141,10 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     engine, backend = backends.resolve("transformers", None)
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True))
 
-    def keys() -> list[str]:
+    def keys() -> list[dict[str, Any]]:
         requests = [LoadRequest("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
         jobs = [Job(spec, engine, backend, request) for request in requests]
-        return [identified(job, SimpleNamespace(series="s"), session).scores_key for job in jobs]
+        return [identity(job, SimpleNamespace(series="s"), session) for job in jobs]
 
     before = keys()
     monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
@@ -188,7 +187,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), backend=FakeBackend)
     jobs = [replace(made, request=replace(REQUEST, max_tokens=longest)) for longest in (99, 100, 101, 102)]
-    short, at_edge, above, long = (identified(each, SimpleNamespace(series="s"), session).identity for each in jobs)
+    short, at_edge, above, long = (identity(each, SimpleNamespace(series="s"), session) for each in jobs)
     assert short == at_edge
     assert above == long
     assert (short != long) == ("long_rope" in short) == (edge is not None)
