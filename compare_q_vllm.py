@@ -26,11 +26,11 @@ if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 try:
+    from backends import hub
     from backends.base import LoadRequest
     from backends.checkpoint.config import CheckpointConfig
     from backends.common.engine_log import captured
     from backends.common.errors import CompareQError, InputError, ModelError
-    from backends.hub import repositories
     from backends.vllm.backend import VllmScoreBackend
     from backends.vllm.hooks import TAG
 except ModuleNotFoundError as missing:
@@ -50,7 +50,7 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
     if options.get("noise") is not None:
         raise InputError("engine.noise: the logits handed out here have none; leave it out")
-    folder = repositories.resolve(name, None)
+    folder = hub.resolve(name, None)
     context = CheckpointConfig.read(folder).context
     request = LoadRequest(
         label=folder.name,

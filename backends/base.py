@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.packages import computing, installed_versions
-from backends.common.watch import SILENT, Watch
+from backends.hub import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ ORDER = {
         "compare_q",
     ),
     "backends": (
-        "common", "base", "fake", "hub", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
+        "common", "hub", "base", "fake", "scoring", "reference", "layers", "checkpoint", "hf", "exllama",
         "llamacpp", "vllm", "vllm_server", "worker",
     ),
 }  # fmt: skip

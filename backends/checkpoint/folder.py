@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from backends import hub
 from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.checkpoint import files, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.common.messages import printable
-from backends.common.watch import SILENT, Watch
-from backends.hub import repositories
+from backends.hub import SILENT, Watch
 
 
 class HuggingFaceFolder(ModelFiles):
@@ -23,12 +23,12 @@ class HuggingFaceFolder(ModelFiles):
 
     @property
     def is_remote(self) -> bool:
-        return repositories.is_hub_id(self.request.model_dir)
+        return hub.is_hub_id(self.request.model_dir)
 
     @cached_property
     def folder(self) -> Path:
         """The folder of the request's model, which is on this machine; InputError if it is not."""
-        return repositories.local_folder(self.request.model_dir)
+        return hub.local_folder(self.request.model_dir)
 
     @cached_property
     def config(self) -> CheckpointConfig:
@@ -36,11 +36,11 @@ class HuggingFaceFolder(ModelFiles):
         return CheckpointConfig.read(self.folder)
 
     def fetch(self, watch: Watch = SILENT) -> LoadRequest:
-        return self._in(repositories.resolve(self.request.model_dir, self.request.revision, watch=watch))
+        return self._in(hub.resolve(self.request.model_dir, self.request.revision, watch=watch))
 
     def cached(self) -> LoadRequest | None:
         try:
-            return self._in(repositories.resolve(self.request.model_dir, self.request.revision, download=False))
+            return self._in(hub.resolve(self.request.model_dir, self.request.revision, download=False))
         except InputError:
             return None
 
@@ -48,7 +48,7 @@ class HuggingFaceFolder(ModelFiles):
         return replace(self.request, model_dir=str(folder), revision=None)
 
     def would_fetch(self) -> str:
-        return repositories.would_fetch(self.request.model_dir, self.request.revision)
+        return hub.would_fetch(self.request.model_dir, self.request.revision)
 
     def facts(self) -> ModelFacts:
         config, options = self.config, self.request.options

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from backends import hub
 from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.checkpoint.config import extended_by_yarn
 from backends.checkpoint.files import sampled
@@ -25,8 +26,7 @@ from backends.common.errors import InputError
 from backends.common.json_files import is_file
 from backends.common.messages import printable
 from backends.common.packages import installed_versions
-from backends.common.watch import SILENT, Watch
-from backends.hub import repositories
+from backends.hub import SILENT, Watch
 
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
@@ -213,7 +213,7 @@ class GgufFiles(ModelFiles):
         if not self.is_remote:
             return self.request
         repository, names = self.hub_files()
-        folder = repositories.fetch("model", repository, self.request.revision, names, watch)
+        folder = hub.fetch("model", repository, self.request.revision, names, watch)
         return replace(self.request, model_dir=str(folder / names[0]))
 
     def cached(self) -> LoadRequest | None:
@@ -221,14 +221,14 @@ class GgufFiles(ModelFiles):
             return self.request
         repository, names = self.hub_files()
         try:
-            folder = repositories.cached("model", repository, self.request.revision, names, "")
+            folder = hub.cached("model", repository, self.request.revision, names, "")
         except InputError:
             return None
         return replace(self.request, model_dir=str(folder / names[0]))
 
     def would_fetch(self) -> str:
         repository, names = self.hub_files()
-        return repositories.would_fetch(repository, self.request.revision, names)
+        return hub.would_fetch(repository, self.request.revision, names)
 
     def facts(self) -> ModelFacts:
         return self.model.facts

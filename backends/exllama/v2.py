@@ -28,7 +28,7 @@ from backends.common.messages import one_line
 from backends.common.options import parse_options
 from backends.common.packages import computing
 from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.hub.repositories import local_folder
+from backends.hub import local_folder
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:

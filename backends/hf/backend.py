@@ -38,7 +38,7 @@ from backends.hf.quantization import (
     transformers_config,
 )
 from backends.hf.streaming import Streamer, decoder_layers
-from backends.hub.repositories import local_folder
+from backends.hub import local_folder
 from backends.layers.groups import group_layers
 from backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 

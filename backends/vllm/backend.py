@@ -52,7 +52,7 @@ from backends.common.errors import CompareQError, InputError, ModelError
 from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.common.packages import computing
-from backends.hub.repositories import local_folder
+from backends.hub import local_folder
 from backends.layers import kv_cache, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver, has_own_process

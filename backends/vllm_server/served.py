@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from backends import hub
 from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.checkpoint import gguf, stored_bits
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import expanded
 from backends.common.options import parse_options
-from backends.hub import repositories
 from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def stored_size(options: ServerOptions) -> Storage:
     try:
         if options.weights.endswith(".gguf"):
             return gguf.read_model(expanded(options.weights)).storage()
-        return stored_bits.storage_of(repositories.resolve(options.weights, None, download=False))
+        return stored_bits.storage_of(hub.resolve(options.weights, None, download=False))
     except InputError as error:
         raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
 

@@ -6,12 +6,12 @@ import importlib.util
 import sys
 
 import backends
+from backends import hub
 from backends.base import LoadRequest, ModelFacts
 from backends.common import machine
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import printable
 from backends.common.options import named_files, strings_in
-from backends.hub import repositories
 from backends.worker.messages import Described, DescribeJob
 
 
@@ -47,7 +47,7 @@ def describe(job: DescribeJob) -> Described:
 def check_pinned(request: LoadRequest) -> None:
     """InputError for an option that names a repository of the hub, whose content may change under its name."""
     for name, value in request.options.items():
-        for each in filter(repositories.is_hub_id, strings_in(value)):
+        for each in filter(hub.is_hub_id, strings_in(value)):
             raise InputError(
                 f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; fetch it "
                 "and give its folder, or owner/name@commit where the engine takes that"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import backends
+from backends import hub
 from backends.common.errors import InputError
-from backends.hub import repositories
 from eval.cli import doctor
 from eval.common.cache import Cache
 from eval.common.progress import Progress
@@ -90,11 +90,11 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     (task_files if spec.is_answers else corpus).identity(spec)  # names a missing file
     name, found = spec.locate(spec.tokenizer_dir), []
     try:
-        repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
+        hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
     except InputError:
-        if not repositories.is_hub_id(name):
+        if not hub.is_hub_id(name):
             raise
-        size = repositories.would_fetch(name, spec.tokenizer_revision, repositories.TOKENIZER_FILES)
+        size = hub.would_fetch(name, spec.tokenizer_revision, hub.TOKENIZER_FILES)
         found.append(f"data: the tokenizer of {name}, {size}")
     here = (task_files if spec.is_answers else corpus).is_here(spec)
     if not here and (found or not windows.are_stored(spec, cache)):

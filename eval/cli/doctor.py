@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 import backends
+from backends import hub
 from backends.base import LoadRequest
 from backends.checkpoint.doctor import comparison, parameters
 from backends.checkpoint.doctor.comparison import LayerError
@@ -22,7 +23,6 @@ from backends.checkpoint.doctor.subject import Checkpoint
 from backends.common.errors import InputError
 from backends.common.json_files import exists, expanded
 from backends.common.messages import printable
-from backends.hub import repositories
 from backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
 from backends.layers.schemes import UNKNOWN
 from eval.cli import doctor_table
@@ -79,8 +79,8 @@ def patient_of(name: str, progress: Progress, label: str, revision: str | None =
             model = backends.resolve(load_fn, None)[1].files(request)
             if model.is_remote:
                 return Patient(label, Path(model.fetch(phase).model_dir))
-        elif repositories.is_hub_id(name):
-            return Patient(label, repositories.resolve(name, revision, watch=phase))
+        elif hub.is_hub_id(name):
+            return Patient(label, hub.resolve(name, revision, watch=phase))
     raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
 
 

@@ -16,7 +16,7 @@ from filelock import Timeout
 from backends.common import machine
 from backends.common.errors import InputError, StoppedError
 from backends.common.json_files import expanded
-from backends.common.watch import Watch
+from backends.hub import Watch
 from backends.worker.messages import DESCRIBED, Described, DescribeJob
 from eval.common.cache import Lock, NoLock
 from eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process

@@ -1,6 +1,6 @@
 """Data sets of the hub: where the twelve known names lie there, and the rows of any data set.
 
-Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub/repositories.py``);
+Of a known name only the files of its split are fetched, into the hub's own cache (``backends/hub.py``);
 the library's ``load_dataset`` would fetch every split of a configuration, which is 327 GB for c4's, by its card.  Where
 only the first rows are wanted they are streamed, so that no more than the first file is read.
 """
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends import hub
 from backends.common.errors import InputError
 from backends.common.json_files import exists
 from backends.common.messages import nearest, printable
-from backends.common.watch import SILENT
-from backends.hub import client, repositories
-from backends.hub.client import HubAwayError
+from backends.hub import SILENT, HubAwayError
 from eval.common import processes
 from eval.common.progress import Progress
 from eval.specs import reading
@@ -181,7 +180,7 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
     if spec.path is not None or not is_fetched(source, row_limit(spec)):
         return
     with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
-        repositories.fetch("dataset", source.path, source.revision, source.patterns, phase)
+        hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
 def hub_records(spec: DataSpec, choose: Choose, check: Check) -> Iterator[Record]:
@@ -199,8 +198,8 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
-        page = repositories.repository_page("dataset", source.path)
-        why = str(error) if isinstance(error, InputError) else client.failure_reason(error, page, source.revision)
+        page = hub.repository_page("dataset", source.path)
+        why = str(error) if isinstance(error, InputError) else hub.failure_reason(error, page, source.revision)
         hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
         bare = why.removeprefix(f"{source.path}: ")
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
@@ -209,7 +208,7 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
 def open_records(source: Source, limit: int, choose: Choose, check: Check) -> Iterator[Record]:
     """The chosen columns of a source."""
     first = FIRST_ROWS.fullmatch(source.split)
-    with client.warnings_told(SILENT, source.path):
+    with hub.warnings_told(SILENT, source.path):
         rows = split_rows(source, limit, check)
         name = f"dataset {source.path!r}"
         if rows.column_names:
@@ -228,7 +227,7 @@ def split_rows(source: Source, limit: int, check: Check) -> Any:
         more = anew if is_local(source) and not stream else {}
         with nullcontext() if is_local(source) else downloads_checked(library, check):
             return ask_library(library.load_dataset, source, split=split, streaming=stream, **more)
-    folder = repositories.fetch("dataset", source.path, source.revision, source.patterns)
+    folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
     files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
     for file in files[source.base_split]:
         check(Path(file))
@@ -263,7 +262,7 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
         check_there(source)
     except HubAwayError as error:
         try:
-            with client.offline():
+            with hub.offline():
                 return call(source.path, **asked)
         except Exception:  # the library words it differently in each of its steps
             raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
@@ -284,18 +283,18 @@ def check_there(source: Source) -> None:
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := client.why_away()):
+        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := hub.why_away()):
             raise HubAwayError(f"{source.path}: {why}")
         return
     if "/" not in source.path:
         raise InputError(f"no known name; data sets of the hub are named owner/name{owner_of(source.path)}")
-    repositories.look_up("dataset", source.path, source.revision, files=False)
+    hub.look_up("dataset", source.path, source.revision, files=False)
 
 
 def owner_of(bare: str) -> str:
     """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows; else empty."""
     try:
-        found = repositories.look_up("dataset", bare, None, files=False).id
+        found = hub.look_up("dataset", bare, None, files=False).id
     except InputError:
         return ""
     return f": this one is {found!r}" if "/" in found else ""
@@ -309,8 +308,8 @@ def would_fetch(spec: DataSpec) -> str:
     """
     source = source_of(spec)
     if is_fetched(source, row_limit(spec)):
-        with in_one_line(spec, source), client.warnings_told(SILENT, source.path):
-            found = repositories.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
+        with in_one_line(spec, source), hub.warnings_told(SILENT, source.path):
+            found = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
     else:
         processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
         found = ", ".join(each for each in (source.name, source.split) if each)
@@ -321,7 +320,7 @@ def check_split(spec: Mapping[str, Any]) -> None:
     """InputError unless the library finds the data set, the configuration and the split of a packed ``spec``."""
     unpacked = reading.unpacked(spec)
     source = source_of(unpacked)
-    with in_one_line(unpacked, source), client.warnings_told(SILENT, source.path):
+    with in_one_line(unpacked, source), hub.warnings_told(SILENT, source.path):
         builder = ask_library(quiet_library().load_dataset_builder, source)
         splits = [str(each) for each in builder.config.data_files or builder.info.splits or ()]
         if splits and source.base_split not in splits:

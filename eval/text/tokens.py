@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends import hub
 from backends.common import checked, json_files
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import builds
-from backends.hub import repositories
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs import reading
@@ -122,7 +122,7 @@ class Tokens:
 def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON types."""
     # A default.jinja among the additional templates is the chat template where the folder has no other.
-    patterns = [*repositories.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
+    patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
     files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.sha256()
     for file in files:

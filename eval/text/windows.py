@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends import hub
 from backends.base import Spans, Window, abbreviated
 from backends.common.errors import InputError
-from backends.hub import repositories
 from eval.common import processes
 from eval.common.cache import Cache
 from eval.common.progress import Progress
@@ -224,19 +224,17 @@ def reader_of(spec: DataSpec) -> Callable[..., None]:
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
     """Whether the tokenized text is in the cache; the tokenizer must be on this machine."""
-    folder = repositories.resolve(
-        spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False
-    )
+    folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
     return cache.path("tokens", cache.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
 
 
 def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
     """The tokenizer's folder, fetched from the hub if need be."""
     name = spec.locate(spec.tokenizer_dir)
-    if not repositories.is_hub_id(name):
-        return repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
+    if not hub.is_hub_id(name):
+        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True)
     with progress.phase(f"fetching the tokenizer of {name}", unit="bytes") as phase:
-        return repositories.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
+        return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
 
 
 def subtitle(spec: DataSpec, data: EvalData) -> str:

@@ -6,9 +6,8 @@ their sources: ``/api/{models,datasets}/...`` (info, revision, refs, tree in pag
 server, as the hub does to its storage, which knows ``Range``.  Nothing has an ``xetHash``, so Xet is never used.
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``stale`` (a
-token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file), ``endless`` (files whose
-bytes come again and again), ``slow`` (files of which one byte comes at a time), ``instead`` (answers what is asked of
-the model org/odd).
+token that is no longer known), ``cut_once`` (the connection breaks in the middle of a file), ``instead``
+(answers what is asked of the model org/odd).
 Every request is kept in ``requests``.  Clients find it by ``HF_ENDPOINT``, which they read when they are imported:
 start them with ``Hub.environment()``.
 
@@ -22,21 +21,16 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LFS = (".safetensors", ".parquet", ".gguf", ".gz", ".bin", ".pth", ".tar")
 PAGE = 4
 """Entries of one page of a listing; the hub's is 1,000."""
-DRIPS = 100
-"""Bytes of a slow file that come one by one."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +69,7 @@ class Hub:
         self.stale = ""
         self.instead: Callable[[Any], Any] | None = None
         self.cut: dict[str, int] = {}
-        self.endless: list[bytes] = []
-        self.slow: list[bytes] = []
         self.requests: list[Request] = []
-        self.poured = 0
         self.blobs: dict[str, bytes] = {}
         self.lock = threading.Lock()
         self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler(self, where)) for where in ("hub", "storage")]
@@ -275,33 +266,11 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 return
             part = data[first : last + 1]
             ranged = {"Content-Range": f"bytes {first}-{last}/{len(data)}"} if low else {}
-            if data in hub.endless and self.command == "GET":
-                self.pour(data)
-                return
             keep = hub.cut.pop(path.rpartition("/")[2], None) if self.command == "GET" else None
             self.begin(206 if low else 200, {**headers, **ranged, "Content-Length": str(len(part))})
-            if data in hub.slow and self.command == "GET":
-                self.drip(part[:DRIPS])
-                part = part[DRIPS:]
             if self.command != "HEAD":
                 self.wfile.write(part[:keep])
             self.close_connection = keep is not None
-
-        def drip(self, data: bytes) -> None:
-            """One byte at a time, until the client hangs up."""
-            with suppress(OSError):
-                for number in range(len(data)):
-                    self.wfile.write(data[number : number + 1])
-                    time.sleep(0.02)
-
-        def pour(self, data: bytes, head: Mapping[str, str] = MappingProxyType({})) -> None:
-            """The same bytes again and again, until the client hangs up or 200 MB are sent."""
-            self.close_connection = True
-            self.begin(200, {**head, "Connection": "close"})
-            with suppress(OSError):
-                for _ in range(200_000_000 // len(data)):
-                    self.wfile.write(data)
-                    hub.poured += len(data)
 
         def fail(self, status: int, code: str, text: str, headers: dict[str, str] | None = None) -> None:
             """An error as the hub words it."""

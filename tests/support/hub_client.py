@@ -32,7 +32,7 @@ for line in sys.stdin:
 """
 PREPARED = """
 import pathlib
-from backends.hub import repositories
+from backends import hub
 from eval.text import corpus, hub_datasets
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec

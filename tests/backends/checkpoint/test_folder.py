@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from backends import hub
 from backends.base import LoadRequest
 from backends.checkpoint.folder import HuggingFaceFolder
-from backends.hub import repositories
 from tests.support.toy import refusal
 
 
@@ -19,7 +19,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(name: str, *_: object, **__: object) -> Path:
         raise AssertionError(f"{name} was resolved again")
 
-    monkeypatch.setattr(repositories, "resolve", resolve)
+    monkeypatch.setattr(hub, "resolve", resolve)
 
 
 @pytest.mark.parametrize("ask", ["facts", "stamp", "content"])

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backends.hub.repositories import is_hub_id
+from backends.hub import is_hub_id
 from eval.specs import methods
 from eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
 from eval.specs.types import DataSpec, ModelSpec, json_schemas

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.hub import repositories
+from backends import hub
 from tests.support.hub import Hub
 from tests.support.hub_client import Client
 from tests.support.toy import refusal as refusal_of
@@ -35,7 +35,7 @@ FETCH = """
 import backends
 watch = Watch()
 with backends.suggest_engine():
-    folder = repositories.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
+    folder = hub.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)
 value = [str(folder), watch.total, watch.done, watch.said]
 """
 
@@ -79,7 +79,7 @@ def refused(client: Client, name: str, revision: str | None = None) -> str:
 
 def refusal(name: str) -> str:
     """The one line with which a name is refused in this process."""
-    return refusal_of(repositories.resolve, name, None)
+    return refusal_of(hub.resolve, name, None)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def refusal(name: str) -> str:
     ],
 )
 def test_hub_ids(name: str, gold: bool) -> None:
-    assert repositories.is_hub_id(name) is gold
+    assert hub.is_hub_id(name) is gold
 
 
 def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(work / "here"))
-    assert repositories.resolve("here/model", None) == Path("here/model")
-    assert repositories.resolve(str(work / "here"), "v1", download=False) == work / "here"
-    assert repositories.resolve("~/model", None) == work / "here" / "model"
+    assert hub.resolve("here/model", None) == Path("here/model")
+    assert hub.resolve(str(work / "here"), "v1", download=False) == work / "here"
+    assert hub.resolve("~/model", None) == work / "here" / "model"
     for name in ("./none", "/none/at/all", "a/b/c", "~/none", "none", "here/file"):
         named = "" if "/" in name else "; a model on the hub is named owner/name"
         assert refusal(name) == f"{name}: no such folder{named}"
@@ -121,7 +121,7 @@ def test_folders_need_no_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_sharded_model(server: Hub, client: Client) -> None:
     """Its safetensors and what describes them, once; no pickled weights.  The tokenizer comes first, as in a run."""
     server.add("models", "org/sharded", MODEL)
-    assert client.run("value = repositories.would_fetch('org/sharded')") == "6.0 MB to download"
+    assert client.run("value = hub.would_fetch('org/sharded')") == "6.0 MB to download"
     assert server.fetched() == []
     folder, total, done, _ = fetch(client, "org/sharded", tokenizer_only=True)
     assert server.fetched() == SMALL
@@ -135,7 +135,7 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert sorted(file.name for file in Path(folder).iterdir()) == sorted([*SMALL, *SHARDS])
     assert fetch(client, "org/sharded") == [folder, 0, 0, []]
     assert not server.asked("/lfs/")
-    assert client.run("value = repositories.would_fetch('org/sharded')") == "in the local cache"
+    assert client.run("value = hub.would_fetch('org/sharded')") == "in the local cache"
     assert client.said.read_text() == ""
 
 
@@ -180,7 +180,7 @@ def test_gated(server: Hub, client: Client) -> None:
 def test_missing(client: Client) -> None:
     gold = "org/none: not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
     assert refused(client, "org/none") == gold
-    assert client.refusal("repositories.would_fetch('org/none')") == gold
+    assert client.refusal("hub.would_fetch('org/none')") == gold
 
 
 def test_renamed(server: Hub, client: Client) -> None:
@@ -213,7 +213,6 @@ INFO = {"_id": "0", "id": "org/odd", "sha": "0" * 40, "gated": False, "siblings"
 @pytest.mark.parametrize(
     ("instead", "reason"),
     [
-        (lambda handler: handler.pour(b" " * 65536), "the hub's answer goes on beyond 100.0 MB or 120 s: HF_ENDPOINT"),
         (lambda handler: handler.send_file(b"[" * 100_000, {}, ""), "recursion"),
         (lambda handler: handler.reply([1]), "not list"),
         (lambda handler: handler.reply({**INFO, "siblings": 3}), "'int'"),
@@ -225,48 +224,9 @@ def test_what_is_no_hub(
 ) -> None:
     """Such an answer is one line, and what the cache has can be used."""
     monkeypatch.setattr(server, "instead", instead)
-    server.poured = 0
     text = refused(client, "org/odd")
     assert text.startswith("org/odd: not in the local cache, and ")
     assert reason in text
-    assert server.poured < 150_000_000
-
-
-def test_a_file_without_an_end(server: Hub, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = bytes([9]) * 2_000_000
-    server.add("models", "org/endless", {**MODEL, SHARDS[0]: weights})
-    monkeypatch.setattr(server, "endless", [weights])
-    server.poured = 0
-    text = refused(client, "org/endless")
-    assert text == "org/endless: more comes than the 5.0 MB that the hub has announced"
-    assert server.poured < 150_000_000
-
-
-def test_a_file_of_which_next_to_nothing_comes(server: Hub, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client itself waits as long as a byte comes every 10 s, and counts none before it has 10 MiB."""
-    weights = bytes([8]) * 2_000_000
-    server.add("models", "org/slow", {**MODEL, SHARDS[0]: weights})
-    monkeypatch.setattr(server, "slow", [weights])
-    client.run("from backends.hub import client as hub_client; hub_client.SLOW_S = 0.2")
-    text = refused(client, "org/slow")
-    client.run("hub_client.SLOW_S = 120.0")
-    assert text == "org/slow: less than 1.0 kB/s came for 0.2 s: the hub or the network is too slow; run again to go on"
-    assert Path(fetch(client, "org/slow")[0]).is_dir()  # slow for 2 s, of 120
-
-
-def test_a_wait_has_an_end(client: Client) -> None:
-    found = client.run(
-        """
-from backends.hub.client import _bound
-import httpx2
-def capped(**headers):
-    answer = httpx2.Response(429, headers=headers, request=httpx2.Request("GET", "http://hub/a/resolve/main/b"))
-    _bound(answer)
-    return [answer.headers[name] for name in headers]
-value = [capped(retry_after="7"), capped(**{"Retry-After": "9" * 400}), capped(ratelimit='"api";r=0;t=86400')]
-"""
-    )
-    assert found == [["7"], ["300"], ['"api";r=0;t=300']]
 
 
 def test_a_token_that_is_no_longer_known(server: Hub, client: Client) -> None:
@@ -296,7 +256,7 @@ def test_a_model_without_safetensors(files: dict[str, bytes | str], reason: str,
 
 def test_a_full_disk(server: Hub, client: Client) -> None:
     server.add("models", "org/large", MODEL)
-    client.run("import shutil, types; repositories.shutil.disk_usage = lambda _: types.SimpleNamespace(free=1000)")
+    client.run("import shutil, types; hub.shutil.disk_usage = lambda _: types.SimpleNamespace(free=1000)")
     text = refused(client, "org/large")
     client.run("import importlib; importlib.reload(shutil)")
     assert text.startswith("org/large: 6.0 MB to download, but ")
@@ -314,14 +274,11 @@ def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, h
         if "HF_ENDPOINT" in variables:
             why = "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
         assert fetch(away, "org/kept")[0] == folder
-        assert away.run("value = repositories.would_fetch('org/kept')") == "in the local cache"
+        assert away.run("value = hub.would_fetch('org/kept')") == "in the local cache"
         assert fetch(away, "org/words", tokenizer_only=True)[3] == []
         assert refused(away, "org/words") == f"org/words: only partly in the local cache, and {why}"
         assert refused(away, "org/never") == f"org/never: not in the local cache, and {why}"
-        assert (
-            away.refusal("repositories.resolve('org/never', None, download=False)")
-            == "org/never: not in the local cache"
-        )
+        assert away.refusal("hub.resolve('org/never', None, download=False)") == "org/never: not in the local cache"
         assert away.said.read_text() == ""
 
 

@@ -1,36 +1,120 @@
-"""``model_dir`` and ``tokenizer_dir`` -> a folder: on disk, in the Hugging Face cache, or downloaded from the hub.
+"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache, or downloaded.
 
 Data sets and GGUF files take the same way (``fetch``): one question to the hub, with a deadline, says what there is and
 how large it is; then the client downloads what its cache lacks.  Where the hub cannot be asked the cache has to do.
+
+On its own the client retries: without a network it gave up on a data set after 24 s where connections are refused, and
+not within 130 s where nothing answers at all.  Here one request with a deadline asks first whether the hub answers.
 """
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import logging
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from backends.common.errors import InputError, NoSafetensorsError
 from backends.common.json_files import expanded, is_folder
 from backends.common.messages import bytes_in_words, nearest, one_line
-from backends.common.watch import SILENT, Watch
-from backends.hub import client
-from backends.hub.client import HubAwayError
 
+REMEMBERED_S = 60.0
+"""Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""
+SIGN_IN = "`hf auth login` or HF_TOKEN"
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
 """Patterns of everything that AutoTokenizer may read; code only runs where a spec trusts it."""
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
 """Patterns of the files of a model that are fetched."""
-
+_answers: dict[str, tuple[float, str]] = {}
+"""Endpoint -> when it was asked (seconds of the monotonic clock), and why it cannot be reached ("" if it can)."""
 
 RepoType = Literal["model", "dataset"]
 """What the hub's client calls the two sorts of repositories that are used here."""
+
+
+class Watch(Protocol):
+    """An object that is told of one download; calls may come from several threads, one call at a time."""
+
+    def expect(self, total: int) -> None:
+        """``total`` bytes will come."""
+
+    def advance(self, amount: int = 1) -> None:
+        """``amount`` more bytes have come; negative where some have to come again."""
+
+    def say(self, text: str) -> None:
+        """One line for the user."""
+
+
+class Silent:
+    """A Watch that tells nobody."""
+
+    def expect(self, total: int) -> None:
+        pass
+
+    def advance(self, amount: int = 1) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+SILENT = Silent()
+
+
+class HubAwayError(InputError):
+    """The hub cannot be asked now; files in the local cache can still be used."""
+
+
+def why_away() -> str:
+    """Why the hub cannot be asked, or an empty string; takes at most ``deadline_s``, also where DNS never answers."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    endpoint = constants.ENDPOINT
+    when, found = _answers.get(endpoint, (0.0, ""))
+    if not when or time.monotonic() - when > REMEMBERED_S:
+        found = _why_unreachable(endpoint)
+        _answers[endpoint] = time.monotonic(), found
+    return found and f"{endpoint} cannot be reached ({found})"
+
+
+def deadline_s() -> float:
+    """Seconds within which the hub has to answer; HF_HUB_ETAG_TIMEOUT, the client's own variable, lengthens it."""
+    return float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
+
+
+def _why_unreachable(endpoint: str) -> str:
+    """Why one request to the hub's front page got no answer; an empty string for any answer.
+
+    The request runs in a thread, since a time limit of the HTTP client does not count the look-up of the host's name.
+    """
+    from huggingface_hub import get_session
+
+    answers: list[str] = []
+
+    def request() -> None:
+        try:
+            get_session().head(endpoint, timeout=2 * deadline_s(), follow_redirects=False)
+            answers.append("")
+        except Exception as error:  # the client's, the HTTP library's, proxies', TLS
+            answers.append(one_line(error))
+
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(deadline_s())
+    late = f"no answer within {deadline_s():.0f} s; HF_HUB_ETAG_TIMEOUT sets another number"
+    return answers[0] if answers else late
 
 
 @dataclass(frozen=True)
@@ -125,15 +209,13 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
 
     shown = watch is not SILENT  # otherwise the client's own bars are all that a user sees
     try:
-        with client.warnings_told(watch, name) if shown else nullcontext():
+        with warnings_told(watch, name) if shown else nullcontext():
             folder = snapshot_download(
                 name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns),
-                tqdm_class=client.bar_for(watch, missing) if shown else None,
+                tqdm_class=bar_for(watch) if shown else None,
             )  # fmt: skip
     except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
-        raise InputError(
-            f"{name}: {client.failure_reason(error, repository_page(repo_type, name), revision)}"
-        ) from None
+        raise InputError(f"{name}: {failure_reason(error, repository_page(repo_type, name), revision)}") from None
     return Path(folder)
 
 
@@ -142,15 +224,14 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
 
     ``files`` off: ``Repo.sizes`` stays empty, since the sizes of all files make a long answer for a large data set.
     """
-    if why := client.why_away():
+    if why := why_away():
         raise HubAwayError(f"{name}: {why}")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    client.bound_answers()
     try:
         found: Any = HfApi().repo_info(
-            name, repo_type=repo_type, revision=revision, timeout=client.deadline_s(),
+            name, repo_type=repo_type, revision=revision, timeout=deadline_s(),
             **({"files_metadata": True} if files else {"expand": ["sha", "gated"]}),
         )  # fmt: skip
         if found.gated:  # anybody may ask what there is, not everybody may have it
@@ -160,7 +241,7 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
             raise ValueError("the hub's answer has sizes that are no numbers")
         return Repo(repo_type, name, str(found.id), str(found.sha or ""), sizes)
     except Exception as error:  # the hub's answers, and whatever the layers below the client raise
-        why = client.failure_reason(error, repository_page(repo_type, name), revision)
+        why = failure_reason(error, repository_page(repo_type, name), revision)
         status = getattr(getattr(error, "response", None), "status_code", None)
         known = status is not None and status not in (408, 429) and status < 500
         final = known or isinstance(error, HFValidationError)
@@ -228,3 +309,109 @@ def check_room(name: str, size: int) -> None:
             f"{name}: {bytes_in_words(size)} to download, but {cache} has room for {bytes_in_words(free)}; "
             "HF_HOME names another place for the hub's cache"
         )
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """While it holds, both clients use the files in their caches, and do not ask the hub."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: list[Any] = [constants, datasets.config]
+    before = [place.HF_HUB_OFFLINE for place in places]
+    for place in places:
+        place.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+
+
+@contextmanager
+def warnings_told(watch: Watch, name: str) -> Iterator[None]:
+    """While it holds, the client draws no bars, and its warnings (retries, waits) are told to ``watch``."""
+    from huggingface_hub import utils
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            watch.say(f"{name}: {' '.join(record.getMessage().split())}")
+
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
+    logger, ours = logging.getLogger("huggingface_hub"), Handler(logging.WARNING)
+    before, logger.handlers = logger.handlers, [ours]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+
+
+def bar_for(watch: Watch) -> type[Any]:
+    """The class of a bar for the client, which draws nothing, and tells ``watch`` how many bytes came.
+
+    The client counts the bytes twice, as received and as written; ``watch`` is told the larger count.
+    """
+    lock, told = threading.Lock(), [0]
+    counts: dict[int, float] = {}
+
+    class Bar:
+        def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
+            self.total, self.n, self.unit = total, 0.0, unit
+            self.format_dict: dict[str, Any] = {}
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Any:  # what else a bar can be told: descriptions, refreshing, its end
+            return lambda *_, **__: None
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                self.n += n or 0
+                if self.unit == "B":
+                    counts[id(self)] = self.n
+                    more = int(max(counts.values())) - told[0]
+                    told[0] += more
+                    watch.advance(more)
+
+    return Bar
+
+
+def failure_reason(error: BaseException, page: str, revision: str | None) -> str:
+    """What went wrong, in one line, and what to do; ``page`` is the repository's address."""
+    from huggingface_hub import errors
+
+    chain = [error]
+    while len(chain) < 9 and (below := chain[-1].__cause__ or chain[-1].__context__):
+        chain.append(below)
+    for each in chain:
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if isinstance(each, errors.GatedRepoError):
+            signed_in = f"your account has no access yet; ask for it at {page}"
+            not_signed_in = f"accept its licence at {page}, then sign in ({SIGN_IN})"
+            return f"gated on the hub: {signed_in if status == 403 else not_signed_in}"
+        if isinstance(each, errors.RevisionNotFoundError):
+            return f"no revision {revision!r} of it on the hub; see {page}"
+        if isinstance(each, errors.RepositoryNotFoundError):
+            return f"not on the hub, or private; check the name, or sign in ({SIGN_IN})"
+        if status == 401:
+            return f"the hub does not know your token; sign in again ({SIGN_IN})"
+        if status == 429:
+            return (
+                f"the hub limits how often you may ask; {waiting_time(each)}, or sign in for a higher limit ({SIGN_IN})"
+            )
+        if isinstance(each, OSError) and each.errno == errno.ENOSPC:
+            return "no space left for it; HF_HOME names another place for the hub's cache"
+        if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
+            return f"{page} answers {status}: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
+    return one_line(error)
+
+
+def waiting_time(error: Any) -> str:
+    """How long a client that asked too often has to wait."""
+    headers = error.response.headers
+    seconds = headers.get("Retry-After") or headers.get("ratelimit", "").rpartition("t=")[2]
+    return f"try again in {seconds} s" if str(seconds).isdigit() else "try again later"

@@ -1,1 +1,0 @@
-"""The Hugging Face hub: names -> folders on this machine."""
