@@ -20,7 +20,7 @@ from typing import Any
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
 from backends.common.errors import InputError
-from backends.layers.fused import fused_layers
+from backends.layers.names import fused_layers
 from backends.layers.schemes import objects_in
 
 STORED = {"weight_global_scale": ("weight_packed", "input_global_scale"), "weight_scale_2": ("weight", "input_scale")}

@@ -21,8 +21,7 @@ from backends.checkpoint.files import read_headers, weight_files
 from backends.checkpoint.stored_bits import OTHER_TOWERS, outside_text_model
 from backends.common.dtypes import dtype_name
 from backends.layers.groups import deviation
-from backends.layers.methods import declared
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, with_group_size
+from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, with_group_size
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}

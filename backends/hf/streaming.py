@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Window
 from backends.common.errors import ModelError
-from backends.layers.decoder import layer_list
+from backends.layers.noise import layer_list
 
 if TYPE_CHECKING:
     import torch

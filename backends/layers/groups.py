@@ -1,6 +1,8 @@
-"""How a model's layers ran: groups of layers, the kernel of a table row, and where layers ran not as was asked.
+"""How a model's layers ran and kept keys and values, in groups of layers, and where that is not what was asked.
 
-An engine describes every layer by a ``Layer``; the results carry groups of layers (``backends/base.py``).
+An engine describes every layer by a ``Layer``, and the cache of every attention layer by a ``KVCache``; the results
+carry groups of them.  A quantized cache costs a score nothing where prefill attends to the keys and values that have
+just been computed, and only writes the cache: such a row says so.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Layer, LayerGroup
+from backends.layers.names import NUMBER
 from backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
 
 if TYPE_CHECKING:
@@ -20,13 +23,45 @@ if TYPE_CHECKING:
 
 EXPERTS = re.compile(r"\.experts(?:\.|$)")
 """Names of routed experts."""
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Weights that are not quantized, as torch and ggml call them."""
 AFTER_LOADING = "after_loading"
 """The key under which a prediction of kernels says why an engine chooses them only when it has loaded the weights."""
+LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
+"""Where the scales of a quantized cache come from: the checkpoint, nowhere, or the keys and values themselves."""
+FIRST_STEP, SPARSE = "not in the first step", "sparse"
+"""When prefill does not read a quantized cache: for the tokens of its own step, which are all of a window that one step
+computes; or likewise, but only in windows no longer than what sparse attention selects."""
+PREFILL_NOTES = {
+    FIRST_STEP: "{attention} computes the first step of a window from unquantized keys and values, and only later "
+    "steps read the KV cache in {stored} ({count} layers)",
+    SPARSE: "{attention} may compute windows of up to index_topk tokens from unquantized keys and values, and only "
+    "longer ones read the KV cache in {stored} ({count} layers)",
+    UNKNOWN: "whether prefill in {attention} reads the KV cache in {stored} is not known ({count} layers)",
+}
+"""What is said of quantized caches that prefill does not read, or not as far as is known."""
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """``count`` attention layers with caches alike, as an engine kept them.
+
+    ``layers``: the module's path, with ``*`` for its numbers where there are several; ``stored``: the number format of
+    keys and values ("bfloat16", "fp8"); ``scales``: ``LOADED``, ``ONE`` or ``DYNAMIC``, "" for a cache that is not
+    quantized; ``asked``: the number format that the checkpoint asks for where another one ran, else ""; ``attention``:
+    the engine's name for what reads it; ``prefill``: ``FIRST_STEP``, ``SPARSE`` or ``UNKNOWN``, "" where prefill reads
+    the cache or nothing is quantized.
+    """
+
+    layers: str
+    count: int
+    stored: str
+    scales: str = ""
+    asked: str = ""
+    attention: str = "this attention"
+    prefill: str = UNKNOWN
 
 
 @cache
@@ -115,3 +150,60 @@ def deviation_in_words(asked: str, activations: str, kernel: str, count: int) ->
     else:
         told = f"took {activations} ({count} layers)"
     return f"the checkpoint asks for {asked} activations, but {kernel} {told}"
+
+
+def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:
+    """A cache that says where it deviates.
+
+    ``asked`` is what ``schemes.kv_cache`` says of the checkpoint, ``dtype`` the model's.
+    """
+    wanted = number_format(asked) or dtype
+    deviates = wanted not in (number_format(cache.stored), UNKNOWN)
+    told = replace(cache, asked=wanted if deviates else "")
+    return replace(told, scales="", prefill="") if cache.stored in PLAIN else told
+
+
+def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
+    """Groups of caches that differ in the numbers of their names only."""
+    counts = Counter(replace(cache, layers=NUMBER.sub("*", cache.layers)) for cache in caches)
+    return tuple(replace(cache, count=count) for cache, count in counts.items())
+
+
+def kv_caches_from_json(found: Any) -> tuple[KVCache, ...]:
+    """Groups from the objects that results.json has of them; ValueError for anything else."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(tuple[KVCache, ...]).validate_python(found) if found else ()
+
+
+def kv_formats(groups: Iterable[KVCache]) -> str:
+    """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; "" if none is known."""
+    counts = Counter[str]()
+    for group in groups:
+        counts[group.stored] += group.count
+    return " +".join(name for name, _ in counts.most_common())
+
+
+def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
+    """One clause for each way in which caches differ from what the checkpoint asks, or from what prefill reads."""
+    asked = [
+        f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
+        f"({group.count} layers)"
+        for group in groups if group.asked
+    ]  # fmt: skip
+    unread = [group for group in groups if group.prefill and group.stored not in PLAIN]
+    notes = [PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN]) for group in unread]
+    return asked + [note.format(**asdict(group)) for note, group in zip(notes, unread, strict=True)]
+
+
+def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
+    """What has to be said of caches whose scales no calibration has set, or of which no layer says anything.
+
+    ``told``: the engine's word for the number format of all caches.
+    """
+    if not groups and told != "auto" and told not in PLAIN:
+        return [f"KV cache in {told}: how this model's layers keep it, and whether prefill reads it, is not known"]
+    return [
+        f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): the checkpoint brings no others"
+        for group in groups if group.scales == ONE
+    ]  # fmt: skip

@@ -16,7 +16,7 @@ SmolLM2-135M in bf16 on a CPU (Transformers, KLD over 2,044 tokens):
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from backends.common.errors import InputError, ModelError
 from backends.common.options import parse_options
-from backends.layers.decoder import layer_list
 
 if TYPE_CHECKING:
     import torch
@@ -145,6 +144,16 @@ def mixed(number: Any) -> Any:
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         number = (number ^ (number >> shift)) * factor & 0xFFFFFFFF
     return number ^ (number >> 15)
+
+
+def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
+    """The first list of ``count`` modules in a decoder; ModelError that begins with ``owner`` if there is none."""
+    import torch
+
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise ModelError(f"{owner} has no list of {count} decoder layers")
 
 
 def vllm_decoder_layers(model: Any, count: int) -> dict[int, Any]:

@@ -53,7 +53,7 @@ from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.common.packages import computing
 from backends.hub import local_folder
-from backends.layers import kv_cache, noise
+from backends.layers import groups, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver, has_own_process
 from backends.vllm.environment import kernel_environment, one_more_than, set_environment, set_ranks
@@ -239,7 +239,7 @@ class VllmScoreBackend(ScoringEngine):
             "dtype": dtype_name(config.model_config.dtype),
             "quantization": config.model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
-            "kv_cache": kv_cache.in_words(caches),
+            "kv_cache": groups.kv_formats(caches),
             "kv_cache_layers": [asdict(group) for group in caches],
             "device": str(config.device_config.device_type),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
@@ -251,7 +251,7 @@ class VllmScoreBackend(ScoringEngine):
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [*kv_cache.notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
+            "notes": [*groups.kv_notes(caches, str(config.cache_config.cache_dtype)), *floor.get("notes", ())],
         }
 
     def close(self) -> None:

@@ -22,8 +22,7 @@ from backends.base import Layer, LayerGroup, Task, TokenScores, Window
 from backends.common.answers import Answer, Finish, Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
-from backends.layers.groups import group_layers
-from backends.layers.kv_cache import KVCache, KVGroup, grouped
+from backends.layers.groups import KVCache, group_kv_caches, group_layers
 from backends.scoring import divergences, statistics
 from backends.vllm.hooks import TAG
 from backends.vllm.scorer import Plan
@@ -206,9 +205,9 @@ class VllmDriver:
         """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
         return group_layers({layer["name"]: Layer(**layer) for layer in self._what_ran(0)}.values())
 
-    def kv_cache(self) -> tuple[KVGroup, ...]:
+    def kv_cache(self) -> tuple[KVCache, ...]:
         """How keys and values were cached."""
-        return grouped({cache["name"]: KVCache(**cache) for cache in self._what_ran(1)}.values())
+        return group_kv_caches({cache["layers"]: KVCache(**cache) for cache in self._what_ran(1)}.values())
 
     def _what_ran(self, which: int) -> list[dict[str, Any]]:
         return [entry for answer in self.call("compare_q_layers") for entry in json.loads(answer)[which]]

@@ -23,11 +23,20 @@ from backends.base import Layer
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.dtypes import dtype_name
 from backends.common.messages import one_line
-from backends.layers.declared import Declared
-from backends.layers.groups import AFTER_LOADING, deviation, group_layers, groups_to_json
-from backends.layers.kv_cache import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache, kv_cache
-from backends.layers.methods import declared
-from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Scheme, args_text, compressed_tensors
+from backends.layers.groups import (
+    AFTER_LOADING,
+    DYNAMIC,
+    FIRST_STEP,
+    LOADED,
+    ONE,
+    SPARSE,
+    KVCache,
+    deviation,
+    group_layers,
+    groups_to_json,
+    kv_cache_as_asked,
+)
+from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
 from backends.vllm.environment import set_environment
 from backends.vllm.plugin import register
 
@@ -118,7 +127,7 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
         found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
-        return compressed_tensors(found["weights"], found["input_activations"]) if found else None
+        return Scheme(args_text(found["weights"]), args_text(found["input_activations"])) if found else None
     return stated.of(name)
 
 
@@ -195,11 +204,12 @@ def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
         if isinstance(told, str) and hasattr(module, "impl"):
             stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
             attention, scales = class_name(module.impl), kv_scales(module, told)
-            yield kv_cache(KVCache(name, stored, scales, "", attention, prefill(module.impl)), asked, dtype)
+            found = KVCache(name, 1, stored, scales, attention=attention, prefill=prefill(module.impl))
+            yield kv_cache_as_asked(found, asked, dtype)
 
 
 def prefill(impl: Any) -> str:
-    """Whether attention of an object's class reads a quantized cache in prefill: "" or as ``kv_cache.PREFILL`` has it.
+    """Whether attention of an object's class reads a quantized cache in prefill: "" or as ``PREFILL_NOTES`` has it.
 
     Classes that derive from a known one may do otherwise, but for those of multi-head latent attention.
     """

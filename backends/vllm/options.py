@@ -18,8 +18,7 @@ from backends.common.errors import InputError
 from backends.common.options import check_names
 from backends.common.packages import installed_versions
 from backends.layers import noise
-from backends.layers.methods import declared
-from backends.layers.schemes import Scheme, number_format
+from backends.layers.schemes import Scheme, declared, number_format
 from backends.vllm import install
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")

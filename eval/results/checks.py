@@ -11,7 +11,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from backends.layers import groups, kv_cache
+from backends.layers import groups
 from eval.results.run_result import SAME_AS, ModelResult, StoredRun
 from eval.stats.answers import AnswerEstimates
 from eval.stats.distributions import PERCENTS
@@ -91,7 +91,7 @@ def check_origin(origin: dict[str, Any]) -> None:
 
 def check_model(model: ModelResult) -> None:
     """ValueError for a row of the table; the place begins with its label."""
-    for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", kv_cache.from_json)):
+    for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", groups.kv_caches_from_json)):
         try:
             read(model.provenance.get(name, ()))
         except (KeyError, TypeError, ValueError):

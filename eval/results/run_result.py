@@ -8,7 +8,7 @@ from typing import Any
 
 from backends.base import LayerGroup, Storage
 from backends.common import machine
-from backends.layers import groups, kv_cache
+from backends.layers import groups
 from eval.results.timing import Timing
 from eval.stats.estimates import Estimates
 from eval.stats.uncertainty import Mean, Perplexity
@@ -101,9 +101,9 @@ class ModelResult:
         return groups.groups_from_json(self.provenance.get("layers", ()))
 
     @property
-    def kv_caches(self) -> tuple[kv_cache.KVGroup, ...]:
+    def kv_caches(self) -> tuple[groups.KVCache, ...]:
         """How its keys and values were cached; empty where the engine does not tell."""
-        return kv_cache.from_json(self.provenance.get("kv_cache_layers"))
+        return groups.kv_caches_from_json(self.provenance.get("kv_cache_layers"))
 
     @property
     def where(self) -> str:
@@ -132,7 +132,7 @@ class ModelResult:
     @property
     def deviations(self) -> list[str]:
         """In which ways layers and KV cache ran otherwise than the checkpoint asks, a clause each."""
-        return groups.deviations(self.layers) + kv_cache.deviations(self.kv_caches)
+        return groups.deviations(self.layers) + groups.kv_deviations(self.kv_caches)
 
     @property
     def marked_label(self) -> str:

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from backends.checkpoint import stored_bits
 from backends.checkpoint.config import CheckpointConfig
-from backends.layers.methods import declared
-from backends.layers.schemes import Scheme
+from backends.layers.schemes import Scheme, declared
 
 pytestmark = pytest.mark.engine
 NVFP4, MXFP4 = "nvfp4 g16", "mxfp4 g32"

@@ -18,7 +18,7 @@ from backends.checkpoint import files, nvfp4_scales, stored_bits
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.gguf import read_model
 from backends.checkpoint.gguf_header import _Reader
-from backends.layers.methods import declared
+from backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes
 from tests.support.hostile import bounded_answer_of, damaged, damaged_bytes, fuzzed, randoms
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from backends.base import Storage
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.stored_bits import storage_of
-from backends.layers.methods import declared
+from backends.layers.schemes import declared
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.downloads import DOWNLOADS, Download

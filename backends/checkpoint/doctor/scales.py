@@ -11,10 +11,8 @@ from backends.checkpoint import nvfp4_scales
 from backends.checkpoint.doctor.finding import Finding, gathered
 from backends.checkpoint.doctor.numbers import TYPES, Floats, values
 from backends.checkpoint.doctor.subject import Checkpoint, Parts
-from backends.layers.fused import fused_layers
-from backends.layers.groups import NUMBER
-from backends.layers.methods import declared
-from backends.layers.schemes import objects_in
+from backends.layers.names import NUMBER, fused_layers
+from backends.layers.schemes import declared, objects_in
 
 INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
 KV_SCALES = ("k_scale", "v_scale", "output_scale")

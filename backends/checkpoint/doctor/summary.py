@@ -14,9 +14,8 @@ from backends.checkpoint.doctor.subject import Checkpoint, is_quantized
 from backends.checkpoint.gguf import GgufModel
 from backends.common.json_files import exists
 from backends.common.messages import bytes_in_words, printable, shortened
-from backends.layers.groups import NUMBER
-from backends.layers.methods import declared
-from backends.layers.schemes import kv_cache
+from backends.layers.names import NUMBER
+from backends.layers.schemes import declared, kv_cache
 
 SHOWN = 8
 """Names of groups of layers in one line."""

@@ -6,7 +6,7 @@ import pytest
 
 from backends.base import Storage
 from backends.layers.groups import deviation
-from backends.layers.methods import declared
+from backends.layers.schemes import declared
 from tests.support.downloads import DOWNLOADS
 from tests.support.format_table import PAGE, TABLE, look, table
 

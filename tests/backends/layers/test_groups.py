@@ -1,15 +1,16 @@
-"""Grouping of layers, the kernel of a row, and deviations, against lists made by hand."""
+"""Groups of layers and of KV caches, the kernel of a row, and deviations, against lists and sentences made by hand."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from backends.base import Layer, LayerGroup
 from backends.layers import groups as layers
+from backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
@@ -124,3 +125,82 @@ def test_deviations_are_one_clause_for_each_way() -> None:
         "the checkpoint asks for fp8 g128 activations, but DeepGemmFp8Block rounded their scales, and those of the "
         "weights, up to powers of two (fp8 g128 e8m0, 2 layers)",
     ]
+
+
+BF16 = "bfloat16"
+EIGHT = KVCache("layers.*.attn", 2, "fp8", ONE, BF16, "FlashInferImpl", "")
+SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")
+
+
+@pytest.mark.parametrize(
+    ("stored", "scales", "asked", "found"),
+    [
+        (BF16, ONE, "", (BF16, "", "")),
+        ("fp8", LOADED, "fp8 tensor", ("fp8", LOADED, "")),
+        ("fp8", DYNAMIC, "fp8 tensor", ("fp8", DYNAMIC, "")),
+        (BF16, ONE, "fp8 tensor", (BF16, "", "fp8")),
+        ("fp8", ONE, "", ("fp8", ONE, BF16)),
+        ("fp8", LOADED, "nvfp4 g16", ("fp8", LOADED, "nvfp4")),
+        # What is asked in words that are not known here is not compared.
+        ("fp8", LOADED, "unknown", ("fp8", LOADED, "")),
+    ],
+)
+def test_one_cache(stored: str, scales: str, asked: str, found: tuple[str, str, str]) -> None:
+    found_cache = layers.kv_cache_as_asked(KVCache("x", 1, stored, scales), asked, BF16)
+    assert (found_cache.stored, found_cache.scales, found_cache.asked) == found
+
+
+def test_a_cache_that_is_not_quantized_is_read_or_not_with_one_result() -> None:
+    new = KVCache("x", 1, BF16, ONE, "", "New", "unknown")
+    assert layers.kv_cache_as_asked(new, "", BF16) == KVCache("x", 1, BF16, "", "", "New", "")
+    assert layers.kv_cache_as_asked(replace(new, stored="fp8"), "", BF16).prefill == "unknown"
+
+
+def test_groups_of_caches_and_what_is_said_of_them() -> None:
+    caches = [replace(EIGHT, layers=f"layers.{number}.attn", count=1) for number in (3, 4)]
+    caches += [replace(SIXTEEN, layers=f"layers.{number}.attn", count=1) for number in range(5, 35)]
+    groups = layers.group_kv_caches(caches)
+    assert groups == (EIGHT, SIXTEEN)
+    assert layers.kv_formats(groups) == "bfloat16 +fp8"
+    assert layers.kv_formats(()) == ""
+    assert layers.kv_deviations(groups) == [
+        "the checkpoint asks for a KV cache in bfloat16, but keys and values were kept in fp8 (2 layers)",
+        "the checkpoint asks for a KV cache in fp8, but keys and values were kept in bfloat16 (30 layers)",
+    ]
+    assert layers.kv_notes(groups, "fp8") == [
+        "KV cache in fp8 with scales of 1.0 (2 layers): the checkpoint brings no others"
+    ]
+    assert layers.kv_notes([KVCache("x", 1, "fp8", LOADED, "")], "fp8") == []
+    assert layers.kv_notes([], "auto") == layers.kv_notes([], BF16) == []
+    assert layers.kv_notes([], "fp8_ds_mla") == [
+        "KV cache in fp8_ds_mla: how this model's layers keep it, and whether prefill reads it, is not known"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attention", "prefill", "said"),
+    [
+        ("TurboQuantAttentionImpl", FIRST_STEP,
+         "TurboQuantAttentionImpl computes the first step of a window from unquantized keys and values, and only later "
+         "steps read the KV cache in fp8 (32 layers)"),
+        ("FlashMLASparseImpl", SPARSE,
+         "FlashMLASparseImpl may compute windows of up to index_topk tokens from unquantized keys and values, and only "
+         "longer ones read the KV cache in fp8 (32 layers)"),
+        ("NewImpl", "unknown", "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)"),
+        ("NewImpl", "newer", "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)"),
+    ],
+)  # fmt: skip
+def test_quantized_caches_that_prefill_does_not_read(attention: str, prefill: str, said: str) -> None:
+    assert layers.kv_deviations([KVCache("x", 32, "fp8", DYNAMIC, "", attention, prefill)]) == [said]
+    assert layers.kv_deviations([KVCache("x", 32, BF16, "", "", attention, prefill)]) == []
+
+
+def test_results_hold_groups_of_caches() -> None:
+    assert layers.kv_caches_from_json(json.loads(json.dumps([asdict(EIGHT), asdict(SIXTEEN)]))) == (EIGHT, SIXTEEN)
+    assert layers.kv_caches_from_json(None) == ()
+
+
+@pytest.mark.parametrize("damaged", [[{**asdict(EIGHT), "count": "many"}], [{"count": 2}], ["fp8"], 7])
+def test_damaged_groups_of_caches_are_refused(damaged: Any) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        layers.kv_caches_from_json(damaged)

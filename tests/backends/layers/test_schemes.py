@@ -1,4 +1,6 @@
-"""The words of schemes, against texts written by hand; compressed-tensors by its own presets."""
+"""What configs ask of each layer, and in which words, against schemes written by hand; compressed-tensors
+by its presets.  tests/support/downloads.py has configs of real checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,7 @@ from typing import Any
 import pytest
 
 from backends.layers import schemes
-from backends.layers.methods import declared
-from backends.layers.schemes import Scheme
+from backends.layers.schemes import READERS, Scheme, declared
 
 PRESETS = {
     "W8A8": ("int8 channel", "int8 token"),
@@ -34,7 +35,7 @@ def test_presets_of_compressed_tensors(preset: str) -> None:
     quantization = pytest.importorskip("compressed_tensors.quantization", reason="compressed-tensors is not installed")
     group = quantization.preset_name_to_scheme(preset, ["Linear"])
     gold = Scheme(*PRESETS[preset])
-    assert schemes.compressed_tensors(group.weights, group.input_activations) == gold
+    assert Scheme(schemes.args_text(group.weights), schemes.args_text(group.input_activations)) == gold
     written = group.model_dump(mode="json")
     config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": written}}
     assert declared(config).of("model.layers.0.mlp.up_proj") == gold
@@ -79,3 +80,181 @@ def test_kv_cache(config: dict[str, Any], kv: str) -> None:
 )  # fmt: skip
 def test_quark(spec: Any, line: str, words: str) -> None:
     assert schemes.quark(spec, line) == words
+
+
+INT8, INT4, FP8, NVFP4 = (
+    Scheme("int8 channel", "int8 channel"), Scheme("int4 g128"), Scheme("fp8 tensor", "fp8 tensor"),
+    Scheme("nvfp4 g16", "nvfp4 g16"),
+)  # fmt: skip
+LAYER = "model.layers.0"
+GROUPS = {
+    "W8A8": {"targets": ["re:model.layers.*self_attn.*", "lm_head"],
+             "weights": {"num_bits": 8, "strategy": "channel"},
+             "input_activations": {"num_bits": 8, "strategy": "channel"}},
+    "W4A16": {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 128}},
+}  # fmt: skip
+MIXED = {
+    f"{LAYER}.self_attn.q_proj": {"quant_algo": "FP8"}, f"{LAYER}.self_attn.k_proj": {"quant_algo": "FP8"},
+    f"{LAYER}.self_attn.v_proj": {"quant_algo": "fp8"}, f"{LAYER}.mlp.gate_proj": {"quant_algo": "NVFP4"},
+    f"{LAYER}.mlp.up_proj": {"quant_algo": "FP8"}, "model.layers.1.mlp.experts.0.up_proj": {"quant_algo": "NVFP4"},
+    "model.layers.1.mlp.experts.1.up_proj": {"quant_algo": "NVFP4"}, "model.layers.2.mlp": {"quant_algo": "NVFP4"},
+    "mtp.layers.0.self_attn.q_proj": {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "INT9"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layer", "scheme"),
+    [
+        (f"{LAYER}.self_attn.q_proj", FP8),
+        ("language_model.model.layers.0.self_attn.q_proj", FP8),  # vLLM's order of names
+        ("model.language_model.layers.0.self_attn.qkv_proj", FP8),  # fused
+        (f"{LAYER}.mlp.gate_up_proj", None),  # its parts differ
+        ("model.layers.1.mlp.experts", NVFP4),
+        ("model.layers.1.mlp.experts.routed_experts", NVFP4),
+        ("model.layers.2.mlp.experts.7.down_proj", NVFP4),
+        (f"{LAYER}.mlp.down_proj", None),
+        ("lm_head", None),
+    ],
+)
+def test_layers_of_modelopt(layer: str, scheme: Scheme | None) -> None:
+    config = {"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION", "quantized_layers": MIXED}
+    assert declared(config).of(layer) == scheme
+
+
+@pytest.mark.parametrize(
+    ("layer", "scheme"),
+    [
+        (f"{LAYER}.mlp.up_proj", INT4),
+        (f"{LAYER}.self_attn.qkv_proj", INT8),
+        ("language_model.model.layers.0.self_attn.o_proj", INT8),
+        ("lm_head", INT8),
+    ],
+)
+def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
+    assert declared({"quant_method": "compressed-tensors", "config_groups": GROUPS}).of(layer) == scheme
+
+
+def test_patterns_reach_the_experts_that_an_engine_holds_in_one_module() -> None:
+    rules = {r"-:.*shared_experts": {}, r"+:.*\.experts\.\d+\.up_proj": {"bits": 8, "group_size": -1}, "(": {}}
+    found = declared({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": rules})
+    assert found.of(f"{LAYER}.mlp.experts") == Scheme("int8 channel")
+    assert found.of(f"{LAYER}.mlp.shared_experts.up_proj") is None
+    assert found.of(f"{LAYER}.self_attn.o_proj") == INT4
+
+
+def test_patterns_and_names_of_auto_round() -> None:
+    extra = {f"{LAYER}.self_attn.o_proj": {"bits": 16}, r".*layers\.(1|2)\..*": {"bits": 8, "group_size": 64}}
+    found = declared({"quant_method": "auto-round", "bits": 4, "group_size": 128, "extra_config": extra})
+    assert found.of(f"{LAYER}.self_attn.o_proj") is None
+    assert found.of("model.layers.2.mlp.gate_up_proj") == Scheme("int8 g64")
+    assert found.of("model.layers.12.mlp.gate_up_proj") == INT4
+
+
+def test_names_of_torchao() -> None:
+    four = {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}
+    eight = {"_type": "Int8DynamicActivationInt8WeightConfig", "_data": {}}
+    named = {"_default": four, "model.layers.0.mlp.up_proj": eight, "re:.*down_proj": {"_type": "Gemlite"}}
+    config = {"_type": "FqnToConfig", "_data": {"fqn_to_config": named}}
+    found = declared({"quant_method": "torchao", "quant_type": {"default": config}})
+    assert found.of(f"{LAYER}.mlp.up_proj") == Scheme("int8 channel", "int8 token")
+    assert found.of(f"{LAYER}.mlp.gate_proj") == INT4
+    assert found.of(f"{LAYER}.mlp.down_proj") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "scheme"),
+    [
+        ("Int8WeightOnlyConfig", {"group_size": None, "granularity": {"_type": "PerRow", "_data": {"dim": -1}}},
+         Scheme("int8 channel")),
+        ("Int8WeightOnlyConfig", {"granularity": {"_type": "PerTensor", "_data": {}}}, Scheme("int8 tensor")),
+        ("Float8WeightOnlyConfig", {}, Scheme("fp8 channel")),
+        ("Float8DynamicActivationFloat8WeightConfig", {}, FP8),
+        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerTensor", "_data": {}}] * 2}, FP8),
+        ("Float8DynamicActivationFloat8WeightConfig", {"granularity": [{"_type": "PerBlock"}, {"_type": "PerRow"}]},
+         None),
+        ("IntxWeightOnlyConfig", {"weight_dtype": {"_type": "torch.dtype", "_data": "int4"},
+                                  "granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}},
+         Scheme("int4 g32")),
+        ("Int8DynamicActivationIntxWeightConfig", {
+            "weight_dtype": {"_type": "torch.dtype", "_data": "int2"},
+            "weight_granularity": {"_type": "PerRow", "_data": {"dim": -1}}}, Scheme("int2 channel", "int8 token")),
+        ("GemliteUIntXWeightOnlyConfig", {}, None),
+    ],
+)  # fmt: skip
+def test_configs_of_torchao(kind: str, data: dict[str, Any], scheme: Scheme | None) -> None:
+    """As torchao 0.18 writes them into JSON."""
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
+    assert declared(config).of(f"{LAYER}.mlp.up_proj") == scheme
+
+
+def test_experts_of_deepseek_v4_in_nvfp4() -> None:
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4", "moe_quant_algo": "NVFP4"}
+    assert declared(config).of("model.layers.0.ffn.experts") == NVFP4
+    assert declared(config).of("model.layers.0.ffn.shared_experts.down_proj") == Scheme("fp8 block 128x128", "fp8 g128")
+
+
+@pytest.mark.parametrize("odd", ["x", 7, [], {}, {"a": 1}, {"a": {"b": []}}, [None], True, None])
+@pytest.mark.parametrize("method", READERS)
+def test_odd_values_are_not_known(method: str, odd: Any) -> None:
+    """Every key of every reader with a value that it cannot have: no exception, and never a made-up name."""
+    keys = (
+        "bits", "group_size", "dynamic", "extra_config", "act_bits", "data_type", "config_groups", "sparsity_config",
+        "weight_block_size", "moe_quant_algo", "quantization", "quant_algo", "quantized_layers", "quant_type",
+        "layer_quant_config", "global_quant_config", "layer_type_quant_config", "forward_dtype", "packing_format",
+    )  # fmt: skip
+    for key in keys:
+        found = declared({"quant_method": method, "expert_dtype": "fp4", key: odd}).of(f"{LAYER}.mlp.experts")
+        assert found is None or "None" not in found.weights
+    assert declared({"quant_method": method, **dict.fromkeys(keys, odd)}) is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "scheme"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, Scheme("int8 channel")),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Scheme("uint4 g64")),
+        ({"quant_method": "gptq_marlin", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
+        ({"quant_method": "awq_marlin", "bits": 4, "group_size": 128}, Scheme("uint4 g128")),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Scheme("fp8 tensor", "fp8")),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8 tensor", "fp8 tensor")),
+        (
+            {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 64]},
+            Scheme("fp8 block 128x64", "fp8 g64"),
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, Scheme("nf4 g64")),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("int8 channel", "int8 token")),
+        ({"quant_method": "mxfp4"}, Scheme("mxfp4 g32")),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Scheme("nvfp4 g16", "nvfp4 g16")),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Scheme("fp8 tensor", "fp8 tensor")),
+        ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, Scheme("nvfp4 g16", "nvfp4 g16")),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4"}, Scheme("nvfp4 g16")),
+        ({"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION"}, None),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
+        ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp", "act_bits": 4,
+          "act_data_type": "mx_fp"}, Scheme("mxfp4 g32", "mxfp4 g32")),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "nv_fp", "act_bits": 16}, Scheme("nvfp4 g16")),
+        ({"quant_method": "auto-round", "bits": 8, "data_type": "fp", "group_size": [128, 128]},
+         Scheme("fp8 block 128x128")),
+        ({"quant_method": "auto-round", "bits": 2, "data_type": "float"}, None),
+        ({"quant_method": "auto-round", "bits": 16}, None),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "act_bits": None}, Scheme("int4 g32")),
+        ({"quant_method": "auto-round", "bits": 4, "act_bits": "16"}, None),
+        ({"quant_method": "inc", "bits": 4, "extra_config": {".*up_proj": {"act_bits": [1]}}}, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"},
+         Scheme("fp8 block 128x128", "fp8 g128")),
+        ({"quant_method": "fbgemm_fp8"}, Scheme("fp8 channel", "fp8 token")),
+        ({"quant_method": "w4afp8", "moe_weight_format": "mxfp4"}, None),
+        ({"quant_method": "fp_quant", "forward_dtype": "nvfp4"}, Scheme("nvfp4 g16", "nvfp4 g16")),
+        ({"quant_method": "fp_quant", "forward_dtype": "int4"}, None),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp5"}}}, None),
+        ({"quant_method": "quark"}, None),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, None),
+        ({"quant_method": "quip"}, None),
+        ({"quant_method": "gptq"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
+    assert declared(config).of("model.layers.0.mlp.up_proj") == scheme

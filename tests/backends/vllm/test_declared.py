@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.layers.methods import ALGORITHMS, declared
+from backends.layers.schemes import ALGORITHMS, declared
 from tests.support.downloads import DOWNLOADS
 
 pytestmark = pytest.mark.engine

@@ -13,7 +13,7 @@ import torch
 
 from backends.base import Layer
 from backends.common.packages import package_folder
-from backends.layers.kv_cache import FIRST_STEP, SPARSE
+from backends.layers.groups import FIRST_STEP, SPARSE
 from backends.layers.schemes import Scheme
 from backends.vllm import layers
 
@@ -196,7 +196,7 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     attention = SimpleNamespace(kv_cache_dtype=told, impl=object(), _k_scale=k_scale, _v_scale=v_scale)
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
     (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
-    assert (cache.name, cache.stored, cache.scales, cache.asked) == ("attn", *found)
+    assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
 
 
 @pytest.mark.parametrize("kind", ["PrefillPrefixLMAttention", "EncoderOnlyAttention"])

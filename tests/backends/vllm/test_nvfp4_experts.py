@@ -13,7 +13,7 @@ import torch
 
 from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.hf.backend import TransformersBackend
-from backends.layers.kv_cache import KVGroup
+from backends.layers.groups import KVCache
 from backends.worker import scoring
 from tests.support.nvfp4 import rounded, unpacked
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, toy_windows
@@ -105,5 +105,5 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     assert not any(group.layer.asked for group in ran)
     assert said["kv_cache"] == "float32"
     assert said["kv_cache_layers"] == [
-        asdict(KVGroup("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
+        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
     ]
