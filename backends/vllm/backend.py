@@ -56,7 +56,7 @@ from backends.hub import local_folder
 from backends.layers import groups, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver, has_own_process
-from backends.vllm.environment import kernel_environment, one_more_than, set_environment, set_ranks
+from backends.vllm.install import kernel_environment, one_more_than, set_environment, set_ranks
 from backends.vllm.options import (
     EMULATE,
     check_checkpoint,

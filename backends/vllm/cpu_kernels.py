@@ -31,11 +31,9 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import (
 from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import PlatformEnum
 
-from backends.vllm.install import has_cpu_router
-
-if has_cpu_router():
+try:
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-else:  # 0.26, which nobody can give other experts
+except ImportError:  # 0.26, which cannot be given experts
     CPUUnquantizedExperts = object
 
 GROUP_SIZE = 16
@@ -65,7 +63,7 @@ def add_kernels() -> None:
         module = importlib.import_module(name)
         if hasattr(module, MARLIN):
             setattr(module, MARLIN, CpuNvFp4W4A16LinearKernel)
-    if has_cpu_router():
+    if CPUUnquantizedExperts is not object:
         setattr(importlib.import_module(CHOOSES_EXPERTS), "backend_to_kernel_cls", nvfp4_experts)  # noqa: B010 - mypy
 
 

@@ -37,7 +37,7 @@ from backends.layers.groups import (
     kv_cache_as_asked,
 )
 from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
-from backends.vllm.environment import set_environment
+from backends.vllm.install import set_environment
 from backends.vllm.plugin import register
 
 LENGTH = 64

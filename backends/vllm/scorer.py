@@ -1,6 +1,6 @@
 """Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
 
-All scored rows of a step are packed (``backends/vllm/packing.py``), whatever windows they belong to, and scored in
+All scored rows of a step are packed (``backends/vllm/hooks.py``), whatever windows they belong to, and scored in
 chunks.  A window arrives in segments, in any step and again after a preemption.  The statistics are written by absolute
 position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
 GPU: results are copied behind the computation, and an event says when the results of a step are there.
@@ -8,23 +8,26 @@ GPU: results are copied behind the computation, and an event says when the resul
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from backends.common.dtypes import dtype_name
 from backends.common.head import Contents
 from backends.common.messages import one_line
 from backends.reference.comparison import Comparison, head_key, load_head
-from backends.reference.reading import open_reference
+from backends.reference.reading import StoredRows, open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import divergences, statistics
-from backends.vllm.buffers import NO_STATES, Buffers
-from backends.vllm.hooks import Segment, Tokens
+from backends.scoring.statistics import Column
+from backends.vllm.hooks import Pack, Part, Segment, Tokens, parts_of, states_of
 from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
-from backends.vllm.packing import Pack, Part, parts_of, states_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +43,12 @@ CPU_ROWS = 256
 """Most rows of a chunk on a CPU.  Two cores of an AMD EPYC, head product and statistics of 1,024 rows against a
 reference (V = 49,152), time relative to the best by rows at a time: 16 1.91, 32 1.41, 64 1.11, 128 1.00, 256 1.01,
 512 1.06, 1,024 1.01; V = 128,256 likewise."""
+NO_STATES = -1.0
+"""In place of the sum of exponentials, which is positive: the row's states are all zero.
+
+No final norm leaves such a row.  vLLM has not computed it: it leaves out prompt tokens whose states, it thinks, nobody
+reads.  Every model would score it alike, so that a quantized one had a KL divergence of 0.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,92 @@ class Chunk:
     targets: torch.Tensor
     out: torch.Tensor
     following: Sequence[Part] = ()
+
+
+@dataclass
+class Buffer:
+    """One window: partial statistics [T, F] and, in a recording, states [T, H] or logits [T, V].
+
+    ``written`` marks the scored positions [T] whose statistics are there and of states that vLLM has computed,
+    ``landed`` counts the positions that came, repetitions too.
+    """
+
+    statistics: NDArray[np.float32]
+    written: NDArray[np.bool_]
+    kept: torch.Tensor | None = None
+    landed: int = 0
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Partial statistics [N, F] of a step's rows, on the host once ``event`` (a GPU's) is over."""
+
+    statistics: torch.Tensor
+    parts: Sequence[Part]
+    event: Any = None
+
+
+@dataclass
+class Buffers:
+    """The windows of a pass, by index; ``recomputed``: positions of finished windows that were scored again."""
+
+    windows: dict[int, Buffer] = field(default_factory=dict)
+    landings: deque[Landing] = field(default_factory=deque)
+    recomputed: int = 0
+
+    def finished(self, window: int) -> Buffer | int:
+        """A window's whole buffer, which is forgotten here, or how many of its positions are missing, -1 for all."""
+        buffer = self.windows.pop(window, None)
+        if buffer is None:
+            return -1
+        if missing := int((~buffer.written).sum()):
+            return missing
+        self.recomputed += buffer.landed - len(buffer.written)
+        return buffer
+
+    def send(self, out: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Send a step's statistics [N, F] to the host, behind the computation."""
+        import torch
+
+        if out.device.type != "cuda":
+            self.landings.append(Landing(out, parts))
+            return
+        host = on_host(len(out), out)
+        host.copy_(out, non_blocking=True)
+        self.landings.append(Landing(host, parts, torch.cuda.current_stream().record_event()))
+
+    def keep(self, kept: torch.Tensor, parts: Sequence[Part]) -> None:
+        """Send states [n, H] or logits [n, V] to their windows; they are there when the step's statistics are."""
+        begin = 0
+        for part in parts:
+            rows, buffer = part.rows, self.of(part.rows)
+            if buffer.kept is None:
+                buffer.kept = on_host(rows.n_scored, kept)
+            buffer.kept[rows.begin : rows.end].copy_(kept[begin : begin + part.n_rows], non_blocking=True)
+            begin += part.n_rows
+
+    def of(self, rows: StoredRows) -> Buffer:
+        """The buffer of the window that rows belong to."""
+        if rows.window not in self.windows:
+            nothing = np.empty((rows.n_scored, 0), np.float32)
+            self.windows[rows.window] = Buffer(nothing, np.zeros(rows.n_scored, np.bool_))
+        return self.windows[rows.window]
+
+    def land(self, *, wait: bool = True) -> None:
+        """Put statistics that have come to the host into their windows; ``wait``: for all that are on their way."""
+        while self.landings and (wait or self.landings[0].event is None or self.landings[0].event.query()):
+            landed = self.landings.popleft()
+            if landed.event is not None:
+                landed.event.synchronize()
+            begin, values = 0, landed.statistics.numpy()
+            for part in landed.parts:
+                rows, buffer = slice(part.rows.begin, part.rows.end), self.of(part.rows)
+                if not buffer.statistics.size:
+                    buffer.statistics = np.empty((len(buffer.written), values.shape[1]), np.float32)
+                buffer.statistics[rows] = values[begin : begin + part.n_rows]
+                buffer.written[rows] = buffer.statistics[rows, Column.SUM] != NO_STATES
+                buffer.landed += part.n_rows
+                begin += part.n_rows
 
 
 @dataclass
@@ -217,7 +312,7 @@ class Scorer:
                 self.reports = False
             elif not self.error:
                 self.score(logits, reference, chunk)
-                chunk.out[:, statistics.Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
+                chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
         except torch.OutOfMemoryError as error:
             if len(hidden) > 1 and not (self.together or self.error):
                 self.most_rows = len(hidden) // 2
@@ -306,3 +401,10 @@ def memory_of(scorer: Scorer) -> Iterator[None]:
     before = torch.cuda.memory_allocated()
     yield
     scorer.extra_bytes = max(scorer.extra_bytes, torch.cuda.max_memory_allocated() - before)
+
+
+def on_host(rows: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor [rows, F] on the host, to which a GPU copies without waiting, of another tensor's dtype and width."""
+    import torch
+
+    return torch.empty(rows, like.shape[1], dtype=like.dtype, pin_memory=like.device.type == "cuda")

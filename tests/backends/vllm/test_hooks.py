@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from backends.vllm import hooks
-from backends.vllm.buffers import Buffer, Buffers
 from backends.vllm.hooks import TAG, Segment, attach, ranges
-from backends.vllm.scorer import Plan
+from backends.vllm.scorer import Buffer, Buffers, Plan
 from backends.vllm.worker import ScoringExtension, ScoringPass
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from backends.reference.reading import StoredRows
-from backends.vllm.buffers import Buffer, Buffers
-from backends.vllm.hooks import Segment
-from backends.vllm.packing import Pack, Part, parts_of, states_of
+from backends.vllm.hooks import Pack, Part, Segment, parts_of, states_of
+from backends.vllm.scorer import Buffer, Buffers
 
 STATES = torch.arange(20.0)[:, None].expand(20, 3)
 SEGMENTS = [
