@@ -138,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from eval.common.cache import Cache, default_root
     from eval.common.progress import Progress
     from eval.run import hosts, runner
-    from eval.run.session import Session
-    from eval.run.stopping import signals_interrupt
+    from eval.run.session import Session, signals_interrupt
 
     args = argument_parser().parse_args(arguments)
     try:

@@ -158,10 +158,10 @@ class Run:
                 name = (folder / "comm").read_text().strip()
                 words = (folder / "cmdline").read_bytes().decode(errors="replace")
                 kind = "driver" if "compare_q.py" in words else "engine" if name.startswith("VLLM") else "other"
-                if "backends.worker" in words:
+                if "backends.worker.engine_process" in words:
                     above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                     mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                    kind = "worker" if "backends.worker" in mine else "engine process"
+                    kind = "worker" if "backends.worker.engine_process" in mine else "engine process"
                 found[int(folder.name)] = kind
         return found
 

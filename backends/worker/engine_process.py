@@ -239,3 +239,7 @@ def end_group(group: int) -> None:
     """Kill every process of a group; none is left is fine."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":  # python -m backends.worker.engine_process SOCKET LIFELINE ENGINE VERBOSE
+    main(*sys.argv[1:])

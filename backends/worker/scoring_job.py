@@ -18,7 +18,7 @@ from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
 from backends.layers.groups import groups_to_json
 from backends.scoring import segments
-from backends.worker import children, scoring
+from backends.worker import failures, scoring
 from backends.worker.messages import AnswerJob, Failed, LoadJob, ScoreJob, Told, read_windows
 
 COMMIT_S = 2.0
@@ -110,7 +110,7 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
         committer = Committer(job, backend, windows)
         moments["score_began"] = time.time()
         try:
-            with children.watched(lambda reason: end_at_once(reason, send)):
+            with failures.watched(lambda reason: end_at_once(reason, send)):
                 for scores in scoring.token_scores(backend, windows, job.task):
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
@@ -139,7 +139,7 @@ def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
     """Do a job; CompareQError, or whatever an engine raises.  What was answered before an error has been sent."""
     backend = model.backend
     try:
-        with children.watched(lambda reason: end_at_once(reason, send)):
+        with failures.watched(lambda reason: end_at_once(reason, send)):
             for given in backend.answers(job.questions, job.sampling):
                 send(Told("answer", asdict(given)))
             backend.check_unchanged()

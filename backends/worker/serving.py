@@ -16,7 +16,7 @@ from typing import Any
 from backends.common import machine
 from backends.common.errors import CompareQError
 from backends.common.messages import one_line
-from backends.worker import describing, memory, scoring_job
+from backends.worker import describing, failures, scoring_job
 from backends.worker.messages import (
     AnswerJob,
     CallJob,
@@ -75,7 +75,7 @@ class Server:
             if not known:  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
             reason = str(error) if known else f"{type(error).__name__}: {one_line(error)}"
-            advice = memory.advice(self.request, error) if self.request else ""
+            advice = failures.memory_advice(self.request, error) if self.request else ""
             send(Failed(advice or reason, memory=bool(advice)))
         else:
             send(outcome)

@@ -182,8 +182,7 @@ def show_cache(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names."""
     from eval.run import runner
-    from eval.run.session import Session
-    from eval.run.stopping import signals_interrupt
+    from eval.run.session import Session, signals_interrupt
 
     tokens = delivering.token_files(args.tokens_out, [spec.name for spec in model_specs], list(texts))
     output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs), tokens)

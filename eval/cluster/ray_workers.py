@@ -1,4 +1,4 @@
-"""A worker on a node of a Ray cluster, as the driver sees any worker (``eval/run/workers.py``).
+"""A worker on a node of a Ray cluster, as the driver sees any worker (``eval/run/hosts.py``).
 
 It asks Ray for room when its model is to be loaded, and not before.  Where the node sees
 the driver's cache, the paths of a job are used there as they are; else the windows are sent, the reference is copied
@@ -47,7 +47,7 @@ class Seat:
 
 
 class RayWorker:
-    """See the module's docstring, and the protocol ``Worker`` of eval/run/workers.py."""
+    """See the module's docstring, and the protocol ``Worker`` of eval/run/hosts.py."""
 
     def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
         self.cluster, self.wanted, self.log_file = cluster, wanted, wanted.log_file

@@ -142,8 +142,8 @@ class EngineProcess:
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
         try:
             self.process = subprocess.Popen(
-                command("backends.worker", *words, python=python), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, pass_fds=(theirs.fileno(), lifeline), env=environment(python) | seen,
+                command("backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
+                stdout=output, stderr=output, pass_fds=(theirs.fileno(), lifeline), env=environment(python) | seen,
                 process_group=0,  # kill -9 of the driver's group leaves it to end what engines have started
             )  # fmt: skip
         except OSError as error:
@@ -233,7 +233,7 @@ atexit.register(PROCESSES.close)
 
 
 class WorkerProcess:
-    """One worker of this machine, forked by an engine process (``eval/run/workers.py`` says what its methods do).
+    """One worker of this machine, forked by an engine process (``eval/run/hosts.py`` says what its methods do).
 
     ``group``: its process group, 0 as long as it is not there; ``end``: how it ended, as far as that is known;
     ``sources``: where messages still come from: the worker's channel, and the pipe that tells of its end.

@@ -21,9 +21,9 @@ from eval.common.processes import Deadline
 from eval.common.progress import Tell
 from eval.run import token_scores
 from eval.run.devices import SOON_S, Hold
+from eval.run.hosts import Worker
 from eval.run.jobs import Job
 from eval.run.session import Session
-from eval.run.workers import Worker
 
 Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048

@@ -67,7 +67,7 @@ class Told:
 
 
 class ThreadedWorker:
-    """A worker (``eval/run/workers.py``) in this process."""
+    """A worker (``eval/run/hosts.py``) in this process."""
 
     def __init__(self, wanted: Wanted, told: Told) -> None:
         self.label, self.log_file, self.told = wanted.label, wanted.log_file, told

@@ -111,8 +111,7 @@ def run(words: Sequence[str]) -> int:
     asked = asked_for(args)
     from eval.cli.trace import answering
     from eval.run import hosts
-    from eval.run.session import Session
-    from eval.run.stopping import signals_interrupt
+    from eval.run.session import Session, signals_interrupt
 
     here, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     session = Session(Cache(args.cache_dir), Progress(), verbose=args.verbose, hosts=here)

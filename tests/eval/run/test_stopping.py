@@ -11,7 +11,7 @@ import pytest
 from backends.worker.engine_process import ENDING
 from eval.run import stopping
 from eval.run.hosts import Running
-from eval.run.stopping import InterruptedRun, signals_interrupt
+from eval.run.session import InterruptedRun, signals_interrupt
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,14 @@
-"""What to lower where the memory did not suffice, with numbers."""
+"""What an engine's failures mean: what to lower where memory did not suffice, and the death of an engine's process."""
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import backends
@@ -19,9 +23,11 @@ OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 """What torch, CUDA, vLLM, llama.cpp and Python say."""
+POLL_S = 0.5
+Told = Callable[[str], None]
 
 
-def advice(job: LoadJob | DescribeJob, error: BaseException) -> str:
+def memory_advice(job: LoadJob | DescribeJob, error: BaseException) -> str:
     """One line on an error that came of too little memory: what is free, what the model takes; empty for others."""
     if not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
@@ -43,3 +49,35 @@ def device_memory() -> list[str]:
             free, total = torch.cuda.mem_get_info()
             return [f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free"]
     return []
+
+
+@contextmanager
+def watched(tell: Told) -> Iterator[None]:
+    """In the block, ``tell`` is called once, from another thread, when a process dies that the engine had before.
+
+    Only a death by a signal counts, or an exit status other than 0: an engine may end its helpers.
+    """
+    children = multiprocessing.active_children()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            for child in children:
+                if child.exitcode:
+                    tell(f"{child.name}, a process of its engine, {ending(child.exitcode)}")
+                    return
+
+    if children:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def ending(status: int) -> str:
+    """How a process ended, by Python's exit code: negative for a signal."""
+    with suppress(ValueError):
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +17,7 @@ import torch
 
 from backends.base import LoadRequest, Task
 from backends.common.errors import ModelError
-from backends.worker import memory, serving
+from backends.worker import failures, serving
 from backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
 from tests.support.toy import toy_windows
 
@@ -34,8 +39,8 @@ def job(engine: str = "fake", folder: Path | str = "none", **options: Any) -> De
 
 @pytest.mark.parametrize("error", SAID, ids=lambda error: str(error)[:20])
 def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "device_memory", list)
-    said = memory.advice(job(), error)
+    monkeypatch.setattr(failures, "device_memory", list)
+    said = failures.memory_advice(job(), error)
     assert said.startswith(f"out of memory: {CURE}; the engine says: ")
     assert said.endswith(str(error)[-20:])
     assert len(said.splitlines()) == 1
@@ -45,14 +50,14 @@ def test_what_engines_say(error: Exception, monkeypatch: pytest.MonkeyPatch) -> 
     "error", [ModelError("told to fail"), RuntimeError("shape mismatch"), KeyError("memory"), OSError(28, "No space")]
 )
 def test_other_errors_are_no_want_of_memory(error: Exception) -> None:
-    assert memory.advice(job(), error) == ""
+    assert failures.memory_advice(job(), error) == ""
 
 
 def test_numbers(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 4 x 64 x 64 + 3 x 64 x 128 and a head of 320 x 64, in 16 bits: 204,800 bytes; 1.5 of 80 GiB."""
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=lambda: (3 << 29, 80 << 30))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = memory.advice(job("transformers", toy_model), MemoryError("no"))
+    said = failures.memory_advice(job("transformers", toy_model), MemoryError("no"))
     numbers = "its weights take 204.8 kB, 1.6 GB of the GPU's 85.9 GB are free"
     assert said == f"out of memory ({numbers}): {CURE}; the engine says: no"
 
@@ -65,7 +70,7 @@ def test_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     cuda = SimpleNamespace(is_initialized=lambda: True, mem_get_info=broken)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    said = memory.advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
+    said = failures.memory_advice(job("transformers", tmp_path / "gone"), MemoryError("no"))
     assert said == f"out of memory: {CURE}; the engine says: no"
 
 
@@ -81,3 +86,42 @@ def test_a_job_that_runs_out_of_memory(tmp_path: Path) -> None:
     assert messages[-1].memory
     assert messages[-1].reason.startswith("out of memory")
     assert messages[-1].reason.endswith("the engine says: CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("how", "gold"),
+    [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSEGV, "was ended by SIGSEGV"), (None, None)],
+)
+def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold: str | None) -> None:
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=time.sleep, args=(60 if how else 0.2,), name="core")
+    child.start()
+    told, heard = [], threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        heard.set()
+
+    with failures.watched(tell):
+        if how is not None:
+            assert child.pid is not None
+            os.kill(child.pid, how)
+            assert heard.wait(10)
+        else:
+            child.join()
+            time.sleep(1)
+    assert told == ([] if gold is None else [f"core, a process of its engine, {gold}"])
+
+
+@pytest.mark.engine
+def test_nobody_is_watched_afterwards() -> None:
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    child.start()
+    told: list[str] = []
+    with failures.watched(told.append):
+        pass
+    child.kill()
+    child.join()
+    time.sleep(1)
+    assert told == []
