@@ -39,7 +39,7 @@ V2_STEP = ("logits_fn", "hidden_states", "input_batch", "all_token_ids", "num_co
 V2_ADD = ("req_id", "req_idx", "sampling_params")
 
 
-class Segment(NamedTuple):
+class RequestRows(NamedTuple):
     """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ...
 
     ``tag`` is the tag with which the request was queued, ``length`` the number of tokens of its prompt, and ``prompt``
@@ -56,7 +56,7 @@ class Segment(NamedTuple):
 
 Tokens = Callable[[Sequence[tuple[Any, int, int]]], "torch.Tensor"]
 """Of several (prompt, a, b): the tokens a to b of each prompt, one after the other, int64, on the states' device."""
-Step = Callable[["torch.Tensor", list[Segment], Tokens], None]
+Step = Callable[["torch.Tensor", list[RequestRows], Tokens], None]
 
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
@@ -70,7 +70,7 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
 
 
 def attach(runner: Any, on_step: Step) -> str:
-    """Call ``on_step(hidden_states, segments, tokens)`` in every step with tagged requests; returns the generation.
+    """Call ``on_step(hidden_states, requests, tokens)`` in every step with tagged requests; returns the generation.
 
     RuntimeError if this vLLM's model runner has an unknown shape.
     """
@@ -91,8 +91,8 @@ def attach_v1(runner: Any, on_step: Step) -> None:
     check_signature(original, V1_STEP)
 
     def step(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-        if segments := segments_v1(runner, num_scheduled_tokens):
-            on_step(hidden_states, segments, listed_tokens(hidden_states.device))
+        if requests := requests_v1(runner, num_scheduled_tokens):
+            on_step(hidden_states, requests, listed_tokens(hidden_states.device))
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
     runner._get_prompt_logprobs_dict = step
@@ -113,9 +113,9 @@ def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], N
     return runner.get_model().register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def segments_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Segment]:
-    """The segments of tagged requests in a step of a V1 runner."""
-    segments = []
+def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[RequestRows]:
+    """The rows of tagged requests in a step of a V1 runner."""
+    requests = []
     for request_id, scheduled in num_scheduled_tokens.items():
         request = runner.requests.get(request_id)
         tag = tag_of(getattr(request, "sampling_params", None))
@@ -123,8 +123,8 @@ def segments_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Segme
             continue
         begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
         prompt = request.prompt_token_ids
-        segments += segment(tag, request.num_computed_tokens, begin, scheduled, len(prompt), prompt)
-    return segments
+        requests += rows_of_prompt(tag, request.num_computed_tokens, begin, scheduled, len(prompt), prompt)
+    return requests
 
 
 def listed_tokens(device: Any) -> Tokens:
@@ -165,8 +165,8 @@ def attach_v2(worker: Any, on_step: Step) -> None:
         logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
         prompt_lens: Any, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        if segments := segments_v2(tags, input_batch, prompt_lens):
-            on_step(hidden_states, segments, tokens_of(all_token_ids))
+        if requests := requests_v2(tags, input_batch, prompt_lens):
+            on_step(hidden_states, requests, tokens_of(all_token_ids))
         return compute(
             logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens, *args, **kwargs
         )
@@ -174,17 +174,18 @@ def attach_v2(worker: Any, on_step: Step) -> None:
     worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = add_request, remove_request, step
 
 
-def segments_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Segment]:
-    """The segments of tagged requests in a step of a V2 runner."""
-    segments = []
+def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[RequestRows]:
+    """The rows of tagged requests in a step of a V2 runner."""
+    requests = []
     states, begins = batch.idx_mapping_np.tolist(), batch.query_start_loc_np.tolist()
     starts = batch.num_computed_prefill_tokens_np.tolist()
     for i, request_id in enumerate(batch.req_ids):
         if request_id not in tags:
             continue
         state, start, begin = states[i], starts[i], begins[i]
-        segments += segment(tags[request_id], start, begin, begins[i + 1] - begin, int(prompt_lens[state]), state)
-    return segments
+        scheduled, length = begins[i + 1] - begin, int(prompt_lens[state])
+        requests += rows_of_prompt(tags[request_id], start, begin, scheduled, length, state)
+    return requests
 
 
 def tokens_of(all_token_ids: Any) -> Tokens:
@@ -212,13 +213,13 @@ def tag_of(sampling_params: Any) -> Any:
     return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
 
 
-def segment(tag: Any, start: int, begin: int, scheduled: int, length: int, prompt: Any) -> list[Segment]:
-    """One segment of the scheduled rows that belong to the prompt, or none after it."""
+def rows_of_prompt(tag: Any, start: int, begin: int, scheduled: int, length: int, prompt: Any) -> list[RequestRows]:
+    """Those of the scheduled rows that belong to the prompt, in a list; none after it."""
     count = min(scheduled, length - start)
-    return [Segment(tag, start, begin, count, length, prompt)] if count > 0 else []
+    return [RequestRows(tag, start, begin, count, length, prompt)] if count > 0 else []
 
 
-class Part(NamedTuple):
+class ScoredRows(NamedTuple):
     """``n_rows`` neighbouring scored rows of one window.
 
     ``rows`` are its scored positions, ``row`` is where in the hidden states the first of them lies; the first predicted
@@ -231,29 +232,30 @@ class Part(NamedTuple):
     prompt: Any
     token: int
 
-    def cut(self, begin: int, end: int) -> Part:
+    def cut(self, begin: int, end: int) -> ScoredRows:
         """The part's own rows ``begin`` to ``end``."""
         if (begin, end) == (0, self.n_rows):
             return self
         rows = self.rows._replace(begin=self.rows.begin + begin, end=self.rows.begin + end)
-        return Part(rows, self.row + begin, end - begin, self.prompt, self.token + begin)
+        return ScoredRows(rows, self.row + begin, end - begin, self.prompt, self.token + begin)
 
 
-def parts_of(segments: Sequence[Segment]) -> list[Part]:
-    """The scored rows of the segments, in the order in which they lie in the hidden states.
+def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
+    """The scored rows of the requests, in the order in which they lie in the hidden states.
 
     The row at position p of a window predicts token p + 1: scored rows are those one before the positions in ``spans``.
     """
     parts = []
-    for segment in segments:
-        window, spans = segment.tag
+    for request in requests:
+        window, spans = request.tag
         n_scored, before = sum(end - begin for begin, end in spans), 0
         for first, last in spans:
-            begin = max(segment.start, first - 1)
-            end = min(segment.start + segment.n_rows, last - 1)
+            begin = max(request.start, first - 1)
+            end = min(request.start + request.n_rows, last - 1)
             if begin < end:
                 rows = StoredRows(window, n_scored, before + begin - first + 1, before + end - first + 1)
-                parts.append(Part(rows, segment.begin + begin - segment.start, end - begin, segment.prompt, begin + 1))
+                row = request.begin + begin - request.start
+                parts.append(ScoredRows(rows, row, end - begin, request.prompt, begin + 1))
             before += last - first
     return sorted(parts, key=lambda part: part.row)
 
@@ -262,7 +264,7 @@ def parts_of(segments: Sequence[Segment]) -> list[Part]:
 class Pack:
     """All parts of a step, one after the other: packed rows 0 to ``len``."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ScoredRows]
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -272,7 +274,7 @@ class Pack:
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.parts else 0
 
-    def between(self, a: int, b: int) -> list[Part]:
+    def between(self, a: int, b: int) -> list[ScoredRows]:
         """The parts of packed rows ``a`` to ``b``, as far as there are any; the first and the last are cut to fit."""
         b = min(b, len(self))
         if a >= b:
@@ -289,7 +291,7 @@ class Pack:
         return tokens([(part.prompt, part.token, part.token + part.n_rows) for part in self.parts])
 
 
-def states_of(hidden_states: torch.Tensor, parts: Sequence[Part]) -> torch.Tensor:
+def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:
     """The hidden states [n, H] of parts, one after the other: a view where they lie side by side, else one gather."""
     first, last = parts[0].row, parts[-1].row + parts[-1].n_rows
     begins = np.array([part.row for part in parts], np.int64)

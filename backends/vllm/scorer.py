@@ -1,7 +1,7 @@
 """Inside vLLM's worker: the statistics of every scored position, computed next to the lm_head in bounded chunks.
 
 All scored rows of a step are packed (``backends/vllm/hooks.py``), whatever windows they belong to, and scored in
-chunks.  A window arrives in segments, in any step and again after a preemption.  The statistics are written by absolute
+chunks.  A window arrives in parts, in any step and again after a preemption.  The statistics are written by absolute
 position into a buffer on the host, so that a repetition overwrites itself and a gap shows.  Nothing here waits for the
 GPU: results are copied behind the computation, and an event says when the results of a step are there.
 """
@@ -26,7 +26,7 @@ from backends.reference.reading import StoredRows, open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import divergences, statistics
 from backends.scoring.statistics import Column
-from backends.vllm.hooks import Pack, Part, Segment, Tokens, parts_of, states_of
+from backends.vllm.hooks import Pack, RequestRows, ScoredRows, Tokens, scored_rows, states_of
 from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class Plan:
 class Chunk:
     """Some rows of a pack: their ``targets`` [n], where their statistics go (``out`` [n, F]), and what comes next."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ScoredRows]
     targets: torch.Tensor
     out: torch.Tensor
-    following: Sequence[Part] = ()
+    following: Sequence[ScoredRows] = ()
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Landing:
     """Partial statistics [N, F] of a step's rows, on the host once ``event`` (a GPU's) is over."""
 
     statistics: torch.Tensor
-    parts: Sequence[Part]
+    parts: Sequence[ScoredRows]
     event: Any = None
 
 
@@ -122,7 +122,7 @@ class Buffers:
         self.recomputed += buffer.landed - len(buffer.written)
         return buffer
 
-    def send(self, out: torch.Tensor, parts: Sequence[Part]) -> None:
+    def send(self, out: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
         """Send a step's statistics [N, F] to the host, behind the computation."""
         import torch
 
@@ -133,7 +133,7 @@ class Buffers:
         host.copy_(out, non_blocking=True)
         self.landings.append(Landing(host, parts, torch.cuda.current_stream().record_event()))
 
-    def keep(self, kept: torch.Tensor, parts: Sequence[Part]) -> None:
+    def keep(self, kept: torch.Tensor, parts: Sequence[ScoredRows]) -> None:
         """Send states [n, H] or logits [n, V] to their windows; they are there when the step's statistics are."""
         begin = 0
         for part in parts:
@@ -246,9 +246,9 @@ class Scorer:
         unit = next((unit // products for unit in PRODUCT_ROWS if rows >= unit // products), 1)
         return max(min(rows // unit * unit, self.most_rows), 1)
 
-    def step(self, hidden_states: torch.Tensor, segments: list[Segment], tokens: Tokens) -> None:
-        """Score the rows of hidden states [N, H] that belong to our segments; the first error is kept in ``error``."""
-        pack = Pack(parts_of(segments))
+    def step(self, hidden_states: torch.Tensor, requests: list[RequestRows], tokens: Tokens) -> None:
+        """Score the rows of hidden states [N, H] that belong to our requests; the first error is kept in ``error``."""
+        pack = Pack(scored_rows(requests))
         with memory_of(self):
             self.buffers.land(wait=False)
             if len(pack) and (self.together or not self.error):

@@ -25,7 +25,7 @@ from backends.common.messages import one_line
 from backends.layers import schemes
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers
-from backends.vllm.hooks import Segment, Tokens, attach, before_forwards
+from backends.vllm.hooks import RequestRows, Tokens, attach, before_forwards
 from backends.vllm.logits import LogitsSource
 from backends.vllm.plugin import register
 from backends.vllm.scorer import Plan, Scorer
@@ -190,16 +190,16 @@ class ScoringExtension:
         noise, self._compare_q_noise = self._compare_q_noise, None
         return "" if noise is None else noise.remove()
 
-    def _compare_q_step(self, hidden_states: Any, segments: list[Segment], tokens: Tokens) -> None:
+    def _compare_q_step(self, hidden_states: Any, requests: list[RequestRows], tokens: Tokens) -> None:
         import torch
 
         scoring_pass = self._compare_q_pass
         with torch.inference_mode():
             if self._compare_q_logits is not None:
-                self._compare_q_keep(hidden_states, segments)
+                self._compare_q_keep(hidden_states, requests)
             elif scoring_pass is not None and (scoring_pass.scorer.together or not scoring_pass.error):
                 try:
-                    scoring_pass.scorer.step(hidden_states, segments, tokens)
+                    scoring_pass.scorer.step(hidden_states, requests, tokens)
                 except Exception as error:  # whatever it is, the engine must live to report it
                     scoring_pass.error = scoring_pass.error or f"{type(error).__name__}: {one_line(error)}"
 
@@ -207,11 +207,11 @@ class ScoringExtension:
         """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""
         self._compare_q_logits, self._compare_q_chunk = [], chunk_rows
 
-    def _compare_q_keep(self, hidden_states: Any, segments: list[Segment]) -> None:
+    def _compare_q_keep(self, hidden_states: Any, requests: list[RequestRows]) -> None:
         assert self._compare_q_logits is not None
-        for segment in segments:
-            for begin in range(segment.begin, segment.begin + segment.n_rows, self._compare_q_chunk):
-                end = min(begin + self._compare_q_chunk, segment.begin + segment.n_rows)
+        for request in requests:
+            for begin in range(request.begin, request.begin + request.n_rows, self._compare_q_chunk):
+                end = min(begin + self._compare_q_chunk, request.begin + request.n_rows)
                 # Under tensor parallelism every rank has to take part, and all but the first may get None back.
                 logits = self._compare_q_source.gathered(hidden_states[begin:end])
                 if logits is not None:  # rows without states are left out here, and missed where rows are counted

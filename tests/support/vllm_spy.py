@@ -29,9 +29,9 @@ class SpyExtension(ScoringExtension):
         LogitsProcessor._gather_logits = counted
         return super().compare_q_install()
 
-    def _compare_q_step(self, hidden_states: Any, segments: Any, tokens: Any) -> None:
+    def _compare_q_step(self, hidden_states: Any, requests: Any, tokens: Any) -> None:
         self._spy["inside_now"] = True
-        super()._compare_q_step(hidden_states, segments, tokens)
+        super()._compare_q_step(hidden_states, requests, tokens)
         self._spy["inside_now"] = False
 
     def compare_q_spied(self) -> str:

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from backends.scoring import divergences
-from backends.vllm.hooks import Segment
+from backends.vllm.hooks import RequestRows
 from backends.vllm.scorer import Plan, Scorer
 from backends.vllm.worker import ScoringExtension, ScoringPass
 from tests.support.definitions import assert_divergences_of, draw
 
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
-SEGMENT = Segment((7, [(1, 1000)]), 0, 0, 1000, 1000, TOKENS)
+REQUEST = RequestRows((7, [(1, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7; on a CPU in chunks of 256."""
 SHARDS = ((0, 25), (25, 40))
 
@@ -65,7 +65,7 @@ class Ranks:
         """Both ranks after one step with the whole window."""
         scorers = [self.scorer(0), self.scorer(1)]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda one: one.step(STATES, [SEGMENT], tokens), scorers))
+            list(pool.map(lambda one: one.step(STATES, [REQUEST], tokens), scorers))
         for one in scorers:
             one.buffers.land()
         return scorers
@@ -98,7 +98,7 @@ def test_a_rank_whose_error_was_told_takes_part_where_others_wait(together: bool
     extension = ScoringExtension()
     under_test: Any = SimpleNamespace(together=together, step=lambda *given: steps.append(given))
     extension._compare_q_pass = ScoringPass(under_test, last_stage=True, error="out of memory")
-    extension._compare_q_step(STATES, [SEGMENT], tokens)
+    extension._compare_q_step(STATES, [REQUEST], tokens)
     assert len(steps) == together
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.vllm import hooks
-from backends.vllm.hooks import TAG, Segment, attach, ranges
+from backends.vllm.hooks import TAG, RequestRows, attach, ranges
 from backends.vllm.scorer import Buffer, Buffers, Plan
 from backends.vllm.worker import ScoringExtension, ScoringPass
 
@@ -18,8 +18,8 @@ OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)
 
 
-def taken(segments: list[Segment]) -> list[tuple[Any, int, int, int, int]]:
-    return [(part.tag, part.start, part.begin, part.n_rows, part.length) for part in segments]
+def taken(requests: list[RequestRows]) -> list[tuple[Any, int, int, int, int]]:
+    return [(part.tag, part.start, part.begin, part.n_rows, part.length) for part in requests]
 
 
 class RunnerV1:
@@ -41,12 +41,12 @@ class RunnerV1:
 def test_v1_rows() -> None:
     """Request a lies behind b in the batch and is in its middle; b is not ours; c has only a generated token left."""
     runner, seen = RunnerV1(), []
-    assert attach(runner, lambda states, segments, tokens: seen.extend([segments, tokens])) == "V1"
+    assert attach(runner, lambda states, requests, tokens: seen.extend([requests, tokens])) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    segments, tokens = seen
-    assert taken(segments) == [([7, [[1, 10]]], 4, 3, 6, 10)]
-    found = tokens([(segments[0].prompt, 5, 8), (segments[0].prompt, 0, 2)])
+    requests, tokens = seen
+    assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
+    found = tokens([(requests[0].prompt, 5, 8), (requests[0].prompt, 0, 2)])
     assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
 
 
@@ -76,7 +76,7 @@ def test_v2_rows() -> None:
     """Batch: b (not ours), a (state 2, from token 4), c (prompt done); a removed request is forgotten."""
     worker, seen = WorkerV2(), []
     attach(
-        SimpleNamespace(prompt_logprobs_worker=worker), lambda states, segments, tokens: seen.append((segments, tokens))
+        SimpleNamespace(prompt_logprobs_worker=worker), lambda states, requests, tokens: seen.append((requests, tokens))
     )
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
@@ -88,9 +88,9 @@ def test_v2_rows() -> None:
     tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
-    ((segments, given),) = seen
-    assert taken(segments) == [([7, [[1, 10]]], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
-    found = given([(segments[0].prompt, 5, 8), (0, 3, 4)])
+    ((requests, given),) = seen
+    assert taken(requests) == [([7, [[1, 10]]], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
+    found = given([(requests[0].prompt, 5, 8), (0, 3, 4)])
     assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"
     worker.compute_prompt_logprobs(*arguments)
@@ -139,7 +139,7 @@ def test_the_drop_in_misses_rows_whose_states_are_zero() -> None:
     extension._compare_q_source = SimpleNamespace(gathered=lambda states: 2 * states)  # type: ignore[assignment]
     extension.compare_q_keep_logits(chunk_rows=2)
     states = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, torch.inf], [3.0, 1.0]])
-    extension._compare_q_keep(states, [Segment(True, 0, 0, 5, 5, None)])
+    extension._compare_q_keep(states, [RequestRows(True, 0, 0, 5, 5, None)])
     assert extension._compare_q_logits is not None
     assert torch.cat(extension._compare_q_logits).tolist() == [[2.0, 0.0], [0.0, float("inf")], [6.0, 2.0]]
 

@@ -16,7 +16,7 @@ import torch
 
 from backends.reference import journal
 from backends.scoring import statistics
-from backends.vllm.hooks import Segment
+from backends.vllm.hooks import RequestRows
 from backends.vllm.scorer import CPU_ROWS, Plan, Scorer
 
 LIMIT = 256 << 20
@@ -101,8 +101,8 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
     plan = Plan(gathered=True, record=str(tmp_path), record_contents="logits")
     one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
     source.gathered = lambda hidden: hidden
-    segment = Segment((0, [(1, 4)]), 0, 0, 3, 4, None)
-    one.step(torch.randn(3, 50), [segment], lambda parts: torch.tensor([1, 2, 3]))
+    request = RequestRows((0, [(1, 4)]), 0, 0, 3, 4, None)
+    one.step(torch.randn(3, 50), [request], lambda parts: torch.tensor([1, 2, 3]))
     one.buffers.land()
     one.write_head()
     assert one.recorder is not None
@@ -112,7 +112,7 @@ def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: b
 
 
 STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40
-SEGMENT = Segment((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
+REQUEST = RequestRows((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
 
 
@@ -142,7 +142,7 @@ class Small:
 def stepped(source: Any, **plan: Any) -> Scorer:
     """A scorer after one step with the whole window."""
     one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2)
-    one.step(STATES, [SEGMENT], tokens)
+    one.step(STATES, [REQUEST], tokens)
     one.buffers.land()
     return one
 
@@ -205,16 +205,16 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     states = STATES.clone()
     states[200:300], states[300] = 0.0, torch.nan
     one = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
-    one.step(states, [SEGMENT], tokens)
+    one.step(states, [REQUEST], tokens)
     one.buffers.land()
     assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
-    one.step(STATES[200:300], [SEGMENT._replace(start=200, n_rows=100)], tokens)
+    one.step(STATES[200:300], [REQUEST._replace(start=200, n_rows=100)], tokens)
     one.buffers.land()
     whole = one.buffers.finished(7)
     assert not isinstance(whole, int)
     gold = stepped(Small(1000)).buffers.windows[7].statistics
     np.testing.assert_array_equal(np.delete(whole.statistics, 299, 0), np.delete(gold, 299, 0))
-    one.step(states, [SEGMENT], tokens)
+    one.step(states, [REQUEST], tokens)
     one.buffers.land()
     assert one.buffers.finished(7) == 100
 
