@@ -1,5 +1,5 @@
-"""What configs ask of each layer, and in which words, against schemes written by hand; compressed-tensors
-by its presets.  tests/support/downloads.py has configs of real checkpoints.
+"""What configs ask of each layer, and in which words, against schemes written by hand, compressed-tensors' presets, and
+vLLM's own config classes.  tests/support/downloads.py has configs of real checkpoints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from backends.layers import schemes
-from backends.layers.schemes import READERS, Scheme, declared
+from backends.layers.schemes import ALGORITHMS, READERS, Scheme, declared
+from tests.support.downloads import DOWNLOADS
 
 PRESETS = {
     "W8A8": ("int8 channel", "int8 token"),
@@ -258,3 +259,63 @@ def test_odd_values_are_not_known(method: str, odd: Any) -> None:
 )  # fmt: skip
 def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
     assert declared(config).of("model.layers.0.mlp.up_proj") == scheme
+
+
+FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+@pytest.fixture(scope="module")
+def quantization() -> Any:
+    """vLLM's package of quantization configs."""
+    return pytest.importorskip("vllm.model_executor.layers.quantization", reason="vLLM is not installed")
+
+
+@pytest.mark.engine
+def test_modelopt_mixed_by_vllm(quantization: Any) -> None:
+    """Fused layers and experts in the engine's names; both say no more of a layer that is not listed."""
+    layers = {
+        f"{LAYER}.self_attn.{name}": {"quant_algo": "FP8"} for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+    } | {f"{LAYER}.mlp.experts.{number}.up_proj": {"quant_algo": "NVFP4", "group_size": 16} for number in range(3)}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    theirs = quantization.get_quantization_config("modelopt_mixed").from_config(dict(config))
+    theirs.packed_modules_mapping = FUSED
+    ours = declared(config)
+    for layer in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.experts", "mlp.experts.1.up_proj", "mlp.down_proj"):
+        assert ours.of(f"{LAYER}.{layer}") == ALGORITHMS.get(str(theirs._resolve_quant_algo(f"{LAYER}.{layer}")))
+
+
+@pytest.mark.engine
+def test_quark_by_vllm(quantization: Any) -> None:
+    """Weights and activations, by the keys of vLLM's kernels in our words."""
+    from vllm.model_executor.layers.linear import LinearBase
+
+    from backends.vllm.layers import key_text
+
+    for name in ("Quark MXFP4, FP8 by layer", "Quark MXFP6", "Quark int4"):
+        download = DOWNLOADS[name]
+        export: dict[str, Any] = {"kv_cache_group": [], "pack_method": "reorder"}
+        config = {"layer_type_quant_config": {}, **download.quantization, "export": export, "exclude": []}
+        theirs, ours = quantization.get_quantization_config("quark").from_config(config), declared(config)
+        for layer in download.layers:
+            weights, activations, _ = theirs.get_scheme_cls(LinearBase, layer)
+            asked = ours.of(layer)
+            assert asked is not None
+            assert (activations is None) == (asked.activations == "")
+            if activations is not None and "mx" not in asked.activations:
+                assert key_text(activations, "token") == asked.activations
+            if weights.scale.group_shape.col > 0 and asked.weights.startswith("mxfp4"):
+                assert key_text(weights, "channel") == asked.weights
+
+
+@pytest.mark.engine
+def test_auto_round_by_vllm(quantization: Any) -> None:
+    """Bits and groups of layers that are named or matched, and of the others."""
+    extra = {f"{LAYER}.self_attn.o_proj": {"bits": 8}, r".*layers\.[1-3]\..*down_proj": {"bits": 2, "group_size": 32}}
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "extra_config": extra}
+    theirs, ours = quantization.get_quantization_config("inc").from_config(dict(config)), declared(config)
+    theirs.packed_modules_mapping = FUSED
+    for layer in (f"{LAYER}.self_attn.o_proj", "model.layers.2.mlp.down_proj", "model.layers.2.mlp.gate_up_proj"):
+        bits, group, _ = theirs.config_parser.get_layer_config(object(), layer)
+        asked = ours.of(layer)
+        assert asked is not None
+        assert asked.weights == f"int{bits} g{group}"

@@ -1,11 +1,14 @@
-"""Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers.
+"""Memory bounds, want of memory, and head comparison of the scorer in vLLM's workers; ranks that exchange rows.
 
-Its scores are tested in tests/backends/vllm/test_backend.py.
+Those exchange the rows of the first pass for the second: the same chunks on all, and none is left waiting.  Scores
+in a real vLLM are in tests/backends/vllm/test_scores.py.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +18,12 @@ import pytest
 import torch
 
 from backends.reference import journal
-from backends.scoring import statistics
-from backends.vllm.hooks import RequestRows
-from backends.vllm.scorer import CPU_ROWS, Plan, Scorer
+from backends.reference.reading import StoredRows
+from backends.scoring import divergences, statistics
+from backends.vllm.hooks import Pack, RequestRows, ScoredRows
+from backends.vllm.scorer import CPU_ROWS, Buffer, Buffers, Plan, Scorer
+from backends.vllm.worker import ScoringExtension, ScoringPass
+from tests.support.definitions import assert_divergences_of, draw
 
 LIMIT = 256 << 20
 OTHER_HEAD: Any = SimpleNamespace(head=None)
@@ -254,3 +260,135 @@ def test_what_a_probe_compares(own: list[list[float]] | None, difference: float)
     probing.logits(torch.zeros(1, 2))
     assert probing.differences.local == difference
     assert probing.differences.head == (0.0 if own is None else 0.25)
+
+
+DRAWN, REFERENCE = draw(1000, 40), draw(1000, 40, seed=1)
+FROM_THE_FIRST = RequestRows((7, [(1, 1000)]), 0, 0, 1000, 1000, TOKENS)
+"""A window of 1,000 tokens, number 7; on a CPU in chunks of 256."""
+SHARDS = ((0, 25), (25, 40))
+
+
+class Ranks:
+    """Two ranks of one model whose logits are its states, in threads; ``fails``: (rank, number of its chunk)."""
+
+    def __init__(self, fails: tuple[int, int] | None, error: Exception) -> None:
+        self.fails, self.error = fails, error
+        self.barrier = threading.Barrier(2, timeout=30)
+        self.rows: dict[int, torch.Tensor] = {}
+        self.exchanged: list[list[int]] = [[], []]
+
+    def scorer(self, rank: int) -> Scorer:
+        first, last = SHARDS[rank]
+        chunks = iter(range(100))
+
+        def local(hidden: torch.Tensor) -> torch.Tensor:
+            if (rank, next(chunks)) == self.fails:
+                raise self.error
+            return hidden[:, first:last]
+
+        def of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
+            self.rows[rank] = rows.clone()
+            self.exchanged[rank].append(len(rows))
+            self.barrier.wait()
+            found = torch.stack([self.rows[0], self.rows[1]])
+            self.barrier.wait()
+            return found
+
+        source: Any = SimpleNamespace(processors=[], processor=None, shard=(first, last), local=local)
+        one = Scorer(source, Plan(divergences=True), torch.device("cpu"), 40, 2, of_all_ranks=of_all_ranks)
+        one.comparison = SimpleNamespace(  # type: ignore[assignment]
+            head=None, logits=lambda parts: torch.cat([REFERENCE[a.begin : a.end, first:last] for a in parts])
+        )
+        return one
+
+    def step(self) -> list[Scorer]:
+        """Both ranks after one step with the whole window."""
+        scorers = [self.scorer(0), self.scorer(1)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda one: one.step(DRAWN, [FROM_THE_FIRST], tokens), scorers))
+        for one in scorers:
+            one.buffers.land()
+        return scorers
+
+
+def test_two_ranks_score_as_one_does() -> None:
+    ranks = Ranks(None, ValueError())
+    scorers = ranks.step()
+    assert [one.error for one in scorers] == ["", ""]
+    shards = [one.buffers.windows[7].statistics for one in scorers]
+    found = divergences.scores(7, TOKENS[1:].numpy(), shards)
+    assert_divergences_of(found, DRAWN[:-1], REFERENCE[:-1], atol=1e-5)
+    assert ranks.exchanged == [[256, 256, 256, 231]] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str)
+def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exception) -> None:
+    """Chunks are not halved for want of memory then: the other rank would not halve its own."""
+    ranks = Ranks((rank, 1), error)
+    scorers = ranks.step()
+    assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
+    assert ranks.exchanged == [[256, 256, 256, 231]] * 2
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rank_whose_error_was_told_takes_part_where_others_wait(together: bool) -> None:
+    """The engine may be some steps ahead of the driver, which ends the requests."""
+    steps: list[Any] = []
+    extension = ScoringExtension()
+    under_test: Any = SimpleNamespace(together=together, step=lambda *given: steps.append(given))
+    extension._compare_q_pass = ScoringPass(under_test, last_stage=True, error="out of memory")
+    extension._compare_q_step(DRAWN, [FROM_THE_FIRST], tokens)
+    assert len(steps) == together
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_chunks_do_not_depend_on_whose_head_it_is(tp_size: int) -> None:
+    """One rank's part of the reference's head may be the model's own, and another's not."""
+    rows = set()
+    for is_own in (True, False):
+        processor = SimpleNamespace(soft_cap=None, scale=1.0, org_vocab_size=128_256)
+        source: Any = SimpleNamespace(processors=[processor], processor=processor, shard=None)
+        one = Scorer(source, Plan(divergences=True), torch.device("cuda"), 128_256, tp_size)
+        one.comparison = SimpleNamespace(  # type: ignore[assignment]
+            head=SimpleNamespace(is_own=is_own),
+            store=SimpleNamespace(head=SimpleNamespace(soft_cap=None, scale=1.0)),
+        )
+        assert one.has_head_beside is is_own
+        assert one.exchanges is (tp_size == 2)
+        rows.add(one.chunk_rows(4096, 2))
+        assert max(rows) * (128_256 // tp_size * 4 + 4096 * 10 + 33 * 4 + 8 + 80) < 256 << 20
+    assert rows == {384} if tp_size == 1 else len(rows) == 1
+    assert np.all([each % 128 == 0 for each in rows])
+
+
+PARTS = [ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), ScoredRows(StoredRows(5, 9, 4, 9), 12, 5, "e", 5)]
+
+
+def test_results_land_by_window_and_position() -> None:
+    """Also out of order, and again: a repetition overwrites itself and is counted."""
+    buffers = Buffers()
+    rows = torch.arange(50, dtype=torch.float32).reshape(10, 5)
+    buffers.send(rows, PARTS)
+    assert not buffers.windows
+    buffers.land()
+    assert buffers.windows[2].written.tolist() == [True] * 5 + [False]
+    assert buffers.windows[5].written.tolist() == [False] * 4 + [True] * 5
+    np.testing.assert_array_equal(buffers.windows[5].statistics[4:], rows[5:].numpy())
+    buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), ScoredRows(StoredRows(2, 6, 5, 6), 0, 1, "b", 9)])
+    buffers.land(wait=False)
+    whole = buffers.finished(2)
+    assert isinstance(whole, Buffer)
+    np.testing.assert_array_equal(whole.statistics[:, 0], [0, 5, 10, 100, 105, 110])
+    assert buffers.recomputed == 2
+    assert [buffers.finished(window) for window in (2, 5)] == [-1, 4]
+
+
+def test_what_is_kept_goes_to_its_windows() -> None:
+    buffers, kept = Buffers(), torch.arange(20.0).reshape(10, 2)
+    buffers.keep(kept[:7], Pack(PARTS).between(0, 7))
+    buffers.keep(kept[7:], Pack(PARTS).between(7, 10))
+    assert buffers.windows[2].kept is not None
+    assert buffers.windows[5].kept is not None
+    assert torch.equal(buffers.windows[2].kept[:5], kept[:5])
+    assert torch.equal(buffers.windows[5].kept[4:], kept[5:])

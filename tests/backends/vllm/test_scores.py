@@ -15,13 +15,11 @@ from backends.vllm.backend import VllmScoreBackend
 from tests.support.chats import MARKED, SUMS, WEATHER, conversation_windows
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import (
-    EXACT,
     WINDOWS,
     against,
     assert_exact,
     assert_same,
     engine,
-    own_logits,
     recorded,
     scores_of,
 )
@@ -33,13 +31,6 @@ def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
         assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
-
-
-@pytest.mark.engine
-def test_scores_against_float64_on_the_engines_own_logits(toy_engine: VllmScoreBackend) -> None:
-    found = scores_of(toy_engine, WINDOWS)
-    for window in WINDOWS[-2:]:
-        assert_exact(found[window.index], own_logits(toy_engine, window), window, EXACT)
 
 
 @pytest.mark.engine

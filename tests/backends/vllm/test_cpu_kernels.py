@@ -1,4 +1,4 @@
-"""NVFP4 in vLLM where it has no kernel for it: against the format's definition, and against another implementation."""
+"""4-bit kernels where vLLM has none: against the formats' definitions, another implementation, and vLLM's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from backends.base import LoadRequest, Task
+from backends.base import Layer, LayerGroup, LoadRequest, Task
 from backends.hf.backend import TransformersBackend
-from backends.layers.groups import groups_from_json
+from backends.layers.groups import KVCache, groups_from_json
 from backends.vllm import layers, plugin
 from backends.worker import scoring
 from eval.common import processes
@@ -248,3 +249,215 @@ def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_
     assert alone == "True", ran.stderr
     replaced = {"MarlinNvFp4LinearKernel", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS", "backend_to_kernel_cls"}
     assert replaced < set(ours.split())  # with registers that grow as more of vLLM is imported
+
+
+EXPERTS, HIDDEN, INNER, CHOSEN, TOKENS = 4, 32, 48, 2, 20
+
+
+def random_packed(generator: torch.Generator, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random packed weights and scales of [experts, out, in]."""
+    codes = torch.randint(0, 256, (*shape[:2], shape[2] // 2), generator=generator, dtype=torch.uint8)
+    return codes, torch.rand(*shape[:2], shape[2] // 16, generator=generator).mul(448).to(torch.float8_e4m3fn)
+
+
+def by_definition(given: torch.Tensor, inputs: Any, made: dict[str, Any], route: tuple[Any, Any]) -> torch.Tensor:
+    """What the experts make of ``given``, token by token, in float64; ``inputs``: global scales of both inputs."""
+    out = torch.zeros(given.shape, dtype=torch.float64)
+    taken = rounded(given, inputs[0]) if inputs else given
+    for token, (experts, weights) in enumerate(zip(*route, strict=True)):
+        for expert, weight in zip(experts.tolist(), weights.tolist(), strict=True):
+            wide = made["w13"][expert] @ taken[token].double()
+            middle = torch.nn.functional.silu(wide[:INNER]) * wide[INNER:]
+            middle = rounded(middle.float()[None], inputs[1])[0].double() if inputs else middle
+            out[token] += weight * (made["w2"][expert] @ middle)
+    return out
+
+
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize("name", ["CpuNvFp4W4A16Experts", "CpuNvFp4EmulationExperts"])
+def test_experts_against_the_definition(name: str) -> None:
+    """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
+    from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
+
+    from backends.vllm import cpu_kernels as classes
+
+    generator = torch.Generator().manual_seed(0)
+    worth = torch.rand(2, EXPERTS, generator=generator) / 300 + 1e-4
+    (w13, s13), (w2, s2) = (
+        random_packed(generator, EXPERTS, 2 * INNER, HIDDEN),
+        random_packed(generator, EXPERTS, HIDDEN, INNER),
+    )
+    made = {
+        key: [unpacked(weights[each], scales[each], 1 / worth[row, each]) for each in range(EXPERTS)]
+        for row, (key, weights, scales) in enumerate((("w13", w13, s13), ("w2", w2, s2)))
+    }
+    given = torch.randn(TOKENS, HIDDEN, generator=generator)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:CHOSEN] for _ in range(TOKENS)])
+    weights = torch.rand(TOKENS, CHOSEN, generator=generator)
+    inputs = [torch.tensor(6 * 448 / 8.0), torch.tensor(6 * 448 / 4e4)]
+    experts = object.__new__(getattr(classes, name))
+    experts.moe_config = SimpleNamespace(in_dtype=torch.float32)
+    experts.activation_config = ApplyMoEActivationConfig()
+    experts.quant_config = SimpleNamespace(
+        g1_alphas=worth[0], g2_alphas=worth[1], a1_gscale=inputs[0], a2_gscale=inputs[1]
+    )
+    layer = torch.nn.Module()
+    for key, tensor in {"w13_weight": w13, "w13_weight_scale": s13, "w2_weight": w2, "w2_weight_scale": s2}.items():
+        layer.register_parameter(key, torch.nn.Parameter(tensor, requires_grad=False))
+    experts.process_weights_after_loading(layer)
+    assert layer.w13_weight.shape == (EXPERTS, 2 * INNER, HIDDEN)
+    output, rest = torch.full_like(given, torch.nan), dict.fromkeys(("a1q_scale", "a2_scale", "workspace13"))
+    rest |= dict.fromkeys(("workspace2", "expert_tokens_meta", "expert_map"))
+    experts.apply(
+        output, given, layer.w13_weight, layer.w2_weight, weights, ids, MoEActivation.SILU, EXPERTS,
+        apply_router_weight_on_input=False, **rest,
+    )  # fmt: skip
+    rounds = [float(each) for each in inputs] if "Emulation" in name else None
+    gold = by_definition(given, rounds, made, (ids, weights))
+    np.testing.assert_allclose(output, gold, atol=2e-5 * float(gold.abs().max()))
+
+
+@pytest.mark.engine
+@CPU_ONLY
+def test_a_mixture_in_vllm(tmp_path: Path) -> None:
+    """Weight-only in float32: as Transformers has it with the dequantized weights."""
+    pytest.importorskip("compressed_tensors", reason="compressed_tensors is not installed")
+    from benchmarks.toy_moe_files import MoeShape, make
+
+    shape = MoeShape(hidden=128, heads=2, experts=4, intermediate=128)
+    folders = make(tmp_path, shape, ("nvfp4-w4a16",))
+    plain = LoadRequest("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
+    reference = TransformersBackend(plain)
+    reference.load()
+    gold = [scores.logprob for scores in scoring.token_scores(reference, WINDOWS[:2], Task())]
+    reference.close()
+    with engine(folders["nvfp4-w4a16"], tmp_path / "log", alone=True) as backend:
+        found = scores_of(backend, WINDOWS[:2])
+        ran, said = backend.layers(), backend.provenance()
+    for window, logprobs in zip(WINDOWS[:2], gold, strict=True):
+        np.testing.assert_allclose(found[window.index].logprob, logprobs, atol=ATOL_LOGPROB)
+    experts = Layer("model.layers.*.mlp.experts.routed_experts", "nvfp4 g16", "float32", "CpuNvFp4W4A16Experts")
+    assert LayerGroup(experts, 2) in ran
+    assert not any(group.layer.asked for group in ran)
+    assert said["kv_cache"] == "float32"
+    assert said["kv_cache_layers"] == [
+        asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
+    ]
+
+
+OUT, IN = 64, 96
+
+
+def nibbles(numbers: np.ndarray[Any, Any], axis: int) -> torch.Tensor:
+    """int4 numbers, eight of them along ``axis`` in one int32, the first one in its lowest bits."""
+    moved = np.moveaxis(numbers.astype(np.uint32), axis, -1)
+    words = moved.reshape(*moved.shape[:-1], -1, 8)
+    packed = np.bitwise_or.reduce(words << (4 * np.arange(8, dtype=np.uint32)), axis=-1)
+    return torch.from_numpy(np.moveaxis(packed, -1, axis).copy().view(np.int32))
+
+
+def parameter(values: torch.Tensor, **dims: int) -> torch.nn.Parameter:
+    """A parameter that says, as vLLM's do, which dimension is which."""
+    found = torch.nn.Parameter(values, requires_grad=False)
+    vars(found).update(dims)
+    return found
+
+
+def made(kernel: Any, dtype: torch.dtype, *, group: int, zero_points: bool, outputs_first: bool) -> tuple[Any, ...]:
+    """(kernel with its weights processed, its layer, the weights [OUT, IN] by the definition in float64).
+
+    ``outputs_first``: in the layout of compressed-tensors, else in the layout of GPTQ.
+    """
+    from vllm.model_executor.kernels.linear import MPLinearLayerConfig
+    from vllm.scalar_type import scalar_types
+
+    random = np.random.default_rng(0)
+    numbers, groups = random.integers(0, 16, (OUT, IN)), IN // group
+    scales = torch.from_numpy(random.uniform(0.01, 0.1, (OUT, groups))).to(dtype)
+    zeros = random.integers(0, 16, (OUT, groups)) if zero_points else np.full((OUT, groups), 8)
+    centered = numbers.reshape(OUT, groups, group) - zeros[..., None]
+    gold = (centered * scales.double().numpy()[..., None]).reshape(OUT, IN)
+    output_dim, input_dim = (0, 1) if outputs_first else (1, 0)
+
+    def laid(values: Any) -> Any:
+        return values if outputs_first else values.T
+
+    layer = torch.nn.Module()
+    where = {"output_dim": output_dim, "input_dim": input_dim}
+    layer.q = parameter(nibbles(laid(numbers), input_dim), **where, packed_dim=input_dim)
+    layer.s = parameter(laid(scales).contiguous(), **where)
+    layer.z = parameter(nibbles(laid(zeros), output_dim), **where, packed_dim=output_dim) if zero_points else None
+    layer.bias = None
+    kind = scalar_types.uint4 if zero_points else scalar_types.uint4b8
+    built = kernel(MPLinearLayerConfig((IN, OUT), (IN, OUT), kind, dtype, group, zero_points), "q", "s", "z")
+    built.process_weights_after_loading(layer)
+    return built, layer, gold
+
+
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize("outputs_first", [True, False])
+@pytest.mark.parametrize("zero_points", [True, False])
+@pytest.mark.parametrize("group", [32, IN])
+def test_int4_against_the_definition(group: int, zero_points: bool, outputs_first: bool) -> None:
+    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+
+    kernel, layer, gold = made(
+        CpuInt4W4A16LinearKernel, torch.float32, group=group, zero_points=zero_points, outputs_first=outputs_first
+    )
+    x = torch.randn(5, IN, generator=torch.Generator().manual_seed(0))
+    bias = torch.arange(OUT, dtype=torch.float32)
+    expected = x.double().numpy() @ gold.T + np.arange(OUT)
+    np.testing.assert_allclose(kernel.apply_weights(layer, x, bias), expected, atol=1e-4)
+
+
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize("zero_points", [True, False])
+def test_int4_against_the_product_of_vllm(zero_points: bool) -> None:
+    """In bf16, with weights that both round once: they differ by the order of additions, and by roundings.
+
+    By one at the output, or by two where a CPU emulates bf16.
+    """
+    from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
+
+    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+
+    if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
+        pytest.skip("vLLM's library for CPUs without AVX-512 has no product for int4 weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_INT4_W4A8", "0")
+        x = torch.randn(5, IN, generator=torch.Generator().manual_seed(0)).bfloat16()
+        layout = {"group": 32, "zero_points": zero_points, "outputs_first": True}
+        own, layer, _ = made(CpuInt4W4A16LinearKernel, torch.bfloat16, **layout)
+        theirs, other, _ = made(CPUWNA16LinearKernel, torch.bfloat16, **layout)
+        found, expected = own.apply_weights(layer, x).float(), theirs.apply_weights(other, x).float()
+    np.testing.assert_allclose(found, expected, atol=2**-7 * float(expected.abs().max()))
+
+
+@pytest.mark.engine
+@CPU_ONLY
+@pytest.mark.parametrize(
+    ("dtype", "has_product", "chosen"),
+    [
+        (torch.bfloat16, True, "CPUWNA16LinearKernel"),
+        (torch.float32, True, "CpuInt4W4A16LinearKernel"),
+        (torch.bfloat16, False, "CpuInt4W4A16LinearKernel"),
+    ],
+)
+def test_ours_is_taken_where_vllm_would_fail(
+    dtype: torch.dtype, has_product: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
+    from vllm.scalar_type import scalar_types
+
+    from backends.vllm import cpu_kernels
+
+    cpu_kernels.add_kernels()
+    ops = SimpleNamespace(_C=SimpleNamespace(**({"cpu_gemm_wna16": None} if has_product else {})))
+    monkeypatch.setattr(cpu_kernels, "torch", SimpleNamespace(ops=ops, float32=torch.float32))
+    config = MPLinearLayerConfig((IN, OUT), (IN, OUT), scalar_types.uint4b8, dtype, 32, False)
+    assert choose_mp_linear_kernel(config).__name__ == chosen
