@@ -31,10 +31,10 @@ def rates(folder: Path, count: int, length: int, *, eager: bool) -> dict[str, An
     assert backend.driver is not None
     run = backend.driver
     run.probe(windows)
-    record, store = folder / f"record-{eager}", folder / f"store-{eager}"
-    record.mkdir()
-    found = {"recording": seconds(lambda: list(run.scored(windows, Plan(record=str(record)))))}
-    reference.seal(record, store, {}, count)
+    store = folder / f"store-{eager}"
+    store.mkdir()
+    found = {"recording": seconds(lambda: list(run.scored(windows, Plan(record=str(store)))))}
+    reference.seal(store, {}, count)
     own = SamplingParams(max_tokens=length, ignore_eos=True, detokenize=False, temperature=0.0)
     prompts: Any = [{"prompt_token_ids": window.token_ids[:1].tolist()} for window in windows]
     plan = Plan(reference=str(store), vocab_size=VOCAB)

@@ -77,10 +77,10 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     assert backend.driver is not None
     run: VllmDriver = backend.driver
     route = run.probe(windows)
-    record, store = folder / "record", folder / "store"
-    record.mkdir()
-    recording = seconds(lambda: list(run.scored(windows, Plan(record=str(record)))))
-    reference.seal(record, store, {}, count)
+    store = folder / "store"
+    store.mkdir()
+    recording = seconds(lambda: list(run.scored(windows, Plan(record=str(store)))))
+    reference.seal(store, {}, count)
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
     plan, more = (Plan(reference=str(store), vocab_size=VOCAB, divergences=more) for more in (False, True))
@@ -120,7 +120,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "store": {
             "bytes": opened_store.stored_bytes,
             "bytes_a_token_without_head": round(
-                sum(file.bytes for name, file in opened_store.files.items() if name.startswith("row")) / tokens, 1
+                sum(size for name, size in opened_store.manifest.files.items() if name.startswith("row")) / tokens, 1
             ),
             "record_seconds": recording, "comparing_heads_seconds": comparing_heads,
             "verify_seconds": seconds(opened_store.verify),
@@ -171,16 +171,16 @@ def correctness(folder: Path) -> dict[str, Any]:
     import torch
 
     (window,) = windows_of(1, 2048)
-    record, store = folder / "small.record", folder / "small.store"
-    record.mkdir()
+    store = folder / "small.store"
+    store.mkdir()
     logits, found = {}, {}
     own: Any = None
     for path in small_models(folder):
         backend = opened(path)
         assert backend.driver is not None
         if path.name == "small":
-            list(backend.driver.score([window], Task(record=record)))
-            reference.seal(record, store, {}, 1)
+            list(backend.driver.score([window], Task(record=store)))
+            reference.seal(store, {}, 1)
         (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB, divergences=True))
         found[path.name] = scores
         chunk = backend.driver.pass_report["chunk_rows"]

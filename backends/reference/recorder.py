@@ -1,17 +1,25 @@
 """Leaving a model behind as a reference: its states or its logits of every window, and its head once.
 
-Every engine records by this file: those that hand out logits, and each of vLLM's ranks its own share.
+Every engine records by this file: those that hand out logits, and each of vLLM's ranks its own share.  Several
+processes may write into one folder (``backends/reference/store.py``), which ``begin`` has made ready.
+
+The safetensors library makes a file in memory first, three copies under Python's lock: engines that score meanwhile
+stood still.  Here tensors go into the file in pieces, and files are byte for byte those that the library makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from backends.common import storage
 from backends.common.dtypes import dtype_name
-from backends.common.head import Contents, Head, head_difference, head_mismatch, largest_finite
-from backends.reference.store import Writer
+from backends.common.head import Contents, head_difference, head_mismatch, largest_finite
+from backends.reference.store import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +28,14 @@ if TYPE_CHECKING:
 
 SAMPLED_ROWS = 64
 """Rows of a window's logits on which the head's product is compared with them."""
+PIECE_BYTES = 16 << 20
 
 
 class Recorder:
     """One process's record in ``folder``: ``contents`` says what is kept of every window, ``reason`` why logits are."""
 
     def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
-        self.writer = Writer(folder, contents, reason)
-        self.logits_head: Head | None = None
-        self.states_head: Head | None = None
+        self.folder, self.contents, self.reason = folder, contents, reason
 
     @classmethod
     def of_engine(
@@ -45,27 +52,55 @@ class Recorder:
 
     def chosen(self, logits: torch.Tensor, states: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What is kept of these rows: their ``states()`` [n, H] or ``logits`` [n, V]."""
-        if self.writer.contents == "states":
-            return states()
-        self.logits_head = Head(logits.shape[1], dtype_name(logits.dtype))
-        return logits
+        return states() if self.contents == "states" else logits
 
     def write(self, window: int, kept: torch.Tensor) -> None:
-        """Write what was ``chosen`` of one whole window; thread-safe for distinct windows."""
-        self.writer.window(window, kept)
+        """Write what was ``chosen`` of one whole window, bit for bit; thread-safe for distinct windows."""
+        self._keep(f"row.{window:06d}", {self.contents: kept}, {"reason": self.reason})
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
         """Write the head, whose entries begin at ``first``; RuntimeError if there is none."""
         if isinstance(head, str):
             raise RuntimeError(head)
-        weight, bias, self.states_head = head
-        self.writer.head(first, weight, bias)
+        weight, bias, what_it_does = head
+        tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        self._keep(f"head.{first:06d}", tensors, {"head": asdict(what_it_does)})
 
-    def close(self) -> None:
-        """Say that this process has written all that it had to: the windows, and for states the head.
+    def _keep(self, what: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        storage.keep(self.folder, what, pieces(tensors, storage.facts_line(facts)))
 
-        A rank that has kept no logits says nothing: it would describe a store of 0 entries.
-        """
-        head = self.logits_head if self.writer.contents == "logits" else self.states_head
-        if head is not None:
-            self.writer.close(head)
+
+def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:
+    """The bytes of a safetensors file of tensors of any device: the header, then every tensor."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    yield header(ordered, metadata)
+    for _, tensor in ordered:
+        yield from raw(tensor.detach())
+
+
+def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) -> bytes:
+    """Eight bytes with the length of the JSON, and the JSON, padded with blanks to a multiple of eight."""
+    names = {ours: theirs for theirs, ours in DTYPES.items()}
+    fields: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors:
+        begin, end = end, end + tensor.nbytes
+        dtype = names[str(tensor.dtype).removeprefix("torch.")]
+        fields[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def raw(tensor: torch.Tensor) -> Iterator[Any]:
+    """The bytes of a tensor, some rows at a time; from a GPU by a stream of their own, behind the computation."""
+    import torch
+
+    behind: Any = nullcontext()
+    if tensor.is_cuda:
+        behind = torch.cuda.stream(torch.cuda.Stream(tensor.device))  # type: ignore[no-untyped-call]
+    rows = max(PIECE_BYTES // max(tensor[:1].nbytes, 1), 1)
+    for begin in range(0, len(tensor), rows):
+        with behind:
+            piece = tensor[begin : begin + rows].cpu().contiguous()
+        yield piece.view(torch.uint8).numpy().reshape(-1).data

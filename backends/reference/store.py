@@ -1,49 +1,144 @@
 """The reference of a KL divergence on disk: the final hidden states of every scored position, and the head, once.
 
-A store is a folder:
+A store is a folder of files that carry their checksum in their name (``backends/common/storage.py``):
 
-- ``reference.json``, the manifest (``backends/reference/manifest.py``): the model, text and method that the store is of
-  (``identity``), its contents ("states" or "logits"), what the head does, the size and SHA-256 of each file, and the
-  SHA-256 of all this;
-- ``row.000000.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the head; or,
-  where the head cannot be recomputed, window 0's ``logits`` [T, V] in the dtype in which the engine made them;
-- ``head.000000.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, and ``bias`` [n] if it has
-  one; one file a tensor-parallel rank, named by its first entry.
+- ``row.000000.<digest>.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the
+  head; or, where the head cannot be recomputed, window 0's ``logits`` [T, V] as the engine made them, in its dtype;
+- ``head.000000.<digest>.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, ``bias`` [n] if it
+  has one, and in its facts what else the head does; one file a tensor-parallel rank, named by its first entry;
+- ``reference.json``, the manifest, written last: the model, text and method that the store is of (``identity``), its
+  contents ("states" or "logits"), what the head does, and the size of each file that belongs to the store.
 
 For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes a token, 16-bit logits 256,512, and float32
 logits, as llama.cpp makes them, 513,024.  Logits come back as the engine made them: product in the model's dtype, bias,
 soft cap, scale.  Nothing is rounded: float16 in place of float32 cost up to 3.3e-4 nats a token, and made small
-divergences negative.  Several processes may write to one store (``backends/reference/journal.py``); ``seal`` makes it
-one, or adds to it.
-This file knows no engine, and does not know what makes two references the same.
+divergences negative.
+
+A store is made, and grows, in its place.  ``begin`` says whose it will be, in ``unfinished.json``; processes write
+files (``backends/reference/recorder.py``); after a kill ``recorded`` says which of them need not be written again;
+``seal`` makes a store of them.  A kill at any moment leaves the old store whole, since its manifest does not list what
+is new.  This file knows no engine, and does not know what makes two references the same.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from backends.common import owned
-from backends.common.errors import InputError
+from backends.common import storage
+from backends.common.errors import InputError, ModelError
 from backends.common.head import Contents, Head
 from backends.common.messages import one_line
-from backends.reference import journal, manifest
-from backends.reference.journal import Writer, recorded
-from backends.reference.manifest import MANIFEST, VERSION, window_file
-from backends.reference.sealing import building_of, discard, own_files, remove, seal, tidy
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "MANIFEST", "VERSION", "Reader", "ReferenceStore", "Writer", "building_of", "discard", "own_files", "recorded",
-    "remove", "seal", "tidy", "window_file",
-]  # fmt: skip
-"""All that is done with stores, in one place."""
+VERSION = 3
+"""Version of the layout; others are not read.
+
+1: one file a window, one or more for the head, and a manifest that names them; compare_q 0.1 wrote it.
+2: the manifest carries its own checksum, and a store grows.
+3: files carry their checksum in their name, and a store is made in its place.
+"""
+MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
+CONTENTS_KEY = "kind"
+"""What the manifest calls a store's contents."""
+WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Dtypes by the names that safetensors gives them."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A store's ``identity``, contents, why logits are kept (``reason``), head, and the bytes of its files by name.
+
+    ``made``: compare_q made the folder, and may delete it once it is empty.
+    """
+
+    identity: dict[str, Any]
+    contents: Contents
+    reason: str
+    head: Head
+    files: dict[str, int]
+    made: bool = False
+
+    @property
+    def windows(self) -> frozenset[int]:
+        """Windows of which there is a file."""
+        return frozenset(numbered(self.files, WINDOW))
+
+    @property
+    def heads(self) -> dict[int, str]:
+        """The files of the head by their first entries, in order."""
+        return numbered(self.files, HEAD)
+
+
+def unbroken(windows: Collection[int]) -> int:
+    """n, where windows 0 to n - 1 are there and window n is not."""
+    return next(index for index in range(len(windows) + 1) if index not in windows)
+
+
+def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> dict[int, str]:
+    """Of some names those of windows or of a head, by their numbers in order."""
+    matches = ((pattern.fullmatch(storage.what_of(name)), name) for name in names)
+    return dict(sorted((int(match[1]), name) for match, name in matches if match))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a store; InputError if it is missing, damaged or of another version."""
+    file = folder / MANIFEST
+    try:
+        if not file.is_file():
+            raise ValueError("it is not there")
+        content = storage.load(file.read_bytes())
+        if (version := content["version"]) != VERSION:
+            raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
+        return manifest_of(content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
+
+
+def manifest_of(content: Mapping[str, Any]) -> Manifest:
+    """The manifest in a JSON object; ValueError, KeyError or TypeError if it is none."""
+    contents, identity, reason, files = (content[key] for key in (CONTENTS_KEY, "identity", "reason", "files"))
+    if contents not in ("states", "logits"):
+        raise ValueError(f"{CONTENTS_KEY} is {str(contents)[:40]!r}")
+    if not isinstance(identity, dict) or not isinstance(reason, str) or not isinstance(files, dict):
+        raise TypeError("identity, reason or files is of another type")
+    for name, size in files.items():
+        what = storage.what_of(name)
+        if not WINDOW.fullmatch(what) and not HEAD.fullmatch(what):
+            raise ValueError(f"it lists a file {name[:40]!r}")
+        if type(size) is not int or size < 0:
+            raise ValueError(f"the size of {name} is none")
+    head = head_of(content["head"])
+    return Manifest(identity, cast(Contents, contents), reason, head, files, content["made"] is True)
+
+
+def head_of(content: Any) -> Head:
+    """The head in a JSON object; TypeError or ValueError if it is none."""
+    head = Head(**content)
+    numbers = (head.scale, *(() if head.soft_cap is None else (head.soft_cap,)))
+    right = type(head.vocab_size) is int and isinstance(head.dtype, str) and head.vocab_size >= 0
+    if not right or any(type(number) not in (int, float) for number in numbers):
+        raise TypeError("head has a value of another type")
+    return head
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in the place of the one that is there, whole or not at all."""
+    content = {
+        "version": VERSION, "identity": manifest.identity, CONTENTS_KEY: manifest.contents, "reason": manifest.reason,
+        "head": asdict(manifest.head), "made": manifest.made, "files": dict(sorted(manifest.files.items())),
+    }  # fmt: skip
+    storage.write_whole(folder / MANIFEST, storage.dump(content, indent=1))
 
 
 class ReferenceStore(ABC):
@@ -58,7 +153,7 @@ class ReferenceStore(ABC):
 
     @property
     def head_digests(self) -> list[str]:
-        """Checksums of the head's files."""
+        """Checksums of the head's files, which are in their names."""
         return []
 
     @property
@@ -84,42 +179,30 @@ class Reader(ReferenceStore):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self.manifest = found = manifest.read(folder)
-        self.identity, self.contents, self.reason, self.head = found.identity, found.contents, found.reason, found.head
-        self.files = found.files
-        self.n_windows = manifest.unbroken(found.windows)
+        self.manifest = manifest = read_manifest(folder)
+        self.identity, self.contents, self.reason = manifest.identity, manifest.contents, manifest.reason
+        self.head, self.windows = manifest.head, numbered(manifest.files, WINDOW)
+        self.n_windows = unbroken(self.windows)
 
     @property
     def head_digests(self) -> list[str]:
-        return [entry.sha256 for entry in self.manifest.heads.values()]
+        return list(self.manifest.heads.values())
 
     @property
     def stored_bytes(self) -> int:
-        return sum(entry.bytes for entry in self.files.values())
+        return sum(self.manifest.files.values())
 
     def verify(self, advance: Callable[[], None] = lambda: None) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for problem in pool.map(self._problem, self.files):
+            for problem in pool.map(problem_of, (self.path / name for name in self.manifest.files)):
                 if problem:
                     raise InputError(f"{problem}; delete {self.path}, so that it is made again")
                 advance()
 
-    def _problem(self, name: str) -> str:
-        file = self.path / name
-        if not os.path.lexists(file):
-            return f"{file}: missing from the reference"
-        if not owned.is_regular(file):
-            return f"{file}: is no file"
-        try:
-            digest = journal.digest_of(file)
-        except OSError as error:
-            return f"{file}: cannot be read: {error.strerror}"
-        return "" if digest == self.files[name].sha256 else f"{file}: damaged: its checksum is not the manifest's"
-
     def window(self, index: int) -> torch.Tensor:
         from safetensors import safe_open
 
-        file = self.path / window_file(index)
+        file = self.path / self.windows.get(index, f"row.{index:06d}")
         try:
             with safe_open(file, "pt") as opened:
                 tensor: torch.Tensor = opened.get_tensor(self.contents)
@@ -131,8 +214,7 @@ class Reader(ReferenceStore):
         """(first entry, weight, bias) of the stored pieces of vocabulary entries ``first`` to ``last``, in order."""
         from safetensors import safe_open
 
-        for name in self.manifest.heads:
-            begin = int(name.split(".")[1])
+        for begin, name in self.manifest.heads.items():
             with safe_open(self.path / name, "pt") as file:
                 weight = file.get_slice("weight")
                 end = begin + weight.get_shape()[0]
@@ -151,3 +233,203 @@ class Reader(ReferenceStore):
         weight = parts[0][1] if len(parts) == 1 else torch.cat([weight for _, weight, _ in parts])
         biases = [bias for _, _, bias in parts if bias is not None]
         return weight.to(device), torch.cat(biases).to(device) if biases else None
+
+
+def problem_of(file: Path) -> str:
+    """What is wrong with a file of a store, of which every byte is read; empty if nothing is."""
+    if not os.path.lexists(file):
+        return f"{file}: missing from the reference"
+    if not storage.is_regular(file):
+        return f"{file}: is no file"
+    try:
+        return "" if storage.is_whole(file) else f"{file}: damaged: its checksum is not the one in its name"
+    except OSError as error:
+        return f"{file}: cannot be read: {error.strerror}"
+
+
+def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity without the model's label, which identifies nothing."""
+    return {name: value for name, value in identity.items() if name != "label"}
+
+
+def manifest_in(folder: Path, identity: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of the store that is there already, if there is one; InputError if it is another reference's."""
+    manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
+    if manifest is not None and unlabelled(manifest.identity) != unlabelled(identity):
+        raise InputError(f"{folder}: another reference is there; give another path")
+    return manifest
+
+
+def begin(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Make a folder ready for those who write the reference of this identity into it.
+
+    What a killed run has left there of this reference stays, and of another reference goes.  InputError if another
+    reference's store is there, or a user's file has the folder's name.
+    """
+    storage.sweep(folder)
+    if manifest_in(folder, identity) is not None:
+        storage.delete([folder / UNFINISHED])  # the run that wrote the manifest was killed just then
+        return
+    made = not os.path.lexists(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{folder}: is no folder; give another path") from None
+    unfinished = unfinished_in(folder)
+    if unfinished is None or unfinished["identity"] != unlabelled(identity):
+        storage.delete(own_files(folder))
+        made = made or bool(unfinished and unfinished["made"])
+        storage.write_whole(folder / UNFINISHED, storage.dump({"identity": unlabelled(identity), "made": made}))
+
+
+def unfinished_in(folder: Path) -> dict[str, Any] | None:
+    """What ``begin`` has said of a folder; None if it has said nothing, or that is damaged."""
+    with suppress(OSError, ValueError):
+        content = storage.load((folder / UNFINISHED).read_bytes())
+        if content.keys() == {"identity", "made"}:
+            return content
+    return None
+
+
+def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
+    """Make one store of the store that is in a folder already, and of what writers have left there.
+
+    Windows that the store has stay as they are.  ValueError if one of the ``n_windows`` windows, or the head, is
+    missing; ModelError if the store was made by another head or of other contents; InputError if it is another
+    reference's.
+    """
+    old = manifest_in(folder, identity)
+    listed = {} if old is None else old.files
+    new = unlisted(folder, old)
+    windows = numbered(new, WINDOW) | numbered(listed, WINDOW)
+    if (n_there := unbroken(windows)) < n_windows:
+        raise ValueError(f"the reference's window {n_there} was not kept")
+    if not new:
+        return
+    written, again = written_in(folder, new), f"delete {folder}, so that the reference is made again"
+    if written is None:
+        raise ModelError(f"{folder}: what was kept of the reference is not of one form; run again")
+    head = written.head if old is None else old.head
+    if head is None:
+        raise ValueError("the reference's head was not kept")
+    if old is not None and old.contents != written.contents:
+        raise ModelError(f"the reference's store keeps {old.contents}, this run kept {written.contents}; {again}")
+    if old is not None and (written.head not in (None, head) or numbered(new, HEAD)):
+        raise ModelError(f"the reference's head is not the one that its store has; {again}")
+    names = [*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()]
+    made = (unfinished_in(folder) or {"made": False})["made"] if old is None else old.made
+    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in names}
+    write_manifest(folder, Manifest(dict(identity), written.contents, written.reason, head, files, made))
+    storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
+
+
+@dataclass(frozen=True)
+class Written:
+    """What writers have left together; ``head``: None as long as a piece of it is missing."""
+
+    contents: Contents
+    reason: str
+    head: Head | None
+
+
+def written_in(folder: Path, names: Sequence[str]) -> Written | None:
+    """What files are together, by their headers; None if they are not of one form, or one of them is damaged.
+
+    A window that was written twice, by two runs, is no harm.
+    """
+    forms: set[tuple[str, str, int, str]] = set()
+    heads: set[Head] = set()
+    pieces: dict[int, int] = {}
+    try:
+        for name in names:
+            header, piece = storage.header_of(folder / name), HEAD.fullmatch(storage.what_of(name))
+            if piece and int(piece[1]) in pieces:
+                return None
+            if piece:
+                pieces[int(piece[1])] = header.tensors["weight"].shape[0]
+                heads.add(head_of(header.facts["head"]))
+            else:
+                ((contents, tensor),) = header.tensors.items()
+                forms.add((contents, tensor.dtype, tensor.shape[-1], header.facts["reason"]))
+        contents, dtype, width, reason = forms.pop() if forms else ("states", "", 0, "")
+        head = heads.pop() if heads else None
+        if forms or heads or contents not in ("states", "logits") or (contents == "logits" and head):
+            return None
+        if contents == "logits":
+            return Written("logits", reason, Head(width, DTYPES[dtype]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    end = 0
+    for first, count in sorted(pieces.items()):
+        end = end + count if first == end else -1
+    return Written("states", reason, head if head is not None and end >= head.vocab_size else None)
+
+
+def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
+    """The windows' and head's files in a folder that its manifest does not list."""
+    listed = {} if manifest is None else manifest.files
+    names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
+    return [name for name in names if name not in listed]
+
+
+def recorded(folder: Path) -> frozenset[int]:
+    """Windows that need not be recorded again: the store's, and what an earlier run has left, checked by every byte.
+
+    What is damaged, or not of one form, is deleted.  As long as no process has come to its end, and so has left a head,
+    one window is not among them: the run that records it writes the head, which is then compared with the store's.
+    """
+    manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
+    new = unlisted(folder, manifest)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = dict(zip(new, pool.map(problem_of, (folder / name for name in new)), strict=True))
+    whole = [name for name in new if not problems[name]]
+    written = written_in(folder, whole) if whole else None
+    if written is None:
+        whole = []
+    storage.delete(folder / name for name in new if name not in whole)
+    windows = set(numbered(whole, WINDOW))
+    if windows and (manifest is not None or written is None or written.head is None):
+        windows.remove(max(windows))
+    return frozenset(windows) | (frozenset() if manifest is None else manifest.windows)
+
+
+def own_files(folder: Path) -> list[Path]:
+    """What has a name of ours in a folder that is no link; the manifest first, without which nothing is a store."""
+    files = [] if folder.is_symlink() else [file for file in storage.files_in(folder) if is_own(file.name)]
+    return sorted(files, key=lambda file: bool(storage.what_of(file.name)))
+
+
+def is_own(name: str) -> bool:
+    """Whether only a file of a store has this name."""
+    what = storage.what_of(name)
+    return name in (MANIFEST, UNFINISHED) or bool(WINDOW.fullmatch(what) or HEAD.fullmatch(what))
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a store may be made at a path: nothing is there, or a folder with nothing but what killed runs left."""
+    with suppress(OSError):
+        return all(is_own(name) or storage.TEMPORARY.fullmatch(name) for name in os.listdir(folder))
+    return not os.path.lexists(folder)
+
+
+def discard(folder: Path) -> None:
+    """Delete what is ours in a folder, and the folder if compare_q made it and nothing else is in it.
+
+    InputError, and nothing is deleted, if the folder is a link or its manifest is one.
+    """
+    if folder.is_symlink() or (os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)):
+        raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links, delete it yourself")
+    made = (unfinished_in(folder) or {"made": False})["made"]
+    with suppress(InputError):
+        made = made or read_manifest(folder).made
+    storage.delete(own_files(folder))
+    storage.sweep(folder)
+    if made:
+        with suppress(OSError):  # a user's own files
+            folder.rmdir()
+
+
+def tidy(folder: Path) -> None:
+    """Discard a folder in which nothing was kept, as of a model that did not load."""
+    if not any(storage.what_of(file.name) or file.name == MANIFEST for file in own_files(folder)):
+        discard(folder)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from backends.common.dtypes import dtype_name
 from backends.common.head import Contents
 from backends.common.messages import one_line
-from backends.reference.comparison import Comparison, head_key, load_head
+from backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
 from backends.reference.reading import StoredRows, open_reference
 from backends.reference.recorder import Recorder
 from backends.scoring import divergences, statistics
@@ -32,7 +32,6 @@ from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 if TYPE_CHECKING:
     import torch
 
-    from backends.reference.ahead import StatesAhead
 
 DEVICE_BYTES = 255 << 20
 """What the logits of a chunk, the reference's logits, states and the results may take together."""
@@ -330,8 +329,6 @@ class Scorer:
         if self.comparison is None or self.error or not self.has_head_beside:
             return self.logits(hidden), None
         if self.ahead is None:
-            from backends.reference.ahead import StatesAhead
-
             rows = self.chunk_rows(hidden.shape[1], hidden.element_size())
             self.ahead = StatesAhead(self.comparison, rows, hidden.shape[1], hidden.dtype)
         taken = self.ahead.take([part.rows for part in chunk.parts])
@@ -385,7 +382,7 @@ class Scorer:
 
     def write_head(self) -> None:
         """Write this rank's share of the head into the record, if states are kept."""
-        if self.recorder is not None and self.recorder.writer.contents == "states":
+        if self.recorder is not None and self.recorder.contents == "states":
             self.recorder.write_head(self.source.head(self.logits_dtype), self.shard[0])
 
 

@@ -86,8 +86,6 @@ class ScoringPass:
         try:
             for write in (*self.writes, *filter(None, [self.head])):
                 write.result()
-            if scorer.recorder is not None and self.reports and not self.error:
-                scorer.recorder.close()
         except Exception as failure:  # a full disk, say
             self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
         self.pool.shutdown()

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from backends.base import LoadRequest, ModelFacts, Task, Window
-from backends.common import checked
+from backends.common import storage
 from backends.common.answers import Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.messages import one_line
@@ -190,14 +190,14 @@ def write_windows(file: Path, windows: Sequence[Window]) -> None:
     ids = np.concatenate([each.token_ids for each in windows]) if windows else np.zeros(0, np.int32)
     shape = [[each.index, len(each.token_ids), len(each.spans)] for each in windows]
     spans = [span for each in windows for span in each.spans]
-    checked.write_arrays(
+    storage.write_arrays(
         file, ids=ids, shape=np.array(shape, np.int64).reshape(-1, 3), spans=np.array(spans, np.int64).reshape(-1, 2)
     )
 
 
 def read_windows(file: Path) -> list[Window]:
     """The windows that ``write_windows`` wrote, in their order."""
-    arrays = checked.read_arrays(file)
+    arrays = storage.read_arrays(file)
     ids, shape, spans = arrays["ids"], arrays["shape"].tolist(), arrays["spans"].tolist()
     windows, token, span = [], 0, 0
     for index, length, n_spans in shape:

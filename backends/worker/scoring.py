@@ -52,10 +52,8 @@ def scores_of_logits(backend: LogitsEngine, windows: Sequence[Window], task: Tas
                 yield comparison.window_scores(window.index, logits, targets)
             else:
                 yield statistics.window_scores(window.index, logits, targets)
-        if recorder is not None:
-            if recorder.writer.contents == "states":
-                recorder.write_head(head)
-            recorder.close()
+        if recorder is not None and recorder.contents == "states":
+            recorder.write_head(head)
     finally:
         if comparison is not None:
             comparison.close()

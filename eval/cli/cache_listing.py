@@ -16,25 +16,25 @@ from filelock import Timeout
 from rich.table import Table
 from rich.text import Text
 
+from backends.common.errors import InputError
 from backends.common.messages import bytes_in_words
-from backends.reference.store import MANIFEST
+from backends.reference.store import read_manifest
 from backends.scoring import segments
-from eval.common.cache import KEPT, SECTIONS, Cache, own_files, remove_lock
+from eval.common.cache import NAMES, SECTIONS, Cache, own_files, remove_lock
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that is kept: its ``paths``, ``size`` in bytes, when it was last ``used`` (seconds since 1970).
+    """One thing that is kept at ``path``: its ``size`` in bytes, when it was last ``used`` (seconds since 1970).
 
-    ``key``: 40 hexadecimal digits; ``label``: of the model that the entry belongs to.  Files that a killed run left
-    half-written are part of the entry.
+    ``key``: 40 hexadecimal digits; ``label``: of the model that the entry belongs to.
     """
 
     section: str
     key: str
-    paths: tuple[Path, ...]
+    path: Path
     size: int
     used: float
     label: str = ""
@@ -42,25 +42,25 @@ class Entry:
 
 def entries(cache: Cache) -> list[Entry]:
     """Everything that the cache holds; the entry that was used last comes first."""
-    found = [entry for section in SECTIONS for entry in section_entries(cache, section)]
-    return sorted(found, key=lambda entry: -entry.used)
+    every = [entry for section in SECTIONS for entry in section_entries(cache, section)]
+    return sorted(every, key=lambda entry: -entry.used)
 
 
 def section_entries(cache: Cache, section: str) -> Iterator[Entry]:
     """The entries of one section; files that vanish meanwhile are left out."""
-    parts: dict[str, list[Path]] = {}
-    with suppress(OSError):  # nothing was ever kept
-        for path in sorted((cache.root / section).iterdir()):
-            match = KEPT[section].fullmatch(path.name)
-            if match and (own_files(section, path) or is_empty(path)):
-                parts.setdefault(next(filter(None, match.groups())), []).append(path)
-    for key, paths in parts.items():
-        with suppress(OSError):
-            stats = [file.stat() for path in paths for file in own_files(section, path)]
-            used = max(stat.st_mtime for stat in [*stats, *(path.stat() for path in paths if not stats)])
-            yield Entry(
-                section, key, tuple(paths), sum(stat.st_size for stat in stats), used, label_of(cache, section, key)
-            )
+    try:
+        paths = sorted((cache.root / section).iterdir())
+    except OSError:  # nothing was ever kept
+        return
+    for path in paths:
+        name = NAMES[section].fullmatch(path.name)
+        files = own_files(section, path)
+        if name and (files or is_empty(path)):
+            with suppress(OSError):
+                stats = [file.stat() for file in files]
+                used = max(stat.st_mtime for stat in [*stats, path.stat()])  # a run that uses an entry touches its path
+                label = label_of(section, path)
+                yield Entry(section, name[1], path, sum(stat.st_size for stat in stats), used, label)
 
 
 def is_empty(path: Path) -> bool:
@@ -70,15 +70,13 @@ def is_empty(path: Path) -> bool:
     return False
 
 
-def label_of(cache: Cache, section: str, key: str) -> str:
+def label_of(section: str, path: Path) -> str:
     """The label of an entry's model in a run that wrote the entry; empty if that is not known."""
     if section == "scores":
-        kept = segments.records(cache.path(section, key, "")).values()
-        records = [*kept, cache.read_json(cache.path(section, key, ".json"))]
-        return str(next((record["label"] for record in records if record.get("label")), ""))
+        return str(next((record["label"] for record in segments.records(path).values() if record.get("label")), ""))
     if section == "references":
-        found = cache.read_json(cache.path(section, key, "") / MANIFEST).get("identity")
-        return str(found.get("label") or "") if isinstance(found, dict) else ""
+        with suppress(InputError):
+            return str(read_manifest(path).identity.get("label") or "")
     return ""
 
 
@@ -105,12 +103,11 @@ def remove(cache: Cache, entry: Entry) -> bool:
         with cache.lock(entry.section, entry.key).acquire(timeout=0):
             if entry.key in cache.used_by_runs():  # asked now: a run may have begun since the entries were listed
                 return False
-            for path in entry.paths:
-                cache.remove(entry.section, path)
+            cache.remove(entry.section, entry.path)
         remove_lock(cache.path(entry.section, entry.key, ".lock"))
     except (Timeout, OSError):
         return False
-    return not any(own_files(entry.section, path) for path in entry.paths)
+    return not own_files(entry.section, entry.path)
 
 
 def limited(cache: Cache, limit: int) -> str:

@@ -19,7 +19,7 @@ from queue import Empty, Queue
 from typing import Any
 
 import backends
-from backends.common import machine, owned
+from backends.common import machine, storage
 from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from backends.worker import describing
 from backends.worker.messages import JOB, encoded
@@ -125,13 +125,14 @@ class Node:
         root = self.cache.root / SCRATCH
         if self.scratch is not None:
             return str(self.scratch)
-        self.scratch = root / owned.temporary_name()
+        self.scratch = root / storage.temporary_name()
         try:
             self.scratch.mkdir(parents=True)
+            self.hold = storage.hold(self.scratch)
         except OSError as error:
             raise InputError(f"{root}: cannot be written: {error.strerror}") from None
         for other in root.iterdir():
-            if owned.is_gone(other) and other.is_dir() and not other.is_symlink():
+            if storage.is_abandoned(other) and other.is_dir() and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
         return str(self.scratch)
 

@@ -6,7 +6,6 @@ store goes to a node once, and every file of it is kept only with the SHA-256 th
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from backends.common import checked, owned
+from backends.common import storage
 from backends.common.errors import InputError, ModelError
-from backends.reference import journal, manifest
-from backends.reference.manifest import MANIFEST, Manifest
+from backends.reference import store as reference_store
+from backends.reference.store import MANIFEST, Manifest
 from backends.scoring import segments
 from eval.common.cache import Cache
 
@@ -26,8 +25,8 @@ PIECE = 1 << 24
 Parcel = tuple[str, str, bytes]
 """A folder, by what it is for, the name of a file in it, and the file's content."""
 KNOWN = {
-    "scores": (segments.RECORD, segments.SEGMENT),
-    "record": (manifest.WINDOW, manifest.HEAD, journal.JOURNAL),
+    "scores": (segments.RECORD, storage.KEPT),
+    "record": (storage.KEPT,),
 }
 """What comes from a node: the files of a worker's folders, in the order in which they are to be kept."""
 
@@ -42,17 +41,13 @@ class Outbox:
     def waiting(self) -> Iterator[Parcel]:
         """The files that are new.
 
-        A journal comes after the windows that it lists, and grows; every other file is whole once it has its name.
+        Every file is whole once it has its name.
         A session's record comes before the last of its scores, and a window of the reference before its scores.
         """
         scores = [file for file in self.files("scores") if order_of("scores", file.name) < len(KNOWN["scores"])]
-        journals = [(file, file.read_bytes()) for file in self.files("record") if journal.JOURNAL.fullmatch(file.name)]
         for file in self.files("record"):
-            if file not in self.sent and order_of("record", file.name) < KNOWN["record"].index(journal.JOURNAL):
+            if file not in self.sent and order_of("record", file.name) == 0:
                 yield "record", file.name, self.noted(file, file.read_bytes())
-        for file, data in journals:
-            if self.sent.get(file) != len(data):
-                yield "record", file.name, self.noted(file, data)
         for file in sorted(scores, key=lambda file: order_of("scores", file.name)):
             if file not in self.sent:
                 yield "scores", file.name, self.noted(file, file.read_bytes())
@@ -65,7 +60,7 @@ class Outbox:
     def files(self, purpose: str) -> list[Path]:
         """The files of a folder that are no links."""
         folder = self.folders.get(purpose)
-        return [] if folder is None else [each for each in segments.files_of(folder) if owned.is_regular(each)]
+        return [] if folder is None else storage.files_in(folder)
 
 
 def order_of(purpose: str, name: str) -> int:
@@ -84,12 +79,11 @@ def keep(folders: Mapping[str, Path], parcel: Parcel) -> None:
     folder = folders.get(purpose)
     if folder is None or order_of(purpose, name) == len(KNOWN[purpose]):
         raise ModelError(f"its node sent a file that no worker writes: {name[:80]!r}")
-    segment = segments.SEGMENT.fullmatch(name)
-    if segment and hashlib.sha256(data).hexdigest()[:40] != segment[3]:
+    if storage.what_of(name) and not storage.is_content_of(name, data):
         raise ModelError(f"{name}: came from its node with another checksum")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        owned.write_whole(folder / name, data)
+        storage.write_whole(folder / name, data)
     except OSError as error:
         raise InputError(f"{folder}: what came from a node cannot be kept: {error.strerror}") from None
 
@@ -116,31 +110,24 @@ class StoreCopy:
         except Timeout:
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
-        there: Mapping[str, manifest.Stored] = {}
-        if (self.folder / MANIFEST).is_file():
-            there = manifest.read(self.folder).files
-        return [
-            name
-            for name, entry in self.manifest.files.items()
-            if there.get(name) != entry or not is_of_size(self.folder / name, entry.bytes)
-        ]
+        return [name for name, size in self.manifest.files.items() if not is_of_size(self.folder / name, size)]
 
     def add(self, name: str, piece: bytes, *, last: bool) -> None:
         """Take the next piece of a file; with the ``last`` one the file is checked, and ModelError if it is damaged."""
         if self.part is None:
-            self.part = self.folder / owned.temporary_name()
+            self.part = self.folder / storage.temporary_name()
         with self.part.open("ab") as stream:
             stream.write(piece)
         if last:
             part, self.part = self.part, None
-            if journal.digest_of(part) != self.manifest.files[name].sha256:
+            if not storage.is_content_of(name, part.read_bytes()):
                 part.unlink()
                 raise ModelError(f"{name}: a file of the reference came to its node with another checksum")
             os.replace(part, self.folder / name)
 
     def close(self) -> str:
         """The folder of the copy, which is whole now."""
-        owned.write_whole(self.folder / MANIFEST, self.origin)
+        storage.write_whole(self.folder / MANIFEST, self.origin)
         self.lock.release()
         return str(self.folder)
 
@@ -148,7 +135,7 @@ class StoreCopy:
 def parsed(origin: bytes) -> Manifest:
     """The manifest in these bytes; ModelError if they are damaged."""
     try:
-        return manifest.of_json(checked.load(origin))
+        return reference_store.manifest_of(storage.load(origin))
     except (ValueError, KeyError, TypeError):
         raise ModelError("the reference's manifest came to its node damaged") from None
 
@@ -158,14 +145,14 @@ def is_seen(folder: Path, origin: bytes) -> bool:
     try:
         if (folder / MANIFEST).read_bytes() != origin:
             return False
-        return all(is_of_size(folder / name, entry.bytes) for name, entry in parsed(origin).files.items())
+        return all(is_of_size(folder / name, size) for name, size in parsed(origin).files.items())
     except OSError:
         return False
 
 
 def is_of_size(file: Path, size: int) -> bool:
     """Whether there is a file, and no link, of so many bytes."""
-    return owned.size_of(file) == size
+    return storage.size_of(file) == size
 
 
 def pieces(file: Path) -> Iterator[tuple[bytes, bool]]:

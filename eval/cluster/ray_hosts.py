@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from backends.common import owned
+from backends.common import storage
 from eval.cluster import ray_cluster
 from eval.cluster.ray_workers import RayWorker
 from eval.common.cache import Cache
@@ -38,7 +38,7 @@ def on_cluster(here: Hosts, address: str, cache: Cache, say: Callable[[str], Non
     a reference whose node was lost needs one of them.
     """
     cache.check_writable()
-    token = cache.root / "runs" / owned.temporary_name()
+    token = cache.root / "runs" / storage.temporary_name()
     token.write_text(token.name, encoding="utf-8")
     atexit.register(partial(token.unlink, missing_ok=True))
     cluster = ray_cluster.connect(address, (token, token.name), say)

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.common import owned
+from backends.common import storage
 from backends.common.errors import CompareQError, LostWorkerError, ModelError, StoppedError
 from backends.common.messages import bytes_in_words
-from backends.reference.manifest import MANIFEST
+from backends.reference.store import MANIFEST
 from backends.worker.messages import JOB, DescribeJob, LoadJob, ScoreJob, Told, parse_message
 from eval.cluster.parcels import keep, pieces
 from eval.cluster.ray_cluster import Actor, Cluster, LostError
@@ -163,7 +163,7 @@ class RayWorker:
 
     def seen(self, seat: Seat, folder: Path) -> bool:
         """Whether the node sees a folder of the driver's: it is asked for a file that was made just now."""
-        token = folder / owned.temporary_name()
+        token = folder / storage.temporary_name()
         try:
             token.write_text(token.name, encoding="utf-8")
             return bool(seat.actor.call("sees", str(token), token.name))

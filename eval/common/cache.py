@@ -29,24 +29,21 @@ from typing import Any, TypeAlias
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from backends.common import json_files, owned
+from backends.common import json_files, storage
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.reference import store as reference_store
-from backends.reference.store import MANIFEST
 from backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 SECTIONS = ("tokens", "scores", "references", "logs")
-KEPT = {
+NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
-    "scores": re.compile(r"([0-9a-f]{40})(?:\.json|\.parquet)?"),
-    "references": re.compile(r"([0-9a-f]{40})|\.([0-9a-f]{40})(?:\.[0-9a-f]{16})?\.part"),
+    "scores": re.compile(r"([0-9a-f]{40})"),
+    "references": re.compile(r"([0-9a-f]{40})"),
     "logs": re.compile(r".*\.([0-9a-f]{40})\.log", re.DOTALL),
 }
-"""Section -> the names of what compare_q keeps there; scores were two files until compare_q 0.2."""
-OLDER_TEMPORARY = re.compile(r"\.[0-9a-f]{40}(?:\.\w+)?\.(\d{1,10})\.part|\.(?:trial|probe)\.(\d{1,10})")
-"""Of compare_q 0.2 and before: the number is its process's id."""
+"""Section -> the names of what compare_q keeps there: files, and folders of scores and references."""
 
 
 def default_root() -> Path:
@@ -110,12 +107,10 @@ class Cache:
     def sweep(self) -> None:
         """Remove what processes that are gone left half-written, and locks that nobody holds."""
         for folder in (self.root, *(self.root / section for section in (*SECTIONS, "runs"))):
-            owned.sweep(folder)
-            with suppress(OSError):
-                for name in os.listdir(folder):
-                    sweep_older(folder / name)
-                    if folder != self.root and name.endswith(".lock"):
-                        remove_lock(folder / name)
+            storage.sweep(folder)
+            for file in storage.files_in(folder):
+                if folder != self.root and file.suffix == ".lock":
+                    remove_lock(file)
         self.used_by_runs()
 
     @staticmethod
@@ -133,7 +128,7 @@ class Cache:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in label)
         numbered = (f"{name[:60]}{f'.{number}' if number else ''}.{key}.log" for number in itertools.count())
         files = (self.root / "logs" / each for each in numbered)
-        return next(file for file in files if owned.is_regular(file) or not os.path.lexists(file))  # no pipe, say
+        return next(file for file in files if storage.is_regular(file) or not os.path.lexists(file))  # no pipe, say
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
@@ -144,7 +139,7 @@ class Cache:
         self.check_writable()
         target = self.path(section, key, suffix)
         try:
-            with owned.replacing(target) as file:
+            with storage.replacing(target) as file:
                 yield file
         except OSError as error:
             raise InputError(f"{target}: cannot be written: {error.strerror or one_line(error)}") from None
@@ -153,11 +148,8 @@ class Cache:
     def scratch(self) -> Iterator[Path]:
         """A path for a file of this run, which is gone afterwards; after a killed run the next one removes it."""
         self.check_writable()
-        file = self.root / "runs" / owned.temporary_name()
-        try:
+        with storage.beside(self.root / "runs" / "scratch") as file:
             yield file
-        finally:
-            file.unlink(missing_ok=True)
 
     def lock(self, section: str, key: str) -> Lock:
         """Held while an entry is computed, so that two runs do not compute it twice."""
@@ -183,9 +175,9 @@ class Cache:
                 weakref.finalize(self, remove_marks, self.run, running, self.locks)
             with self.run.with_suffix(".keys").open("a", encoding="utf-8") as file:
                 file.write(f"{key}\n")
-        for entry in (self.path(section, key, suffix) for suffix in (".json", ".npz", "")):
+        for entry in (self.path(section, key, suffix) for suffix in (".npz", "")):
             with suppress(OSError):
-                os.utime(entry / MANIFEST if (entry / MANIFEST).is_file() else entry)
+                os.utime(entry)
 
     def used_by_runs(self) -> set[str]:
         """Keys of the entries that runs use, this run included; the marks of runs that were killed are removed."""
@@ -200,27 +192,17 @@ class Cache:
                 keys.update(json_files.read_bytes(file).decode(errors="replace").split())
         return keys
 
-    @staticmethod
-    def read_json(file: Path) -> dict[str, Any]:
-        """A JSON object in the cache; empty if it is not there or damaged."""
-        try:
-            return json_files.read_object(file, strict=False)
-        except InputError:
-            return {}
-
     def clear(self, section: str, key: str) -> None:
-        """Remove an entry: its files, and in its folder what compare_q wrote there; logs stay."""
-        for suffix in (".npz", ".json", ".parquet", ""):
-            if KEPT[section].fullmatch(f"{key}{suffix}"):
-                self.remove(section, self.path(section, key, suffix))
+        """Remove an entry: its file, or in its folder what compare_q wrote there; logs stay."""
+        if section != "logs":
+            self.remove(section, self.path(section, key, ".npz" if section == "tokens" else ""))
 
     @staticmethod
     def remove(section: str, path: Path) -> None:
         """Delete what is ours at one path of a section, and a folder that is empty then."""
-        for file in own_files(section, path):
-            file.unlink(missing_ok=True)
+        storage.delete(own_files(section, path))
         if path.is_dir() and not path.is_symlink():
-            owned.sweep(path)
+            storage.sweep(path)
             with suppress(OSError):  # a user's own files
                 path.rmdir()
 
@@ -230,20 +212,13 @@ def own_files(section: str, path: Path) -> list[Path]:
 
     Nothing where the path's name is not one that compare_q gives.
     """
-    if not KEPT[section].fullmatch(path.name):
+    if not NAMES[section].fullmatch(path.name):
         return []
-    if owned.is_regular(path):
-        return [path] if path.suffix else []
-    found = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)
-    return [] if found is None else found(path)
-
-
-def sweep_older(file: Path) -> None:
-    """Remove a temporary file of an older compare_q whose process is gone; after a day, since it may run elsewhere."""
-    match = OLDER_TEMPORARY.fullmatch(file.name)
-    if match and owned.is_regular(file) and not owned.exists(int(match[1] or match[2])) and owned.is_old(file):
-        with suppress(OSError):
-            file.unlink()
+    if section == "scores":
+        return segments.own_files(path)
+    if section == "references":
+        return reference_store.own_files(path)
+    return [path] if storage.is_regular(path) else []
 
 
 def remove_lock(file: Path) -> None:

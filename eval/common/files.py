@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from backends.common import json_files, owned
+from backends.common import json_files, storage
 
 
 @contextmanager
@@ -25,8 +25,8 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     if json_files.is_file(target) or not json_files.exists(target):
         real = Path(os.path.realpath(target))
-        owned.sweep(real.parent)  # what a killed run left there
-        with owned.beside(real) as temporary:
+        storage.sweep(real.parent)  # what a killed run left there
+        with storage.beside(real) as temporary:
             yield temporary
             with suppress(OSError):  # there is none yet
                 shutil.copymode(real, temporary)

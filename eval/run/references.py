@@ -16,10 +16,10 @@ from typing import Any
 
 from backends.common.errors import InputError
 from backends.reference.reading import open_reference
-from backends.reference.store import MANIFEST, ReferenceStore
+from backends.reference.store import MANIFEST, ReferenceStore, is_free
 from backends.reference.upstream import UpstreamReader
 from backends.scoring import segments
-from backends.scoring.segments import MORE
+from backends.scoring.segments import DIVERGENCES_SUFFIX
 from eval.common.cache import Cache, Lock, NoLock
 from eval.run.jobs import Job
 from eval.run.session import Session
@@ -104,7 +104,7 @@ def tag_for(reference: Reference, job: Job) -> str:
     """
     if not isinstance(reference, HeldReference) or job.spec.is_reference or not job.backend.capabilities.compares:
         return segments.ALONE
-    return reference.key[:TAG_DIGITS] + (MORE if reference.divergences else "")
+    return reference.key[:TAG_DIGITS] + (DIVERGENCES_SUFFIX if reference.divergences else "")
 
 
 def of_model(job: Job, identity: Mapping[str, Any], data: EvalData, session: Session) -> HeldReference:
@@ -125,7 +125,7 @@ def of_model(job: Job, identity: Mapping[str, Any], data: EvalData, session: Ses
             check(open_reference(path), identity)
     elif path == in_cache and os.path.lexists(path / MANIFEST):
         raise InputError(f"{path / MANIFEST}: is no file; delete it")
-    elif path != in_cache and path.exists():  # in the cache a killed run may leave the folder alone
+    elif path != in_cache and not is_free(path):
         raise InputError(f"{key_name}: {path}: is there and is no store of this compare_q; name another path")
     if path == in_cache or (reference.has(len(data.windows)) and not session.clear):
         return reference

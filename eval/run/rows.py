@@ -200,7 +200,7 @@ def score_once(session: Session, part: Part, reference: Reference, crew: Crew, *
 
         def scored() -> None:
             if task.record is not None and isinstance(reference, HeldReference):
-                keep_store(session, task.record, reference, len(data.windows))
+                keep_store(session, reference, len(data.windows))
             if part.own is not None:
                 part.text.set_reference(part.own)
 
@@ -272,31 +272,27 @@ def task_of(
         yield Task(), every
     else:
         with recording_folder(session, reference, crew) as folder:
-            yield (
-                Task(record=folder),
-                frozenset(range(reference.n_windows)) | reference_store.recorded(folder, reference.path),
-            )
+            yield Task(record=folder), reference_store.recorded(folder)
 
 
 @contextmanager
 def recording_folder(session: Session, reference: HeldReference, crew: Crew) -> Iterator[Path]:
-    """The folder beside the place of the store where it is made; no other run records this reference meanwhile.
+    """The folder in which the store is made; no other run records this reference meanwhile.
 
     What a run has written there that did not come to its end is there for the next run.
     """
-    folder = reference_store.building_of(reference.path, reference.identity)
     with session.hosts.running.held(lock_of(reference, session.cache), crew.release):
-        folder.mkdir(parents=True, exist_ok=True)
+        reference_store.begin(reference.path, reference.identity)
         try:
-            yield folder
+            yield reference.path
         finally:
-            reference_store.tidy(folder, reference.path)
+            reference_store.tidy(reference.path)
 
 
-def keep_store(session: Session, recorded: Path, reference: HeldReference, n_windows: int) -> None:
+def keep_store(session: Session, reference: HeldReference, n_windows: int) -> None:
     """Make a store of what a run has recorded, and say how large it is."""
     label, say = reference.label, session.progress.say
-    reference_store.seal(recorded, reference.path, {**reference.identity, "label": label}, n_windows)
+    reference_store.seal(reference.path, {**reference.identity, "label": label}, n_windows)
     store = open_reference(reference.path)
     size = f"{store.stored_bytes / 1024**2:,.0f} MiB of {store.contents}"
     say(f"{label}: kept as the reference, {size}, in {reference.path}")

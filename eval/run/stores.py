@@ -135,7 +135,7 @@ def part_of_reference(session: Session, part: Part, others: Sequence[Job]) -> Pa
     session.cache.use("references", reference.key)
     if session.clear:
         with session.hosts.running.held(references.lock_of(reference, session.cache)):
-            forget_store(session, reference)
+            reference_store.discard(reference.path)
     wanted = session.logits_file is not None or part.job.spec.out_logits is not None
     needed = not all_stored(session, others, part.text, reference) or (wanted and not reference.exists)
     if reference.exists and (needed or not is_stored(session, part, reference)):
@@ -154,15 +154,6 @@ def is_pending(session: Session, part: Part) -> bool:
     if not expected.done():
         return True
     return not (part.text.error or is_stored(session, part, expected.result()))
-
-
-def forget_store(session: Session, reference: HeldReference) -> None:
-    """Delete a store: in the cache by the names that compare_q gives, elsewhere by what its manifest lists."""
-    if reference.path.parent == session.cache.root / "references":
-        session.cache.clear("references", reference.key)
-    else:
-        reference_store.remove(reference.path)
-    reference_store.discard(reference_store.building_of(reference.path, reference.identity))
 
 
 def all_stored(session: Session, some: Sequence[Job], text: TextRun, reference: Reference) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import TokenScores, Window
+from backends.common import storage
 from backends.common.errors import InputError, ModelError
 from backends.common.messages import one_line
 from backends.scoring import segments
@@ -64,7 +65,7 @@ class StoredScores:
 
 
 def are_stored(cache: Cache, key: str, tag: str, windows: Sequence[Window]) -> bool:
-    """Whether there are scores of all these windows, told from the names of files."""
+    """Whether there are scores of all these windows, told from the headers of files."""
     return {window.index for window in windows} <= segments.committed(cache.path("scores", key, ""), tag)
 
 
@@ -76,21 +77,20 @@ def load(
     Damaged files are removed, which is said.  ModelError if some windows have a score that others do not have.
     """
     folder = cache.path("scores", key, "")
-    found = segments.load(folder, tag, windows)
-    records = segments.records(folder)
-    if found.damaged:
-        for file in found.damaged:
-            if progress is not None:
-                progress.say(f"{file}: damaged; what it held is made again")
-        segments.discard(folder, found.damaged)
-    if not records or len(found.scores) < len(windows):
+    loaded = segments.load(folder, tag, windows)
+    records, sessions = loaded.records, loaded.sessions
+    for file in loaded.damaged:
+        if progress is not None:
+            progress.say(f"{file}: damaged; what it held is made again")
+    storage.delete(loaded.damaged)
+    if not records or len(loaded.scores) < len(windows):
         return None
-    scores = [found.scores[window.index] for window in windows]
+    scores = [loaded.scores[window.index] for window in windows]
     positions = [each.positions for each in windows]
-    known = [session for session in reversed(found.sessions) if session in records] or sorted(records)
+    known = [session for session in reversed(sessions) if session in records] or sorted(records)
     record = records[known[0]]
     runs: dict[str, list[str]] = {}  # the replicas of a run have a session each
-    for session in found.sessions:
+    for session in sessions:
         runs.setdefault(run_of(session), []).append(session)
     last = [records[session] for session in known if run_of(session) == run_of(known[0])]
     # What a reader must know of some windows, who scored the others does not say.
@@ -98,7 +98,7 @@ def load(
     run_record = {
         "provenance": {**record["known"], **record["provenance"], **({"notes": [*notes]} if notes else {})},
         "load_seconds": record["load_seconds"],
-        "score_seconds": sum(max(found.sessions[session] for session in together) for together in runs.values()),
+        "score_seconds": sum(max(sessions[session] for session in together) for together in runs.values()),
         "reference": None if tag == segments.ALONE else record["reference"],
     }
     return StoredScores(

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import hub
-from backends.common import checked, json_files
+from backends.common import json_files, storage
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import builds
@@ -276,7 +276,7 @@ def chat_prefix(tokenizer: Any) -> list[int]:
 def load(cache: Cache, key: str) -> Tokens | None:
     """Tokens from the cache; None if they are not there, or damaged and so to be made again."""
     try:
-        arrays = checked.read_arrays(cache.path("tokens", key, ".npz"))
+        arrays = storage.read_arrays(cache.path("tokens", key, ".npz"))
     except (InputError, OSError, ValueError):
         return None
     lead, n_bytes, words = map(int, arrays["numbers"])
@@ -300,7 +300,7 @@ def save(file: Path, tokens: Tokens) -> None:
     if tokens.requests is not None:
         more = {each: getattr(tokens.requests, each) for each in COLUMNS}
         more["task"] = json.dumps([tokens.requests.task, tokens.requests.num_fewshot])
-    checked.write_arrays(
+    storage.write_arrays(
         file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
         numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
         **more,

@@ -78,9 +78,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     for name in (*REFERENCES, *(name for name in ENGINES if name not in REFERENCES)):
         backend = opened(name, folder)
         if name in REFERENCES:
-            (folder / "building").mkdir()
-            list(scoring.token_scores(backend, windows, Task(record=folder / "building")))
-            reference.seal(folder / "building", folder / name, {}, len(windows))
+            (folder / name).mkdir()
+            list(scoring.token_scores(backend, windows, Task(record=folder / name)))
+            reference.seal(folder / name, {}, len(windows))
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
         backend.close()

@@ -11,8 +11,7 @@ from hypothesis import given
 
 from backends.base import TokenScores, Window
 from backends.common.head import Head
-from backends.reference import manifest
-from backends.reference.manifest import MANIFEST, Manifest, Stored
+from backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from backends.scoring import segments
 from backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
@@ -21,7 +20,7 @@ MESSAGES = [json.loads(encoded(each)) for each in (Ready(1), Told("say", "1"), R
 WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(
-    {"model": "m"}, "states", "", Head(9, "bfloat16"), {manifest.window_file(0): Stored(9, "0" * 64)}, made=True
+    {"model": "m"}, "states", "", Head(9, "bfloat16"), {f"row.000000.{'0' * 40}.safetensors": 9}, made=True
 )
 
 
@@ -51,9 +50,9 @@ def test_scores_are_those_that_were_kept_or_none(tmp_path_factory: pytest.TempPa
 def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
     folder = tmp_path_factory.getbasetemp() / "store"
     folder.mkdir(exist_ok=True)
-    manifest.write(folder, STORE)
+    write_manifest(folder, STORE)
     content = (folder / MANIFEST).read_bytes()
     broken = random.random() < 0.5
     (folder / MANIFEST).write_bytes(damaged_bytes(content, random) if broken else damaged(json.loads(content), random))
-    found = answer_of(lambda: manifest.read(folder))
+    found = answer_of(lambda: read_manifest(folder))
     assert found is None or found == STORE

@@ -13,9 +13,8 @@ from tests.support.toy import toy_windows
 
 def kept_as_reference(backend: LogitsEngine, folder: Path) -> tuple[str, str]:
     """Whether a loaded model keeps its states or its logits in ``folder / "store"``, and why not its states."""
-    building = folder / "building"
-    building.mkdir()
-    list(scoring.token_scores(backend, toy_windows(1, 20), Task(record=building)))
-    seal(building, folder / "store", {}, 1)
+    (folder / "store").mkdir()
+    list(scoring.token_scores(backend, toy_windows(1, 20), Task(record=folder / "store")))
+    seal(folder / "store", {}, 1)
     store = open_reference(folder / "store")
     return store.contents, store.reason

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from backends.common.dtypes import dtype_name
 from backends.common.head import Head
-from backends.reference.store import Reader, Writer, building_of, seal
+from backends.reference.recorder import Recorder
+from backends.reference.store import Reader, begin, seal
 
 HEAD = Head(300, "float32")
 IDENTITY = {"windows": "abc", "label": "bf16"}
@@ -27,17 +28,16 @@ WEIGHT = numbers(300, 4, seed=100)
 
 
 def record(
-    building: Path, windows: Iterable[int], *, weight: torch.Tensor = WEIGHT, bias: torch.Tensor | None = None,
-    head: Head | None = None, closed: bool = True, seed: int = 0,
+    folder: Path, windows: Iterable[int], *, weight: torch.Tensor = WEIGHT, bias: torch.Tensor | None = None,
+    head: Head | None = None, closed: bool = True, seed: int = 0, identity: Mapping[str, Any] = IDENTITY,
 ) -> None:  # fmt: skip
     """One process's share: windows of states [3, H], those of ``numbers`` with the window as seed, and this head."""
-    building.mkdir(parents=True, exist_ok=True)
-    writer = Writer(building, "states")
+    begin(folder, identity)
+    recorder = Recorder(folder, "states")
     for window in windows:
-        writer.window(window, numbers(3, weight.shape[1], seed=seed + window, dtype=weight.dtype))
+        recorder.write(window, numbers(3, weight.shape[1], seed=seed + window, dtype=weight.dtype))
     if closed:
-        writer.head(0, weight, bias)
-        writer.close(head or Head(len(weight), dtype_name(weight.dtype)))
+        recorder.write_head((weight, bias, head or Head(len(weight), dtype_name(weight.dtype))))
 
 
 def store_of(
@@ -45,15 +45,20 @@ def store_of(
     identity: Mapping[str, Any] = IDENTITY,
 ) -> Reader:  # fmt: skip
     """A store of windows and a head, as ``record`` makes them."""
-    building = building_of(folder, identity)
-    record(building, range(windows), weight=weight, bias=bias, head=head)
-    seal(building, folder, identity, windows)
+    record(folder, range(windows), weight=weight, bias=bias, head=head, identity=identity)
+    seal(folder, identity, windows)
     return Reader(folder)
 
 
 def state_store(folder: Path, windows: int = 2) -> Reader:
     """A store of states [3, 4] a window, and a head of 300 entries."""
     return store_of(folder, WEIGHT, windows=windows)
+
+
+def window_of(folder: Path, window: int) -> Path:
+    """The one file of a window."""
+    (file,) = folder.glob(f"row.{window:06d}.*")
+    return file
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:

@@ -96,9 +96,9 @@ def scores_of(backend: VllmScoreBackend, windows: list[Window], task: Task | Non
 
 def recorded(backend: VllmScoreBackend, windows: list[Window], folder: Path) -> Path:
     """The reference store of a backend's states or logits."""
-    (folder / "building").mkdir()
-    scores_of(backend, windows, Task(record=folder / "building"))
-    reference.seal(folder / "building", folder / "store", {}, len(windows))
+    (folder / "store").mkdir()
+    scores_of(backend, windows, Task(record=folder / "store"))
+    reference.seal(folder / "store", {}, len(windows))
     return folder / "store"
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from backends.common import checked, json_files
+from backends.common import json_files, storage
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.common.files import replacing
@@ -71,7 +71,7 @@ class Partial:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add one line; OSError if the disk is full."""
-        self.stream.write(checked.dump(line))
+        self.stream.write(storage.dump(line))
         self.stream.flush()
 
     def take(self, source: Path, made: Any, records: Mapping[str, dict[str, Any]], same: Same) -> None:
@@ -169,7 +169,7 @@ def resume(partial: Partial, file: Path, same: Same) -> bool:
 def record_of(line: bytes, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """A line of a partial as an object that has what ``kinds`` names; InputError."""
     with suppress(ValueError):
-        if has(found := checked.load(line + b"\n"), kinds):
+        if has(found := storage.load(line + b"\n"), kinds):
             return found
     raise InputError(f"{where}: is damaged; move it away")
 

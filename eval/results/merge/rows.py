@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from backends.scoring.segments import MORE
+from backends.scoring.segments import DIVERGENCES_SUFFIX
 from eval.results.digits import PPL_DIGITS, number_text
 from eval.results.merge.sources import Source
 from eval.results.run_result import ModelResult, Part
@@ -87,7 +87,7 @@ class MergedRows:
             self.put(place, row, source)
             return
         has_reference = kept.kld is None and again.kld is not None
-        has_more = again.scores_key.endswith(MORE) and not kept.scores_key.endswith(MORE)
+        has_more = again.scores_key.endswith(DIVERGENCES_SUFFIX) and not kept.scores_key.endswith(DIVERGENCES_SUFFIX)
         if has_reference or has_more:  # the further source alone has it
             self.put(place, replace(row, notes=again.notes), source)
             return
@@ -97,7 +97,7 @@ class MergedRows:
         one, other = (model.ppl.value if model.ppl else None for model in (kept, again))
         if one != other:
             notes.append(f"{source.name} measured it as well, with PPL {number_text(other, PPL_DIGITS)}")
-        elif kept.scores_key.removesuffix(MORE) != again.scores_key.removesuffix(MORE):
+        elif kept.scores_key.removesuffix(DIVERGENCES_SUFFIX) != again.scores_key.removesuffix(DIVERGENCES_SUFFIX):
             notes.append(f"{source.name} measured it as well, with the same scores to the last bit")
         self.models[place] = replace(kept, notes=tuple(dict.fromkeys(notes)))
 
@@ -133,7 +133,7 @@ def is_same(one: ModelResult, other: ModelResult) -> bool:
     Rows of one label, engine and machine whose sums are the same to the last bit count as well, whatever their versions
     are; so does the same model with and without a reference, or with and without ``--divergences``.
     """
-    keys = [model.scores_key.removesuffix(MORE) for model in (one, other)]
+    keys = [model.scores_key.removesuffix(DIVERGENCES_SUFFIX) for model in (one, other)]
     if keys[0] and keys[0] == keys[1]:
         return True
     if one.estimates is None or other.estimates is None or one.is_reference != other.is_reference:

@@ -98,10 +98,10 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     """The streamed model's states, head and scores are the whole model's."""
     windows, stores, scores = toy_windows(4, 40, 3), [], []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
-        (tmp_path / f"{name}.part").mkdir()
+        (tmp_path / name).mkdir()
         backend = loaded(toy_model, BF16, **options)
-        scores.append(list(scoring.token_scores(backend, windows, Task(record=tmp_path / f"{name}.part"))))
-        store.seal(tmp_path / f"{name}.part", tmp_path / name, {}, len(windows))
+        scores.append(list(scoring.token_scores(backend, windows, Task(record=tmp_path / name))))
+        store.seal(tmp_path / name, {}, len(windows))
         stores.append(store.Reader(tmp_path / name))
         backend.close()
     assert stores[1].contents == "states"

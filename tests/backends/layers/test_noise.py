@@ -254,9 +254,9 @@ def test_the_noise_floor_of_a_real_model(load_fn: str, tmp_path: Path) -> None:
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
     windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
     assert len(windows[1].token_ids) == 512
-    (tmp_path / "building").mkdir()
-    scores_of(load_fn, windows, tmp_path, Task(record=tmp_path / "building"))
-    store.seal(tmp_path / "building", tmp_path / "store", {}, len(windows))
+    (tmp_path / "store").mkdir()
+    scores_of(load_fn, windows, tmp_path, Task(record=tmp_path / "store"))
+    store.seal(tmp_path / "store", {}, len(windows))
     task = Task(tmp_path / "store", store.Reader(tmp_path / "store").head.vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(load_fn, windows, tmp_path, task, noise="bf16")])
     assert 0.001 < floor < 0.004

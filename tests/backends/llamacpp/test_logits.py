@@ -78,11 +78,11 @@ def test_window_longer_than_asked_for_is_one_line(toy_gguf: Path) -> None:
 @runs_llama_cpp
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     """Its float32 logits, as ggml's head cannot be computed again; a cache in bf16 diverges a little, as in float64."""
-    windows, building, store = toy_windows(2), tmp_path / "building", tmp_path / "store"
+    windows, store = toy_windows(2), tmp_path / "store"
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
-    building.mkdir()
-    list(scoring.token_scores(ours, windows, Task(record=building)))
-    reference.seal(building, store, {}, len(windows))
+    store.mkdir()
+    list(scoring.token_scores(ours, windows, Task(record=store)))
+    reference.seal(store, {}, len(windows))
     assert reference.Reader(store).window(0).dtype == torch.float32
     task = Task(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in scoring.token_scores(ours, windows, task))

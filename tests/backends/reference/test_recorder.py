@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 
+from backends.common import storage
 from backends.common.head import Head, head_logits
+from backends.reference import recorder
 from backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 
@@ -27,13 +31,13 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
     later[64:] += 1
     for given, contents in ((logits, "states"), (near, "states"), (far, "logits"), (later, "states")):
         recorder = Recorder.of_engine(tmp_path, (weight, None, HEAD), given, lambda: states)
-        assert (recorder.writer.contents, bool(recorder.writer.reason)) == (contents, contents == "logits")
+        assert (recorder.contents, bool(recorder.reason)) == (contents, contents == "logits")
         assert recorder.chosen(given, lambda: states) is (states if contents == "states" else given)
 
 
 def test_the_reason_of_an_engine_without_a_head_is_kept(tmp_path: Path) -> None:
     recorder = Recorder.of_engine(tmp_path, "its head is a Strange", numbers(3, 50), NEVER)
-    assert (recorder.writer.contents, recorder.writer.reason) == ("logits", "its head is a Strange")
+    assert (recorder.contents, recorder.reason) == ("logits", "its head is a Strange")
 
 
 def test_states_without_a_head_are_an_error(tmp_path: Path) -> None:
@@ -41,3 +45,37 @@ def test_states_without_a_head_are_an_error(tmp_path: Path) -> None:
     recorder.write(0, recorder.chosen(numbers(3, 50), lambda: torch.zeros(3, 4)))
     with pytest.raises(RuntimeError, match="its head is quantized"):
         recorder.write_head("its head is quantized")
+
+
+CASES = {
+    "a window": {"states": numbers(5, 4, dtype=torch.bfloat16)},
+    "a head with a bias": {"weight": numbers(50, 4, dtype=torch.float16), "bias": numbers(50, dtype=torch.float16)},
+    "two dtypes": {"a": numbers(3, 5, dtype=torch.bfloat16), "b": numbers(2, dtype=torch.float32)},
+    "no rows": {"states": torch.zeros(0, 4)},
+    "rows that lie apart": {"logits": numbers(6, 8)[::2, 1:4]},
+    "a gradient": {"logits": numbers(6, 8).requires_grad_()},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("piece", [1, 50, 1 << 24])
+def test_files_are_byte_for_byte_those_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, piece: int
+) -> None:
+    monkeypatch.setattr(recorder, "PIECE_BYTES", piece)
+    tensors, metadata = CASES[name], storage.facts_line({"reason": "é"})
+    file = storage.keep(tmp_path, "row.000000", recorder.pieces(tensors, metadata))
+    data = file.read_bytes()
+    assert data == save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, metadata=metadata)
+    assert file.name == f"row.000000.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
+    assert storage.header_of(file).facts == {"reason": "é"}
+
+
+def test_nothing_half_written_stays(tmp_path: Path) -> None:
+    class Failing(torch.Tensor):
+        def cpu(self, *_: object) -> torch.Tensor:
+            raise OSError("no space is left")
+
+    with pytest.raises(OSError, match="no space"):
+        Recorder(tmp_path, "states").write(0, numbers(3, 4).as_subclass(Failing))
+    assert list(tmp_path.iterdir()) == []

@@ -1,35 +1,72 @@
-"""The reference on disk: what is written comes back, and what is missing or damaged is named."""
+"""The reference on disk: what is written comes back, it grows, a kill leaves it whole, and damage is named."""
 
 from __future__ import annotations
 
+import json
 import math
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from backends.common import storage
 from backends.common.dtypes import dtype_name
+from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
-from backends.reference.store import MANIFEST, Reader, Writer, seal, window_file
-from tests.support.stores import HEAD, IDENTITY, WEIGHT, numbers, state_store
+from backends.reference.reading import open_reference
+from backends.reference.recorder import Recorder
+from backends.reference.store import (
+    MANIFEST,
+    UNFINISHED,
+    VERSION,
+    Reader,
+    begin,
+    discard,
+    is_free,
+    recorded,
+    seal,
+    tidy,
+)
+from tests.support.flips import KilledError, flips, killed_at
+from tests.support.stores import HEAD, IDENTITY, WEIGHT, contents_of, numbers, record, state_store, window_of
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
+OTHER = {"windows": "abd"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of three windows of states."""
+    return state_store(tmp_path / "store", windows=3).path
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def record_logits(folder: Path, windows: list[int], logits: torch.Tensor | None = None) -> None:
+    begin(folder, IDENTITY)
+    recorder = Recorder(folder, "logits", "its head is a Strange")
+    for window in windows:
+        recorder.write(window, numbers(3, 300) if logits is None else logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    building, folder = tmp_path / "building", tmp_path / "store"
-    building.mkdir()
+    folder = tmp_path / "store"
+    folder.mkdir()
     weight, states = numbers(300, 4, dtype=dtype), [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)]
-    writer = Writer(building, "states")
-    writer.window(1, states[1])  # windows come in the order in which they finish
-    writer.window(0, states[0])
-    writer.head(0, weight, None)
-    head = Head(300, "bfloat16", 30.0, 0.25)
-    writer.close(head)
-    seal(building, folder, IDENTITY, 2)
+    recorder, head = Recorder(folder, "states"), Head(300, "bfloat16", 30.0, 0.25)
+    recorder.write(1, states[1])  # windows come in the order in which they finish
+    recorder.write(0, states[0])
+    recorder.write_head((weight, None, head))
+    seal(folder, IDENTITY, 2)
     store = Reader(folder)
     assert (store.contents, store.reason, store.head, store.n_windows) == ("states", "", head, 2)
     assert store.identity == IDENTITY
@@ -41,74 +78,41 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
     assert torch.equal(found, weight)
     assert bias is None
     files = [file for file in folder.iterdir() if file.name != MANIFEST]
-    assert sorted(file.name for file in files) == ["head.000000.safetensors", window_file(0), window_file(1)]
+    assert [file.name.rsplit(".", 2)[0] for file in sorted(files)] == ["head.000000", "row.000000", "row.000001"]
     assert store.stored_bytes == sum(file.stat().st_size for file in files)
-
-
-def test_a_slice_of_a_wider_tensor_is_kept_alone(tmp_path: Path) -> None:
-    """Neither columns nor rows of what it was cut from, nor its gradient."""
-    building = tmp_path / "building"
-    building.mkdir()
-    whole = numbers(10, 8).requires_grad_()
-    writer = Writer(building, "states")
-    writer.window(0, whole[2:5, ::2])
-    writer.head(0, WEIGHT, None)
-    writer.close(HEAD)
-    seal(building, tmp_path / "store", {}, 1)
-    assert torch.equal(Reader(tmp_path / "store").window(0), whole.detach()[2:5, ::2])
-    assert (tmp_path / "store" / window_file(0)).stat().st_size < 3 * 4 * 4 + 200
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    """In the engine's own dtype; of bfloat16 and float32 also those that float16 cannot hold."""
+    """In the engine's own dtype, also those that float16 cannot hold; what is not finite is counted later."""
     largest = torch.finfo(dtype).max
-    logits = torch.tensor([[1 + 2**-11, -largest, 0.1], [38.25, largest / 2, 1e-7]]).to(dtype)
-    building, folder = tmp_path / "building", tmp_path / "store"
-    building.mkdir()
-    writer = Writer(building, "logits", "its head is a Strange")
-    writer.window(0, logits)
-    writer.close(Head(3, dtype_name(dtype)))
-    seal(building, folder, IDENTITY, 1)
-    store = Reader(folder)
+    logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(dtype)
+    record_logits(tmp_path / "store", [0], logits)
+    seal(tmp_path / "store", IDENTITY, 1)
+    store = Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head is a Strange")
+    assert store.head == Head(4, dtype_name(dtype))
     assert store.window(0).dtype == dtype
-    assert torch.equal(store.window(0), logits)
+    assert torch.equal(store.window(0).view(torch.uint8), logits.view(torch.uint8))
     assert "head lacks entries between 0 and 3" in refusal(store.weight, 0, 3, "cpu")
-
-
-def test_logits_that_are_not_finite_stay_what_they_are(tmp_path: Path) -> None:
-    """A masked token or a NaN is the model's own and is counted later."""
-    building = tmp_path / "building"
-    building.mkdir()
-    writer = Writer(building, "logits")
-    writer.window(0, torch.tensor([[0.5, -INF, INF, NAN]]))
-    writer.close(Head(4, "float32"))
-    seal(building, tmp_path / "store", {}, 1)
-    *kept, last = Reader(tmp_path / "store").window(0)[0].tolist()
-    assert kept == [0.5, -INF, INF]
-    assert math.isnan(last)
-
-
-def piece_by_piece(building: Path, weight: torch.Tensor, bias: Any) -> None:
-    """Two writers: one writes window 0 and entries 200 to 300, the other window 1 and entries 0 to 200."""
-    building.mkdir()
-    for window, first, last in ((0, 200, 300), (1, 0, 200)):
-        writer = Writer(building, "states")
-        writer.window(window, numbers(3, 4, seed=window))
-        writer.head(first, weight[first:last], None if bias is None else bias[first:last])
-        writer.close(HEAD)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> None:
+    """Two ranks: one has window 0 and entries 200 to 300, the other window 1 and entries 0 to 200."""
     weight, bias = numbers(300, 4), numbers(300) if has_bias else None
-    piece_by_piece(tmp_path / "building", weight, bias)
-    assert len(list((tmp_path / "building").glob("part.*.jsonl"))) == 2
-    seal(tmp_path / "building", tmp_path / "store", IDENTITY, 2)
-    names = {"head.000000.safetensors", "head.000200.safetensors", window_file(0), window_file(1), MANIFEST}
-    assert {file.name for file in (tmp_path / "store").iterdir()} == names
-    store = Reader(tmp_path / "store")
+    folder = tmp_path / "store"
+    begin(folder, IDENTITY)
+    for window, first, last in ((0, 200, 300), (1, 0, 200)):
+        with pytest.raises(ValueError, match="was not kept"):
+            seal(folder, IDENTITY, 2)  # a piece of the head is missing
+        assert recorded(folder) == set()
+        recorder = Recorder(folder, "states")
+        recorder.write(window, numbers(3, 4, seed=window))
+        recorder.write_head((weight[first:last], None if bias is None else bias[first:last], HEAD), first)
+    Recorder(folder, "states").write_head((weight[:0], None if bias is None else bias[:0], HEAD), 300)  # only padding
+    seal(folder, IDENTITY, 2)
+    store = Reader(folder)
     store.verify()
     assert torch.equal(store.window(0), numbers(3, 4, seed=0))
     assert torch.equal(store.window(1), numbers(3, 4, seed=1))
@@ -123,32 +127,339 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
             assert found_bias is not None
             assert torch.equal(found_bias, bias[first:last])
     assert [begin for begin, _, _ in store.head_parts(150, 250)] == [150, 200]
-    assert [begin for begin, _, _ in store.head_parts(200, 210)] == [200]
+    text = refusal(store.weight, 100, 301, "cpu")
+    assert text == f"{store.path}: the reference's head lacks entries between 100 and 301; delete it"
 
 
-def test_a_head_that_lacks_a_piece(tmp_path: Path) -> None:
-    piece_by_piece(tmp_path / "building", numbers(250, 4), None)  # entries 250 to 300 are nowhere
-    seal(tmp_path / "building", tmp_path / "store", IDENTITY, 2)
-    store = Reader(tmp_path / "store")
-    assert len(store.weight(100, 250, "cpu")[0]) == 150
-    text = refusal(store.weight, 100, 251, "cpu")
-    assert text == f"{store.path}: the reference's head lacks entries between 100 and 251; delete it"
+def test_windows_of_a_killed_writer_count(tmp_path: Path) -> None:
+    """But for one as long as nobody has left a head: a run that goes on has something to run."""
+    folder = tmp_path / "store"
+    assert recorded(folder) == set()
+    record(folder, [0, 1, 4], closed=False)
+    assert recorded(folder) == {0, 1}
+    record(folder, [2], closed=False)
+    assert recorded(folder) == {0, 1, 2}
+    record(folder, [4], closed=False, seed=50)  # once more, and other bits: as a GPU does it in another batch
+    record(folder, [3, 4])
+    assert recorded(folder) == {0, 1, 2, 3, 4}
+    seal(folder, IDENTITY, 5)
+    store = Reader(folder)
+    store.verify()
+    assert all(torch.equal(store.window(index), numbers(3, 4, seed=index)) for index in range(4))
+    assert len(names(folder)) == 5 + 2
 
 
-def test_verify_looks_at_every_file(tmp_path: Path) -> None:
-    store = state_store(tmp_path / "store", windows=3)
+@pytest.mark.parametrize("kind", ["row", "head"])
+def test_every_flipped_bit_of_what_a_killed_run_left_is_found(tmp_path: Path, kind: str) -> None:
+    """The file is made again, and the store is what it would have been; so is one that was cut off."""
+    for number in range(20):
+        folder = tmp_path / str(number)
+        record(folder, range(4))
+        for file, _ in flips(sorted(folder.glob(f"{kind}.*")), seed=number, count=1):
+            if number < 4:
+                file.write_bytes(file.read_bytes()[: (0, 1, 100, -1)[number]])
+            missing = set(range(4)) - recorded(folder)
+            assert len(missing) == 1
+            assert not file.exists()
+            record(folder, sorted(missing))
+        seal(folder, IDENTITY, 4)
+        Reader(folder).verify()
+
+
+@pytest.mark.parametrize("change", ["contents", "width", "dtype", "head"])
+def test_what_an_earlier_session_kept_otherwise_does_not_count(tmp_path: Path, change: str) -> None:
+    """It cannot be told apart: everything is recorded again."""
+    folder = tmp_path / "store"
+    record(folder, [0, 1], closed=change == "head")
+    if change == "contents":
+        record_logits(folder, [2])
+    elif change == "head":
+        record(folder, [2], head=Head(300, "float32", soft_cap=30.0))
+    else:
+        record(folder, [2], weight=numbers(300, 5) if change == "width" else WEIGHT.bfloat16())
+    with pytest.raises(ModelError, match="is not of one form; run again"):
+        seal(folder, IDENTITY, 3)
+    assert not (folder / MANIFEST).exists()
+    assert recorded(folder) == set()
+    record_logits(folder, [0, 1, 2])
+    seal(folder, IDENTITY, 3)
+    assert Reader(folder).contents == "logits"
+
+
+def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with pytest.raises(ValueError, match="window 0 was not kept"):
+        seal(folder, IDENTITY, 1)
+    record(folder, [0, 2], closed=False)
+    with pytest.raises(ValueError, match="window 1 was not kept"):
+        seal(folder, IDENTITY, 3)
+    with pytest.raises(ValueError, match="head was not kept"):  # the writer has not come to its end
+        seal(folder, IDENTITY, 1)
+    assert not (folder / MANIFEST).exists()
+    assert recorded(folder) == {0}
+
+
+def record_slowly(folder: Path, first: int) -> None:
+    """In a process of its own: every second window, one by one."""
+    record(folder, range(first, 60, 2))
+
+
+@pytest.mark.engine
+def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
+    """By SIGKILL, anywhere; what it had written counts, and what is missing is recorded after it."""
+    folder = tmp_path / "store"
+    begin(folder, IDENTITY)
+    context = multiprocessing.get_context("fork")
+    one, two = (context.Process(target=record_slowly, args=(folder, first)) for first in (0, 1))
+    one.start()
+    two.start()
+    while len(list(folder.glob("row.*"))) < 20 and one.is_alive():
+        pass
+    one.kill()
+    for process in (one, two):
+        process.join()
+    assert two.exitcode == 0
+    there = recorded(folder)
+    assert there >= set(range(1, 60, 2))
+    record(folder, sorted(set(range(60)) - there))
+    seal(folder, IDENTITY, 60)
+    Reader(folder).verify()
+    assert all(torch.equal(Reader(folder).window(index), numbers(3, 4, seed=index)) for index in range(60))
+    assert len(names(folder)) == 60 + 2
+
+
+def grown(folder: Path, windows: int) -> None:
+    """A run that asks for so many windows: records what is missing, and makes the store of it."""
+    begin(folder, IDENTITY)
+    if wanted := set(range(windows)) - recorded(folder):
+        record(folder, sorted(wanted))
+    seal(folder, IDENTITY, windows)
+
+
+def test_a_store_grows(tmp_path: Path) -> None:
+    """Windows that it has stay as they are."""
+    folder = state_store(tmp_path / "store", windows=2).path
+    before = contents_of(folder)
+    record(folder, [1, 2, 3, 6], seed=9)
+    assert recorded(folder) == {0, 1, 2, 3}  # one is recorded again, by a run whose head is compared with the store's
+    record(folder, [6], seed=9)
+    assert Reader(folder).n_windows == 2
+    seal(folder, {**IDENTITY, "label": "other label"}, 4)
+    store = Reader(folder)
+    store.verify()
+    assert (store.n_windows, store.identity["label"]) == (4, "other label")
+    after = contents_of(folder)
+    assert {name: after[name] for name in before if name != MANIFEST} == {
+        name: data for name, data in before.items() if name != MANIFEST
+    }
+    assert torch.equal(store.window(1), numbers(3, 4, seed=1))
+    assert torch.equal(store.window(6), numbers(3, 4, seed=15))  # behind a gap, and kept for a run that closes it
+    assert store.manifest.made
+    grown(folder, 6)
+    assert Reader(folder).n_windows == 7
+    before = contents_of(folder)
+    record(folder, [0, 1], closed=False)
+    seal(folder, IDENTITY, 2)  # a store of fewer windows than it has
+    assert contents_of(folder) == before
+
+
+@pytest.mark.parametrize("change", ["weight", "facts", "contents"])
+def test_windows_of_another_model_do_not_get_into_a_store(folder: Path, change: str) -> None:
+    before = contents_of(folder)
+    if change == "weight":
+        record(folder, [3], weight=WEIGHT + 1)
+    elif change == "facts":
+        record(folder, [3], head=Head(300, "float32", scale=2.0))
+    else:
+        record_logits(folder, [3])
+    with pytest.raises(ModelError, match=f"delete {folder}, so that the reference is made again") as caught:
+        seal(folder, IDENTITY, 4)
+    assert len(str(caught.value).splitlines()) == 1
+    assert contents_of(folder).items() >= before.items()
+    for call in (lambda: begin(folder, OTHER), lambda: seal(folder, OTHER, 3)):
+        assert refusal(call) == f"{folder}: another reference is there; give another path"
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Of every run that is killed before its n-th operation on a file, and of the run after it."""
+    gold = contents_of(state_store(tmp_path / "gold", windows=4).path)
+    for operation in range(100):
+        folder = tmp_path / str(operation) / "store"
+        folder.parent.mkdir()
+        if first:
+            state_store(folder, windows=first)
+        old = contents_of(folder) if first else {}
+        with killed_at(operation, monkeypatch):
+            try:
+                grown(folder, 4)
+                ended = True
+            except KilledError:
+                ended = False
+        if (folder / MANIFEST).exists():
+            store = Reader(folder)
+            store.verify()
+            assert store.n_windows in (first, 4)
+        assert all((folder / name).read_bytes() == data for name, data in old.items() if name != MANIFEST)
+        assert is_free(folder) or first or (folder / MANIFEST).exists()
+        grown(folder, 4)
+        tidy(folder)
+        found = contents_of(folder)
+        found[MANIFEST] = found[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]
+        assert found == {**gold, MANIFEST: gold[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]}, operation
+        shutil.rmtree(folder.parent)
+        if ended:
+            break
+    assert ended
+    assert operation > 5
+
+
+def test_a_folder_in_which_nothing_was_kept_goes(tmp_path: Path) -> None:
+    """As of a model that did not load; and what another reference's killed run left is not taken for one's own."""
+    folder = tmp_path / "store"
+    begin(folder, IDENTITY)
+    tidy(folder)
+    assert not folder.exists()
+    record(folder, [0, 1], closed=False)
+    tidy(folder)
+    begin(folder, {**IDENTITY, "label": "the same"})
+    assert recorded(folder) == {0}
+    begin(folder, OTHER)
+    assert recorded(folder) == set()
+    assert names(folder) == {UNFINISHED}
+    discard(folder)
+    assert not folder.exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    """A folder that was there before, and a user's files, links and folders with whatever name."""
+    folder, outside = tmp_path / "users", tmp_path / "outside"
+    folder.mkdir()
+    outside.write_text("mine")
+    assert is_free(folder)
+    assert is_free(tmp_path / "nowhere")
+    assert not is_free(outside)
+    state_store(folder)
+    discard(folder)
+    assert names(folder) == set()
+    made = state_store(tmp_path / "deep" / "ours").path
+    discard(made)
+    assert not made.exists()
+    discard(made)  # nothing there is fine
+    state_store(made)
+    digest = "0" * 40
+    for name in ("notes.txt", "row.000007.safetensors", f"mine.{digest}.safetensors", "part.x.jsonl", ".hidden"):
+        (made / name).write_text("mine")
+    (made / f"row.000008.{digest}.safetensors").symlink_to(outside)
+    (made / f"row.000009.{digest}.safetensors").mkdir()
+    mine = {entry.name for entry in made.iterdir()} - names(state_store(tmp_path / "other").path)
+    assert not is_free(made)
+    discard(made)
+    assert names(made) == mine
+    assert outside.read_text() == "mine"
+    assert "is no folder; give another path" in refusal(begin, outside, IDENTITY)
+
+
+def test_nothing_is_deleted_through_a_link(folder: Path, tmp_path: Path) -> None:
+    link, before = tmp_path / "link", contents_of(folder)
+    link.symlink_to(folder)
+    assert "compare_q deletes nothing through links" in refusal(discard, link)
+    (folder / MANIFEST).rename(tmp_path / "manifest")
+    (folder / MANIFEST).symlink_to(tmp_path / "manifest")
+    assert "compare_q deletes nothing through links" in refusal(discard, folder)
+    assert contents_of(folder) == before
+    assert link.is_symlink()
+
+
+def edit(store: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a store's manifest, and give it the checksum of what it says now."""
+    manifest = json.loads((store / MANIFEST).read_text())
+    del manifest["sha256"]
+    change(manifest)
+    (store / MANIFEST).write_bytes(storage.dump(manifest, indent=1))
+
+
+def test_every_flipped_bit_and_every_cut_of_a_manifest_is_found(folder: Path) -> None:
+    for file, position in flips([folder / MANIFEST], seed=3):
+        assert refusal(Reader, folder).startswith(f"{file}: not a reference store: "), position
+    good = (folder / MANIFEST).read_bytes()
+    for length in range(len(good)):
+        (folder / MANIFEST).write_bytes(good[:length])
+        with pytest.raises(InputError):
+            Reader(folder)
+
+
+@pytest.mark.parametrize("kind", ["row", "head"])
+def test_every_flipped_bit_of_a_file_is_found(folder: Path, kind: str) -> None:
+    for file, position in flips(sorted(folder.glob(f"{kind}.*")), seed=4):
+        problem = f"{file}: damaged: its checksum is not the one in its name"
+        assert refusal(Reader(folder).verify) == f"{problem}; delete {folder}, so that it is made again", position
     done: list[int] = []
-    store.verify(lambda: done.append(1))
+    Reader(folder).verify(lambda: done.append(1))
     assert len(done) == 4
-    Reader(tmp_path / "store").verify()
 
 
-def test_verify_finds_a_missing_and_a_short_file(tmp_path: Path) -> None:
-    store = state_store(tmp_path / "store", windows=3)
-    file = store.path / window_file(1)
+def test_files_that_are_missing_short_or_none_are_found(folder: Path) -> None:
+    store, file = Reader(folder), window_of(folder, 1)
     file.write_bytes(file.read_bytes()[:-1])
     assert f"{file}: damaged" in refusal(store.verify)
     file.unlink()
     assert f"{file}: missing from the reference" in refusal(store.verify)
+    assert f"{file}: window 1 of the reference cannot be read" in refusal(store.window, 1)
     file.mkdir()
     assert f"{file}: is no file" in refusal(store.verify)
+    file.rmdir()
+    os.mkfifo(file)  # it is not waited for
+    assert refusal(Reader(folder).verify).startswith(f"{file}: is no file; ")
+    (folder / MANIFEST).unlink()
+    os.mkfifo(folder / MANIFEST)
+    os.mkfifo(folder / "row_000000.safetensors")
+    refusal(open_reference, folder)
+
+
+def test_a_manifest_of_another_version(folder: Path) -> None:
+    edit(folder, lambda manifest: manifest.update(version=VERSION - 1))
+    text = refusal(Reader, folder)
+    assert text == f"{folder / MANIFEST}: layout {VERSION - 1}, this compare_q reads {VERSION}; delete the store"
+    assert refusal(open_reference, folder) == text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "{}", '{"version": 1}', "\xff\xfe", "[" * 100_000, '{"version": ' + "9" * 5000]
+)
+def test_a_manifest_that_is_none(folder: Path, content: str) -> None:
+    (folder / MANIFEST).write_text(content, encoding="latin-1")
+    assert refusal(Reader, folder).startswith(f"{folder / MANIFEST}: not a reference store: ")
+
+
+@pytest.mark.parametrize("key", ["identity", "kind", "reason", "head", "files", "version"])
+@pytest.mark.parametrize("value", [..., None, 7, "x", [], [[]], {"x": 1}])
+def test_a_manifest_with_a_value_of_another_type(folder: Path, key: str, value: Any) -> None:
+    edit(folder, lambda manifest: manifest.pop(key) if value is ... else manifest.update({key: value}))
+    if (key, value) not in [("identity", {"x": 1}), ("reason", "x")]:
+        refusal(Reader, folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found["head"].update(temperature=2.0),
+        lambda found: found["head"].update(scale="1"),
+        lambda found: found["head"].update(vocab_size=1.5),
+        lambda found: found["files"].update({"../outside": 1}),
+        lambda found: found["files"].update({f"../row.000000.{'0' * 40}.safetensors": 1}),
+        lambda found: found["files"].update({"notes.txt": 1}),
+        lambda found: found["files"].update({f"row.000000.{'0' * 40}.safetensors": -1}),
+        lambda found: found["files"].update({f"row.000000.{'0' * 40}.safetensors": []}),
+    ],
+)
+def test_a_manifest_with_a_strange_value(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    edit(folder, change)
+    assert "not a reference store: " in refusal(Reader, folder)
+
+
+def test_windows_behind_a_gap_do_not_count(folder: Path) -> None:
+    edit(folder, lambda manifest: manifest["files"].pop(window_of(folder, 1).name))
+    assert Reader(folder).n_windows == 1

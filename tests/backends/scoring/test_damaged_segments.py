@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import numpy as safetensors
 
-from backends.base import TokenScores, Window
+from backends.base import TokenScores
+from backends.common import storage
 from backends.scoring import segments
 from backends.scoring.segments import commit, load
 from tests.backends.scoring.test_segments import TAG, pairs
@@ -37,17 +36,20 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path) -> tuple[dict[int, TokenScores], set[Path]]:
     """(scores, each as it was committed, damaged files)."""
     loaded = load(folder, TAG, WINDOWS)
-    assert loaded.strange == ()
     assert all(same(scores, GIVEN[index]) for index, scores in loaded.scores.items())
     return loaded.scores, set(loaded.damaged)
 
 
 def test_every_flipped_bit_of_a_segment_is_found(folder: Path) -> None:
     """Its windows are missing, the others are there, and no number is another one."""
-    for file, position in flips(sorted(folder.glob(f"{TAG}.*")), seed=1):
+    held = {}
+    for file in folder.glob(f"{TAG}.*"):
+        other = file.rename(folder / "away")
+        held[file] = GIVEN.keys() - read(folder)[0].keys()
+        other.rename(file)
+    for file, position in flips(sorted(held), seed=1):
         found, damaged = read(folder)
-        windows = segments.listed(file.name.split(".")[1])
-        assert (found.keys(), damaged) == (GIVEN.keys() - windows, {file}), position
+        assert (found.keys(), damaged) == (GIVEN.keys() - held[file], {file}), position
     assert read(folder)[1] == set()
 
 
@@ -72,29 +74,25 @@ def test_files_that_were_cut_off_are_found(folder: Path) -> None:
 
 
 def test_files_under_another_name_are_found(folder: Path) -> None:
-    """Of other windows, of another reference, of another session; a whole segment of other windows never serves."""
-    segment, record = sorted(folder.glob(f"{TAG}.2.*"))[0], folder / "record.s.json"
-    digest = segment.name.split(".")[2]
-    for file, name in (
-        (segment, f"{TAG}.1-2.{digest}.safetensors"),
-        (segment, f"{TAG}.7.{digest}.safetensors"),
-        (segment, f"{TAG}.2.{'0' * 40}.safetensors"),
-        (segment, f"{TAG}.2-.{digest}.safetensors"),
-        (record, "record.u.json"),
+    """Of another digest, of another reference, of another session."""
+    segment, record = sorted(folder.glob(f"{TAG}.*"))[0], folder / "record.s.json"
+    whole = read(folder)[0].keys()
+    for file, name, tag in (
+        (segment, f"{TAG}.{'0' * 40}.safetensors", TAG),
+        (segment, f"{'f' * 16}.{segment.name.split('.')[1]}.safetensors", "f" * 16),
+        (record, "record.u.json", TAG),
     ):
         other = file.rename(folder / name)
-        loaded = load(folder, TAG, [*WINDOWS, replace(WINDOWS[2], index=7)])
+        loaded = load(folder, tag, WINDOWS)
         assert set(loaded.damaged) == {other}
-        assert (2 in loaded.scores, 7 in loaded.scores) == (file == record, False)
+        assert (loaded.scores.keys() == whole) == (file == record)
+        assert "u" not in loaded.records
         other.rename(file)
-    moved = segment.rename(folder / f"{'f' * 16}.2.{digest}.safetensors")
-    assert load(folder, "f" * 16, WINDOWS).damaged == (moved,)
-    assert "u" not in segments.records(folder)
 
 
 def with_digest(folder: Path, data: bytes) -> Path:
     """A segment of window 2 that has the right digest in its name, whatever it is."""
-    file = folder / f"{TAG}.2.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
+    file = folder / f"{TAG}.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
     file.write_bytes(data)
     return file
 
@@ -104,21 +102,21 @@ def metadata(change: Callable[[dict[str, Any]], Any]) -> bytes:
     scores = GIVEN[2]
     columns = {name: getattr(scores, name) for name in segments.COLUMNS}
     made = {
-        "version": 1, "tag": TAG, "session": "s", "seconds": 1.0,
+        "version": 2, "tag": TAG, "session": "s", "seconds": 1.0,
         "windows": [[2, WINDOWS[2].n_scored, segments.digest_of(WINDOWS[2])]],
     }  # fmt: skip
     changed = change(made)
-    return safetensors.save(columns, metadata={"segment": json.dumps(made if changed is None else changed)})
+    return safetensors.save(columns, metadata=storage.facts_line(made if changed is None else changed))
 
 
 HOSTILE = [
     b"", b"\0" * 8, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}", b"\x02" + b"\0" * 7 + b"[]",
     safetensors.save({"logprob": GIVEN[2].logprob}),
-    safetensors.save({"logprob": GIVEN[2].logprob}, metadata={"segment": "[" * 100_000}),
+    safetensors.save({"logprob": GIVEN[2].logprob}, metadata={"compare_q": "[" * 100_000}),
     *(
         metadata(change)
         for change in (
-            lambda made: [], lambda made: {}, lambda made: made.update(version=2),
+            lambda made: {"x": 1}, lambda made: made.update(version=1),
             lambda made: made.update(tag="alone"), lambda made: made.update(windows=7),
             lambda made: made.update(windows=[]), lambda made: made.update(seconds="soon"),
             lambda made: made["windows"][0].__setitem__(1, 10**9), lambda made: made["windows"].append([3, 0, ""]),
@@ -146,33 +144,22 @@ def test_strange_records_are_found(tmp_path: Path, data: bytes) -> None:
     assert load(tmp_path, TAG, WINDOWS).damaged == (tmp_path / "record.s.json",)
 
 
-def test_only_what_is_ours_is_discarded(folder: Path, tmp_path: Path) -> None:
+def test_only_what_is_ours_is_read_and_deleted(folder: Path, tmp_path: Path) -> None:
     """A user's file, a folder, a pipe and a link stay, whoever asks, and do no harm."""
     outside = tmp_path / "outside"
     outside.mkdir()
-    target = outside / "kept.safetensors"
+    target, digest = outside / "kept.safetensors", "0" * 40
     target.write_bytes(b"a user's own")
-    digest = "0" * 40
-    link, inner = folder / f"{TAG}.9.{digest}.safetensors", folder / f"{TAG}.8.{digest}.safetensors"
-    link.symlink_to(target)
-    inner.mkdir()
+    (folder / f"{TAG}.{digest}.safetensors").symlink_to(target)
+    (folder / f"{TAG}.1{digest[1:]}.safetensors").mkdir()
     os.mkfifo(folder / "record.pipe.json")
     (folder / "notes.txt").write_text("mine")
-    loaded = load(
-        folder,
-        TAG,
-        [*WINDOWS, Window.scored_from(8, WINDOWS[0].token_ids), Window.scored_from(9, WINDOWS[0].token_ids)],
-    )
-    assert {path.name for path in loaded.strange} == {
-        "notes.txt", "outside", "record.pipe.json", link.name, inner.name,
-    }  # fmt: skip
-    good = sorted(folder.glob(f"{TAG}.2.*"))[0]
-    segments.discard(folder, [good, target, *loaded.strange, *loaded.damaged])
-    assert not good.exists()
-    segments.discard(folder, folder.iterdir())
-    assert {path.name for path in folder.iterdir()} == {path.name for path in loaded.strange}
+    strange = {path.name for path in folder.iterdir()} - {path.name for path in segments.own_files(folder)}
+    assert len(strange) == 5
+    assert read(folder)[1] == set()
+    storage.delete(segments.own_files(folder))
+    assert {path.name for path in folder.iterdir()} == strange
     assert target.read_bytes() == b"a user's own"
-    assert segments.own_files(folder) == []
     (outside / "link").symlink_to(folder)
     commit(folder, TAG, [(WINDOWS[2], GIVEN[2])], "s", 1.0)
     assert segments.own_files(outside / "link") == []
@@ -198,9 +185,7 @@ def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monk
             if window.index not in there:
                 commit(folder, TAG, [(window, GIVEN[window.index])], "t", 1.0)
         assert read(folder)[0].keys() == GIVEN.keys()
-        with monkeypatch.context() as patched:
-            patched.setattr(segments.owned, "began", lambda pid: 1)  # another process has our id now
-            segments.sweep(folder)
+        storage.sweep(folder)
         assert not list(folder.glob(".*"))
         if ended:
             break

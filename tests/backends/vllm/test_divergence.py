@@ -13,6 +13,7 @@ from backends.base import LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.reference import store as reference
 from backends.vllm.backend import VllmScoreBackend
+from tests.support.stores import window_of
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, TOY_VOCAB, brute_force
 from tests.support.vllm_engine import (
     EXACT,
@@ -70,9 +71,9 @@ def test_a_reference_from_transformers_gives_the_same(
 
     backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
-    (tmp_path / "building").mkdir()
-    list(scoring.token_scores(backend, WINDOWS, Task(record=tmp_path / "building")))
-    reference.seal(tmp_path / "building", tmp_path / "store", {}, len(WINDOWS))
+    (tmp_path / "store").mkdir()
+    list(scoring.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
+    reference.seal(tmp_path / "store", {}, len(WINDOWS))
     backend.close()
     found = scores_of(noisy_engine, WINDOWS, against(tmp_path / "store"))
     assert_same(found, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
@@ -84,7 +85,7 @@ def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy_store, broken)
-    (broken / "row.000003.safetensors").unlink()
+    window_of(broken, 3).unlink()
     with pytest.raises(ModelError, match=r"scoring failed in vLLM's worker: .*row\.000003"):
         scores_of(toy_engine, WINDOWS, against(broken))
     assert len(scores_of(toy_engine, WINDOWS)) == len(WINDOWS)

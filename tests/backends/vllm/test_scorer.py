@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from backends.reference import journal
 from backends.reference.reading import StoredRows
 from backends.scoring import divergences, statistics
 from backends.vllm.hooks import Pack, RequestRows, ScoredRows
@@ -98,23 +96,6 @@ def test_shards_are_cut_to_what_the_reference_has() -> None:
     cut.source.shard = (256, 300)  # type: ignore[misc]
     assert cut.shard == (250, 250)  # nothing on this rank
     assert scorer(320, gathered=True).shard == (0, 320)
-
-
-@pytest.mark.parametrize(("keeps", "parts"), [(True, 1), (False, 0)])
-def test_only_the_rank_that_keeps_logits_describes_them(tmp_path: Path, keeps: bool, parts: int) -> None:
-    """The gather may give every rank all logits; one that keeps none would describe a store of 0 entries."""
-    source: Any = SimpleNamespace(processors=[], processor=None, shard=None, head=lambda dtype: "its head is unknown")
-    plan = Plan(gathered=True, record=str(tmp_path), record_contents="logits")
-    one = Scorer(source, plan, torch.device("cpu"), 50, 2, keeps=keeps)
-    source.gathered = lambda hidden: hidden
-    request = RequestRows((0, [(1, 4)]), 0, 0, 3, 4, None)
-    one.step(torch.randn(3, 50), [request], lambda parts: torch.tensor([1, 2, 3]))
-    one.buffers.land()
-    one.write_head()
-    assert one.recorder is not None
-    one.recorder.close()
-    assert one.error == ""
-    assert [share.head and share.head.vocab_size for share in journal.shares(tmp_path)] == [50] * parts
 
 
 STATES, TOKENS = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0)), torch.arange(1000) % 40

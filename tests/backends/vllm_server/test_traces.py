@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.common import checked
+from backends.common import storage
 from tests.support.chats import WEATHER, write_lines
 from tests.support.toy import Ran, assert_refused
 from tests.support.vllm_server import Stub, new_weights
@@ -97,7 +97,7 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
     assert out.read_text() == "of another program"
     out.unlink()
     whole, prompts = partial.read_bytes(), asked.read_text()
-    head, first, *rest = map(checked.load, whole.splitlines(keepends=True))
+    head, first, *rest = map(storage.load, whole.splitlines(keepends=True))
     assert len(rest) == 3
     del stub.chats[:]
     asked.write_text("two\nfive\n")
@@ -111,7 +111,7 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
         ([{"x": "compare_q_trace"}], 1),
     ]  # fmt: skip
     for lines, at in damaged:
-        partial.write_bytes(b"".join(map(checked.dump, lines)))
+        partial.write_bytes(b"".join(map(storage.dump, lines)))
         assert_refused(compare_q(*words), f"{partial}: line {at}: is damaged; move it away")
     partial.write_bytes(whole.replace(b'"key"', b"\0", 1))
     assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
@@ -119,7 +119,7 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
     partial.write_bytes(whole.replace(b'"response_ids": [%d' % before, b'"response_ids": [%d' % (before ^ 1), 1))
     assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
     for stamp in ("{", "[]", "{}", "3", "[1, {}, null, [[]]]"):
-        partial.write_bytes(checked.dump({**head, "made": {**head["made"], "stamp": stamp}}) + checked.dump(first))
+        partial.write_bytes(storage.dump({**head, "made": {**head["made"], "stamp": stamp}}) + storage.dump(first))
         assert_refused(compare_q(*words), f"{partial}: has 1 answers that were made otherwise (the model's weights)")
 
     partial.write_bytes(whole)

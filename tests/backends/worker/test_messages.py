@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backends.base import LoadRequest, Task
-from backends.common import checked
+from backends.common import storage
 from backends.common.errors import ModelError
 from backends.worker.messages import (
     CallJob,
@@ -104,6 +104,6 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
 
 def test_windows_hold_no_pickle(tmp_path: Path) -> None:
     file = tmp_path / "windows.npz"
-    checked.write_arrays(file, ids=np.array([{}], object), shape=np.zeros((0, 3), np.int64))
+    storage.write_arrays(file, ids=np.array([{}], object), shape=np.zeros((0, 3), np.int64))
     with pytest.raises(ValueError, match="allow_pickle"):
         read_windows(file)

@@ -102,9 +102,9 @@ def test_logits_that_do_not_fit(shape: tuple[int, ...], message: str) -> None:
 def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window) -> None:
     """Against float64, on the scored positions; in pieces of 5 rows it is the same."""
     before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
-    (tmp_path / "building").mkdir()
-    scores_of(before, window, Task(record=tmp_path / "building"))
-    reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
+    (tmp_path / "store").mkdir()
+    scores_of(before, window, Task(record=tmp_path / "store"))
+    reference.seal(tmp_path / "store", {}, 1)
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
     task = Task(reference=tmp_path / "store", vocab_size=300, divergences=True)
     found = scores_of(after, window, task)
@@ -138,9 +138,9 @@ class Masked(Given):
 def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
     """The head alone would give the masked token its probability back."""
     (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
-    (tmp_path / "building").mkdir()
-    (scores,) = scoring.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "building"))
-    reference.seal(tmp_path / "building", tmp_path / "store", {}, 1)
+    (tmp_path / "store").mkdir()
+    (scores,) = scoring.token_scores(Masked({0: random_logits(40, 300)}), [window], Task(record=tmp_path / "store"))
+    reference.seal(tmp_path / "store", {}, 1)
     store = reference.Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
     assert torch.isneginf(store.window(0)[:, 5]).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Callable
@@ -15,13 +14,13 @@ from rich.console import Console
 from backends.scoring import segments
 from eval.cli import cache_listing, run_flags
 from eval.common.cache import Cache
-from tests.support.scores import random_scores, random_windows
-from tests.support.stores import record
+from tests.support.stores import numbers, record, store_of
 from tests.support.toy import Ran, assert_refused
 
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
 DAY = 86_400
+SEGMENT = f"alone.{'0' * 40}.safetensors"
 STRANGERS = {
     "notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0", "logs/app.20240115.log",
 }  # fmt: skip
@@ -38,14 +37,13 @@ def cache(tmp_path: Path) -> Cache:
     cache.check_writable()
     root = cache.root
     (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
-    (root / "scores" / f"{key('b')}.parquet").write_bytes(b"x" * 1978)
-    (root / "scores" / f"{key('b')}.json").write_text('{"label": "W4A16 g32"}')
+    scores, reference = root / "scores" / key("b"), root / "references" / key("c")
+    segments.write_record(scores, "s", {"label": "W4A16 g32"})
+    (scores / SEGMENT).write_bytes(b"x" * (2000 - (scores / "record.s.json").stat().st_size))
     (root / "logs" / f"W4A16_g32.{key('b')}.log").write_bytes(b"x" * 100)
-    reference = root / "references" / key("c")
-    reference.mkdir()
-    manifest = json.dumps({"identity": {"label": "bf16"}})
-    (reference / "reference.json").write_text(manifest)
-    (reference / "row.000000.safetensors").write_bytes(b"x" * (3000 - len(manifest)))
+    store_of(reference, numbers(20, 4), windows=1, identity={"label": "bf16"})
+    (window,) = reference.glob("row.*")
+    window.write_bytes(b"x" * (3000 - sum(file.stat().st_size for file in reference.iterdir() if file != window)))
     for name in STRANGERS:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("a user's own")
@@ -146,29 +144,23 @@ def test_a_size_without_a_unit_removes_nothing(
     assert before
 
 
-def test_scores_in_a_folder_are_one_entry_with_the_older_files(cache: Cache) -> None:
-    """A user's file in the folder is not counted, and stays."""
-    folder = cache.path("scores", key("d"), "")
-    window = random_windows(1)[0]
-    (segment,) = segments.commit(folder, "alone", [(window, random_scores(window))], "s", 1.0)
-    segments.write_record(folder, "s", {"label": "EXL3 4.0"})
-    cache.path("scores", key("d"), ".json").write_text("{}")
+def test_a_users_file_in_the_folder_of_scores_stays(cache: Cache) -> None:
+    """It is not counted."""
+    folder = cache.path("scores", key("b"), "")
     (folder / "notes.txt").write_text("a user's own")
-    found = next(entry for entry in cache_listing.entries(cache) if entry.key == key("d"))
-    record = (folder / "record.s.json").stat().st_size
-    assert (found.section, found.label, found.size) == ("scores", "EXL3 4.0", segment.stat().st_size + record + 2)
-    assert found in cache_listing.prune(cache, 0)[0]
+    entry = next(entry for entry in cache_listing.entries(cache) if entry.key == key("b"))
+    assert (entry.section, entry.label, entry.size) == ("scores", "W4A16 g32", 2000)
+    assert entry in cache_listing.prune(cache, 0)[0]
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    assert key("d") not in [entry.key for entry in cache_listing.entries(cache)]
+    assert key("b") not in [entry.key for entry in cache_listing.entries(cache)]
 
 
 def test_what_a_killed_run_left_goes_too(cache: Cache) -> None:
-    """A store that was being made, its folder as compare_q 0.2 named it and as it is named now."""
-    for name in (f".{key('e')}.part", f".{key('f')}.0123456789abcdef.part"):
-        record(cache.root / "references" / name, range(2), closed=False)
-    assert {entry.key for entry in cache_listing.entries(cache)} >= {key("e"), key("f")}
+    """A store that was being made."""
+    record(cache.root / "references" / key("e"), range(2), closed=False)
+    assert key("e") in [entry.key for entry in cache_listing.entries(cache)]
     cache_listing.prune(cache, 0)
-    assert not list((cache.root / "references").glob(".*.part"))
+    assert not (cache.root / "references" / key("e")).exists()
 
 
 def test_links_are_not_listed(cache: Cache) -> None:
@@ -194,7 +186,7 @@ def test_the_mark_of_a_run_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_labels_are_no_markup(cache: Cache) -> None:
-    (cache.root / "scores" / f"{key('b')}.json").write_text('{"label": "Q4 [/tmp/x] [h8]"}')
+    segments.write_record(cache.root / "scores" / key("b"), "s", {"label": "Q4 [/tmp/x] [h8]"})
     screen = Console(width=200, record=True, file=io.StringIO())
     screen.print(cache_listing.listing(cache)[0])
     assert "Q4 [/tmp/x] [h8]" in screen.export_text()

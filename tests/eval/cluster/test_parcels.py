@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from backends.common.errors import ModelError
-from backends.reference.store import MANIFEST, Reader, building_of, seal
+from backends.reference.store import MANIFEST, Reader, begin, seal
 from backends.scoring import segments
 from eval.cluster import parcels
 from eval.cluster.parcels import Outbox, StoreCopy, is_seen, keep, pieces
 from eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows
-from tests.support.stores import IDENTITY, record, state_store
+from tests.support.stores import IDENTITY, record, state_store, window_of
 
 WINDOWS = random_windows(4)
 
@@ -44,16 +44,14 @@ def test_scores_come_back_bit_for_bit_and_once(tmp_path: Path) -> None:
 
 def test_a_recording_that_came_in_parts_is_the_store_that_it_would_have_been(tmp_path: Path) -> None:
     there, store = tmp_path / "there", tmp_path / "store"
-    building = building_of(store, IDENTITY)
     outbox = Outbox({"record": there})
-    names = []
-    for first in (0, 2):  # the second share closes the store
+    begin(store, IDENTITY)
+    for first in (0, 2):  # the second share has the head
         record(there, range(first, first + 2), closed=first == 2)
-        names.append(sent(outbox, ("record", building)))
-    assert all(part[-1].startswith("part.") for part in names), "a journal comes after the files that it lists"
-    seal(building, store, IDENTITY, 4)
+        sent(outbox, ("record", store))
+    seal(store, IDENTITY, 4)
     whole = state_store(tmp_path / "whole", windows=4)
-    assert Reader(store).files == whole.files
+    assert Reader(store).manifest.files == whole.manifest.files
     Reader(store).verify()
 
 
@@ -63,7 +61,7 @@ def test_a_recording_that_came_in_parts_is_the_store_that_it_would_have_been(tmp
         ("scores", "../evil.json", "no worker writes"),
         ("scores", "row.000000.safetensors", "no worker writes"),
         ("elsewhere", "record.one.json", "no worker writes"),
-        ("scores", f"alone.0.{'0' * 40}.safetensors", "another checksum"),
+        ("scores", f"alone.{'0' * 40}.safetensors", "another checksum"),
     ],
 )
 def test_what_a_node_may_not_send_is_refused(tmp_path: Path, purpose: str, name: str, reason: str) -> None:
@@ -88,18 +86,17 @@ def test_a_store_is_copied_once_and_then_what_has_grown(tmp_path: Path, monkeypa
     store, cache = state_store(tmp_path / "store"), Cache(tmp_path / "node")
     origin = (store.path / MANIFEST).read_bytes()
     first, second = StoreCopy(cache, origin), StoreCopy(cache, origin)
-    assert first.missing() == list(store.files)
+    assert first.missing() == list(store.manifest.files)
     assert second.missing() is None, "one worker of a node copies at a time"
     first.lock.release()
-    assert copied(first, store.path) == list(store.files)
+    assert copied(first, store.path) == list(store.manifest.files)
     Reader(first.folder).verify()
-    assert Reader(first.folder).files == store.files
+    assert Reader(first.folder).manifest.files == store.manifest.files
     assert copied(StoreCopy(cache, origin), store.path) == []
-    building = building_of(store.path, IDENTITY)
-    record(building, [2])
-    seal(building, store.path, IDENTITY, 3)
+    record(store.path, [2])
+    seal(store.path, IDENTITY, 3)
     grown = StoreCopy(cache, (store.path / MANIFEST).read_bytes())
-    assert copied(grown, store.path) == ["row.000002.safetensors"]
+    assert copied(grown, store.path) == [window_of(store.path, 2).name]
     assert Reader(grown.folder).n_windows == 3
 
 
@@ -119,5 +116,5 @@ def test_a_store_is_seen_where_it_is_the_same_one_and_whole(tmp_path: Path) -> N
     assert is_seen(store.path, origin)
     assert not is_seen(other.path, origin)
     assert not is_seen(tmp_path / "nowhere", origin)
-    (store.path / "row.000001.safetensors").unlink()
+    window_of(store.path, 1).unlink()
     assert not is_seen(store.path, origin)

@@ -14,12 +14,11 @@ import filelock
 import numpy as np
 import pytest
 
-from backends.reference.store import window_file
 from backends.scoring import segments
 from eval.common.cache import Cache, default_root
 from eval.text import tokens
 from tests.support.scores import random_scores, random_windows
-from tests.support.stores import state_store
+from tests.support.stores import state_store, window_of
 from tests.support.toy import refusal
 
 KEY = "0" * 40
@@ -91,13 +90,12 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, error: type[BaseEx
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
-    """Tokens, scores in a folder and in the older two files, a reference even if its manifest is damaged; no log."""
+    """Tokens, scores, a reference even if its manifest is damaged; no log."""
     cache, other = Cache(tmp_path), "1" * 40
     cache.check_writable()
     windows = random_windows(2)
     for key in (KEY, other):
-        for section, suffix in (("scores", ".json"), ("scores", ".parquet"), ("tokens", ".npz")):
-            cache.path(section, key, suffix).write_bytes(b"")
+        cache.path("tokens", key, ".npz").write_bytes(b"")
         cache.log_file("label", key).write_text("log")
         scored = [(window, random_scores(window)) for window in windows]
         segments.commit(cache.path("scores", key, ""), "alone", scored, "s", 1.0)
@@ -108,7 +106,7 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
         cache.clear(section, KEY)
         cache.clear(section, KEY)  # nothing there is fine
     gone = {name for name in before if KEY in name}
-    assert len(gone) == 3 + 2 + 4
+    assert len(gone) == 1 + 2 + 4
     assert set(files(tmp_path)) == set(before) - gone | {f"logs/label.{key}.log" for key in (KEY, other)}
     assert not cache.path("scores", KEY, "").exists()
 
@@ -122,15 +120,16 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
         folder = cache.path(section, KEY, "")
         folder.mkdir()
         (folder / "notes.txt").write_text("mine")
-        (folder / window_file(1)).symlink_to(store / window_file(1))
+        window = window_of(store, 1)
+        (folder / window.name).symlink_to(window)
         cache.path(section, "1" * 40, "").symlink_to(store)
-    cache.path("scores", KEY, ".json").symlink_to(outside / "reference.json")
+    cache.path("tokens", KEY, ".npz").symlink_to(outside / "reference.json")
     before = files(tmp_path)
-    for section in ("scores", "references"):
+    for section in ("scores", "references", "tokens"):
         for key in (KEY, "1" * 40):
             cache.clear(section, key)
     assert files(tmp_path) == before
-    assert cache.path("scores", KEY, ".json").is_symlink()
+    assert cache.path("tokens", KEY, ".npz").is_symlink()
 
 
 @pytest.mark.parametrize("below", ["", "cache", "deep/cache"])
@@ -146,7 +145,7 @@ def test_unwritable_root_names_the_flag(tmp_path: Path, below: str) -> None:
 
 def test_nothing_is_written_before_something_has_to_be(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
-    assert cache.read_json(cache.path("scores", KEY, ".json")) == {}
+    cache.clear("scores", KEY)
     assert not cache.root.exists()
 
 
@@ -230,22 +229,6 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     assert files(tmp_path) == there
     Cache(tmp_path).check_writable()
     assert files(tmp_path) == {}
-
-
-def test_what_older_versions_left_is_removed(tmp_path: Path) -> None:
-    """After a day, and not what a user has named alike."""
-    for section in ("tokens", "scores"):
-        (tmp_path / section).mkdir()
-    left = [f"scores/.{KEY}.parquet.999999999.part", ".trial.999999999", ".probe.999999999"]
-    kept = [f"scores/.{KEY}.parquet.{os.getpid()}.part", ".trial.txt", "scores/.mine.999999999.part"]
-    for name in (*left, *kept):
-        (tmp_path / name).write_text("")
-    Cache(tmp_path).check_writable()
-    assert set(files(tmp_path)) == {*left, *kept}
-    for name in (*left, *kept):
-        os.utime(tmp_path / name, (1.7e9, 1.7e9))
-    Cache(tmp_path).check_writable()
-    assert set(files(tmp_path)) == set(kept)
 
 
 def test_a_run_takes_its_locks_with_it(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends.fake import FakeBackend
-from backends.reference.store import MANIFEST, Reader, window_file
+from backends.reference.store import MANIFEST, Reader
 from tests.support.comparisons import KLD, N_WINDOWS, Compare, Models, cut_divergence, fake, left_behind, store_of
+from tests.support.stores import window_of
 from tests.support.toy import assert_refused
 
 
@@ -136,12 +137,13 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
     measured(models)
     store = store_of(own_cache)
-    good = (store / window_file(1)).read_bytes()
-    (store / window_file(1)).write_bytes(b"damaged")
+    window = window_of(store, 1)
+    good = window.read_bytes()
+    window.write_bytes(b"damaged")
     ran = measured(models, "-cc")
     assert ran.status == 0, ran.err
     assert ran.loaded == ["ref", "uniform"]
-    assert (store / window_file(1)).read_bytes() == good
+    assert window.read_bytes() == good
     assert not any(model["from_cache"] for model in ran.results["models"])
     (store / MANIFEST).write_text("{")
     assert_refused(measured(models), f"{store / MANIFEST}: not a reference store")

@@ -1,0 +1,164 @@
+"""Files that appear whole or not at all and carry their checksum, and what killed processes leave of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.common import storage
+from backends.common.errors import InputError
+from eval.common import files
+
+WRITING = """
+import sys, pathlib
+from backends.common import storage
+with storage.replacing(pathlib.Path(sys.argv[1])) as temporary:
+    temporary.write_bytes(b"half")
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_reader_finds_the_old_or_the_new(tmp_path: Path) -> None:
+    target = tmp_path / ("n" * 250)  # near the 255 bytes that a name may have
+    storage.write_whole(target, b"old")
+
+    def fail() -> None:
+        with storage.replacing(target) as temporary:
+            temporary.write_bytes(b"half")
+            assert target.read_bytes() == b"old"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == [target]
+    storage.write_whole(target, b"new")
+    assert target.read_bytes() == b"new"
+    storage.write_whole(tmp_path / "other", b"")
+    assert (tmp_path / "other").stat().st_mode == target.stat().st_mode
+
+
+@pytest.mark.engine
+def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
+    """The next file that is written there takes it away."""
+    command = [sys.executable, "-c", WRITING, str(tmp_path / "target")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        (left,) = tmp_path.iterdir()
+        storage.sweep(tmp_path)
+        assert left.exists()
+        writer.kill()
+        writer.wait()
+        with files.replacing(tmp_path / "other") as temporary:
+            temporary.write_bytes(b"whole")
+        assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Path) -> None:
+    """No folder and no link; and where the file system has no locks nothing for a day."""
+    gone, held = tmp_path / storage.temporary_name(), tmp_path / storage.temporary_name()
+    gone.write_text("")
+    kept = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}
+    for name in kept:
+        (tmp_path / name).write_text("")
+    folder, link, held_folder = (tmp_path / storage.temporary_name() for _ in range(3))
+    folder.mkdir()
+    held_folder.mkdir()
+    link.symlink_to(tmp_path / "mine.part")
+    descriptors = [storage.hold(held), storage.hold(held_folder)]
+    assert storage.is_abandoned(folder)
+    assert not storage.is_abandoned(held_folder)
+    storage.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, folder.name, link.name, held.name, held_folder.name}
+    for descriptor in descriptors:
+        os.close(descriptor)
+    storage.sweep(tmp_path)
+    assert not held.exists()
+    storage.sweep(tmp_path / "nowhere")
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies there for a day is nobody's any more."""
+
+    def unlockable(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(storage.fcntl, "flock", unlockable)
+    storage.write_whole(tmp_path / "target", b"new")
+    left = tmp_path / storage.temporary_name()
+    left.write_text("")
+    storage.sweep(tmp_path)
+    assert left.exists()
+    os.utime(left, (time.time() - 90_000,) * 2)
+    storage.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("value", [{"a": 1}, {"x": {"y": [None, "é\ud800\n", 1e300]}, "z": {}}, {"n": "}, "}])
+def test_what_is_dumped_is_json_and_comes_back(value: dict[str, Any], indent: int | None) -> None:
+    data = storage.dump(value, indent)
+    assert storage.load(data) == value
+    read = json.loads(data)
+    digest = hashlib.sha256(data[: data.rindex(b', "sha256"')]).hexdigest()
+    assert read == {**value, "sha256": digest}
+
+
+def test_every_single_bit_and_every_length_is_checked() -> None:
+    good = storage.dump({"scale": 1.0, "files": {"a": 1}})
+    for position in range(len(good)):
+        for bit in range(8):
+            bad = bytearray(good)
+            bad[position] ^= 1 << bit
+            with pytest.raises(ValueError, match="checksum"):
+                storage.load(bytes(bad))
+        with pytest.raises(ValueError, match="checksum"):
+            storage.load(good[:position])
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1", b"\xff\xfe", b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000])
+def test_a_right_checksum_of_something_else_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (json's own words)
+        storage.load(body + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode())
+
+
+def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> None:
+    """The names are in the directory of the .npz, which no checksum of its own covers: an array got another name."""
+    file = tmp_path / "arrays.npz"
+    storage.write_arrays(file, ids=np.arange(3), scored=np.array([True, False]), chat="x")
+    good = file.read_bytes()
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << position % 8
+        for damaged in (bytes(bad), good[:position]):
+            file.write_bytes(damaged)
+            with pytest.raises(ValueError, match="checksum"):
+                storage.read_arrays(file)
+    file.write_bytes(good)
+    found = storage.read_arrays(file)
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "ids": [0, 1, 2], "scored": [True, False], "chat": "x",
+    }  # fmt: skip
+    with np.load(file) as plain:  # anybody can read them
+        assert sorted(plain) == sorted(found)
+
+
+def test_arrays_that_are_no_file_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", ".", "nothing"):
+        with pytest.raises(InputError):
+            storage.read_arrays(tmp_path / name)
+    with (tmp_path / "sparse").open("wb") as stream:
+        stream.truncate(1 << 42)
+    with pytest.raises(ValueError, match="no checksum"):
+        storage.read_arrays(tmp_path / "sparse")
