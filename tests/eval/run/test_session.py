@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from backends.worker.engine_process import ENDING
-from eval.run import stopping
+from eval.run import session
 from eval.run.hosts import Running
 from eval.run.session import InterruptedRun, signals_interrupt
 
@@ -63,7 +63,7 @@ def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.Monkey
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # at once
-        monkeypatch.setattr(stopping, "AGAIN_S", -1.0)
+        monkeypatch.setattr(session, "AGAIN_S", -1.0)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
