@@ -36,7 +36,7 @@ from eval.run.session import Session  # noqa: E402
 from eval.specs import reading  # noqa: E402
 from eval.stats.estimates import TextRates  # noqa: E402
 from eval.text.corpus import TABLES  # noqa: E402
-from eval.text.detokenizers import wikitext  # noqa: E402
+from eval.text.tokens import detokenized  # noqa: E402
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 TASK = {
@@ -74,7 +74,7 @@ def same_pages(folder: Path) -> int:
     (log,) = sorted(folder.rglob("samples_*.jsonl"))
     samples = [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n") if line]
     for sample in samples:
-        if sample["target"] != wikitext(sample["doc"]["page"]):
+        if sample["target"] != detokenized(sample["doc"]["page"]):
             sys.exit(f"page {sample['doc_id']}: rewritten otherwise than by lm-eval")
     return len(samples)
 

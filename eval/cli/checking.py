@@ -16,8 +16,7 @@ from eval.run import jobs
 from eval.run.hosts import Hosts
 from eval.run.jobs import Job
 from eval.specs.types import DataSpec, ModelSpec
-from eval.text import corpus, task_files, windows
-from eval.text.windows import EvalData
+from eval.text import windows
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def check(
             missing = downloads(spec, cache)
             if not missing:
                 found[name] = windows.build(spec, n_windows, cache, progress)
-            told = [data_line(spec, found.get(name)), *missing]
+            told = [f"data: {windows.in_words(spec, found.get(name))}", *missing]
             lines += [f"{title}{line.removeprefix('data')}" for line in told]
         except InputError as error:
             problems.append(f"{title}: {error}")
@@ -87,51 +86,18 @@ def examined(job: Job, planned: Sequence[Job]) -> tuple[list[str], bool]:
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """Lines on what of text and tokenizer is still to be downloaded; InputError if one of them is nowhere."""
-    (task_files if spec.is_answers else corpus).identity(spec)  # names a missing file
-    name, found = spec.locate(spec.tokenizer_dir), []
+    windows.text_identity(spec)  # names a missing file
+    name, missing = spec.locate(spec.tokenizer_dir), []
     try:
         hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
     except InputError:
         if not hub.is_hub_id(name):
             raise
         size = hub.would_fetch(name, spec.tokenizer_revision, hub.TOKENIZER_FILES)
-        found.append(f"data: the tokenizer of {name}, {size}")
-    here = (task_files if spec.is_answers else corpus).is_here(spec)
-    if not here and (found or not windows.are_stored(spec, cache)):
-        what = f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else corpus.would_fetch(spec)
-        found.append(f"data: {what}")
-    return found
-
-
-def data_line(spec: DataSpec, data: EvalData | None) -> str:
-    """The text and its windows in one line."""
-    name = corpus.display_name(spec)
-    if spec.is_chat:
-        return chat_line(spec, data)
-    if spec.is_answers:
-        return answers_line(spec, data)
-    cut = f"data: {name}, method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens"
-    if data is None:
-        return f"{cut}; how many is known once text and tokenizer are downloaded"
-    return (
-        f"{cut}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
-    )
-
-
-def chat_line(spec: DataSpec, data: EvalData | None) -> str:
-    """Conversations and their windows in one line."""
-    what = f"data: {corpus.display_name(spec)}, conversations, windows of up to {spec.eval_len} tokens"
-    if data is None or (talks := data.conversations) is None:
-        return f"{what}; how many is known once conversations and tokenizer are downloaded"
-    return f"{what}: {talks.in_words(spec, len(data.windows), data.n_scored)}"
-
-
-def answers_line(spec: DataSpec, data: EvalData | None) -> str:
-    """Questions and their answers in one line."""
-    what = f"data: {corpus.display_name(spec)}, questions, windows of up to {spec.longest} tokens"
-    if data is None or data.answers is None:
-        return f"{what}; how many is known once task and tokenizer are downloaded"
-    return f"{what}: {data.answers.in_words(len(data.windows), data.n_scored)}"
+        missing.append(f"data: the tokenizer of {name}, {size}")
+    if what := windows.would_fetch(spec, cache, tokenizer_is_here=not missing):
+        missing.append(f"data: {what}")
+    return missing
 
 
 def model_lines(job: Job) -> list[str]:

@@ -133,7 +133,7 @@ def inputs_of(
     args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
 ) -> dict[Path, str]:
     """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
-    from eval.text import corpus, task_files
+    from eval.text import windows
 
     found = dict.fromkeys(reading.expand(map(str, args.dataspec)), "the data spec")
     found |= dict.fromkeys(reading.expand(args.modelspec), "a model spec")
@@ -145,8 +145,7 @@ def inputs_of(
     for spec in data_specs:
         found[Path(spec.locate(spec.tokenizer_dir))] = "the tokenizer"
         with suppress(InputError):  # which the run will meet too
-            paths = task_files.paths_of(spec, task_files.task_file(spec)) if spec.is_answers else corpus.paths_of(spec)
-            found |= dict.fromkeys(paths, "the text")
+            found |= dict.fromkeys(windows.paths_of(spec), "the text")
     return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
 
 

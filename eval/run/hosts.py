@@ -30,7 +30,7 @@ from eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in
 from eval.common.progress import Tell
 from eval.run import devices
 from eval.run.devices import Devices, Kind
-from eval.specs import settings
+from eval.specs import reading
 
 LOCK_POLL_S = 0.5
 DESCRIBED_S = 600.0
@@ -281,7 +281,7 @@ def of_this_machine(
     """(where models run on this machine, what to tell the user): the settings file, and what overrides it."""
     machine.code()  # of now: the digest that workers are compared with is to be that of what has been imported
     usable, said = devices.chosen(machine.gpus(), gpus)
-    return Hosts(Devices(usable), {**settings.load().python, **(pythons or {})}, deadline_s, in_process()), said
+    return Hosts(Devices(usable), {**reading.load_settings().python, **(pythons or {})}, deadline_s, in_process()), said
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
-"""Spec files of a command line -> specs: JSON, strictly; wildcards, masks, one label each, one reference."""
+"""Spec files of a command line -> specs: JSON, strictly; wildcards, masks, labels, one reference; the settings file."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from platformdirs import user_config_path
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.common import json_files
 from backends.common.errors import InputError
@@ -16,6 +18,12 @@ from backends.common.options import describe
 from eval.specs.types import DataSpec, ModelSpec, Spec
 
 S = TypeVar("S", bound=Spec)
+NO_REFERENCE = (
+    'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
+    "spec, or give a stored one with --logits_file"
+)
+"""What a run of several models without a reference is told."""
+SETTINGS = "COMPARE_Q_SETTINGS"
 
 
 def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
@@ -45,18 +53,24 @@ def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
     return _parse(ModelSpec, raw, file, where)
 
 
-def load_data_specs(files: Sequence[Path]) -> list[DataSpec]:
-    """The data specs of all files in order; a file holds a list of texts, or one text.  No two have one label."""
-    specs: list[DataSpec] = []
+def load_entries(files: Sequence[Path], parse: Callable[[Any, Path, str], S], what: str) -> list[S]:
+    """The specs of all files in order; a file holds a list of objects, or one; ``what`` names one in errors."""
+    specs: list[S] = []
     for file in files:
         raw = json_files.read_json(file)
-        if not isinstance(raw, list):
-            specs.append(parse_data_spec(raw, file))
-            continue
-        if not raw:
-            raise InputError(f"{printable(file)}: holds no text")
-        for number, entry in enumerate(raw, 1):
-            specs.append(parse_data_spec(entry, file, f"text {number}{label_of(entry)}: "))
+        if raw == []:
+            raise InputError(f"{printable(file)}: holds no {what}")
+        for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
+            label = entry.get("label") if isinstance(entry, dict) else None
+            named = f" ({shortened(str(label), 60)})" if label else ""
+            is_listed = isinstance(raw, list) or what == "model"
+            specs.append(parse(entry, file, f"{what} {number}{named}: " if is_listed else ""))
+    return specs
+
+
+def load_data_specs(files: Sequence[Path]) -> list[DataSpec]:
+    """The data specs of all files in order; a file holds a list of texts, or one text.  No two have one label."""
+    specs = load_entries(files, parse_data_spec, "text")
     check_labels(specs)
     return specs
 
@@ -71,12 +85,6 @@ def check_labels(specs: Sequence[DataSpec]) -> None:
 def load_data_spec(file: Path) -> DataSpec:
     """The data spec in ``file``, which holds one text."""
     return parse_data_spec(json_files.read_json(file), file)
-
-
-def label_of(entry: Any) -> str:
-    """The label of an object in a list of specs, for errors."""
-    label = entry.get("label") if isinstance(entry, dict) else None
-    return f" ({shortened(str(label), 60)})" if label else ""
 
 
 def packed(spec: DataSpec) -> dict[str, Any]:
@@ -102,20 +110,15 @@ def expand(patterns: Iterable[str]) -> list[Path]:
 
 
 def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
-    """The model specs of all files in order, no two with one label; a file holds a list of models, or one model."""
-    specs: list[ModelSpec] = []
-    for file in files:
-        raw = json_files.read_json(file)
-        entries = raw if isinstance(raw, list) else [raw]
-        if not entries:
-            raise InputError(f"{printable(file)}: holds no model")
-        for number, entry in enumerate(entries, 1):
-            specs.append(parse_model_spec(entry, file, f"model {number}{label_of(entry)}: "))
-    return with_own_labels(specs)
+    """The model specs of all files in order; a file holds a list of models, or one model.
+
+    Where several have one label, the second is called ``Label (2)``, the third ``Label (3)``.
+    """
+    return with_own_labels(load_entries(files, parse_model_spec, "model"))
 
 
 def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """The same specs; where several have one label, the second is called ``Label (2)``, the third ``Label (3)``."""
+    """The same specs, no two with one label."""
     names = numbered([spec.name for spec in specs])
     return [spec if name == spec.name else with_keys(spec, label=name) for spec, name in zip(specs, names, strict=True)]
 
@@ -162,20 +165,37 @@ def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str
     marked = [spec for spec in specs if spec.is_reference]
     if len(marked) > 1:
         first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
-        kept = [spec if spec is marked[0] else unmarked(spec) for spec in specs]
+        kept = [spec if spec is marked[0] else with_keys(spec, reference=False, out_logits=None) for spec in specs]
         return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
     if not marked and len(specs) > 1:
         return list(specs), [NO_REFERENCE]
     return list(specs), []
 
 
-def unmarked(spec: ModelSpec) -> ModelSpec:
-    """The spec without its marks of a reference."""
-    return with_keys(spec, reference=False, out_logits=None)
+class Settings(BaseModel):
+    """The user's settings file: which Python runs which engine, for every run on this machine.
+
+    ``{"python": {"vllm_score": "/home/me/vllm/bin/python", "exllamav3": "~/venvs/exl3"}}``: engine or load_fn -> a
+    Python, or the folder of a virtual environment.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    python: dict[str, str] = Field(default_factory=dict)
 
 
-NO_REFERENCE = (
-    'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
-    "spec, or give a stored one with --logits_file"
-)
-"""What a run of several models without a reference is told."""
+def settings_file() -> Path:
+    """``$COMPARE_Q_SETTINGS``, else ``settings.json`` in the user's folder of settings."""
+    chosen = os.environ.get(SETTINGS)
+    return Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
+
+
+def load_settings() -> Settings:
+    """The settings; empty where there is no file.  InputError in one line that names the file and the key."""
+    file = settings_file()
+    if not file.is_file():
+        return Settings()
+    try:
+        return Settings.model_validate(json_files.read_object(file))
+    except ValidationError as error:
+        raise InputError(f"{file}: {describe(error, Settings.model_fields)}") from None

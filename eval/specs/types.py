@@ -17,18 +17,41 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from backends.common.json_files import exists, expanded
 from backends.common.messages import CONTROL
-from eval.specs import methods
 
+Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
+"""How a text can be cut into windows; ``eval/text/cutting.py`` explains the methods and cuts."""
+Windows = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once", "chat", "answers"]
+"""What windows are: cut by a method, or conversations, or the possible answers to questions."""
+Long = Literal["truncate", "split", "skip"]
+"""What becomes of a conversation of more than ``eval_len`` tokens."""
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-LATER = {
+DIGEST_EXEMPT_DEFAULTS = {
     "method": "exllamav3", "noise_floor": False, "group": None, "detokenize": None, "python": None, "gpus": None,
     "replicas": 1, "resources": {}, "score_roles": ["assistant"], "score_turns": "all", "long": "truncate",
     "chat_template_kwargs": {}, "task": None, "include_path": None, "num_fewshot": None,
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
+ONLY_WITH = {
+    "chat": ("score_roles", "score_turns", "long", "chat_template_kwargs"),
+    "lm_eval": ("task", "include_path", "num_fewshot"),
+}
+"""Dataset -> the keys that no other one has."""
+NOT_WITH_CHAT = (
+    "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
+)  # fmt: skip
+WITH_ANSWERS = {
+    "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
+    "dataset_display_name", *ONLY_WITH["lm_eval"],
+}  # fmt: skip
+RESERVED_VARIABLES = {
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
+    "kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+    "self", "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+}  # fmt: skip
+"""What Transformers itself takes by these names, and the date (``eval/text/conversations.py``)."""
 
 
 class Spec(BaseModel):
@@ -37,7 +60,7 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     _folder: Path = PrivateAttr(default_factory=Path)
-    _later: ClassVar[dict[str, Any]] = LATER
+    _digest_exempt: ClassVar[dict[str, Any]] = DIGEST_EXEMPT_DEFAULTS
 
     @model_validator(mode="after")
     def _names_of_one_line(self) -> Self:
@@ -48,8 +71,8 @@ class Spec(BaseModel):
 
     def digest(self) -> str:
         """SHA-256 of the spec as canonical JSON, defaults included: specs that say the same have the same digest."""
-        keys, later = self.model_dump(mode="json").items(), self._later.items()
-        canonical = json.dumps({key: value for key, value in keys if (key, value) not in later}, sort_keys=True)
+        keys, exempt = self.model_dump(mode="json").items(), self._digest_exempt.items()
+        canonical = json.dumps({key: value for key, value in keys if (key, value) not in exempt}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def locate(self, name: str) -> str:
@@ -71,7 +94,7 @@ def texts_in(value: Any) -> list[str]:
 class DataSpec(Spec):
     """Which text, which tokenizer, which windows."""
 
-    _later: ClassVar[dict[str, Any]] = {**LATER, "label": None}
+    _digest_exempt: ClassVar[dict[str, Any]] = {**DIGEST_EXEMPT_DEFAULTS, "label": None}
 
     label: str | None = Field(None, description="name of the text among several. Default: the name of the data")
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
@@ -94,8 +117,8 @@ class DataSpec(Spec):
     )
     max_text_rows: Count | None = Field(None, description="take only the first rows of the data set; 0: all")
     max_dataset_rows: Count | None = Field(None, description="same as max_text_rows")
-    method: methods.Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
-    detokenize: methods.Detokenizer | None = Field(None, description="rewrite each document as lm-eval's task does")
+    method: Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
+    detokenize: Literal["wikitext"] | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: Length = Field(description="tokens in a window")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
@@ -104,8 +127,10 @@ class DataSpec(Spec):
     score_roles: list[str] = Field(
         ["assistant"], min_length=1, description='with dataset "chat": the roles whose tokens are scored'
     )
-    score_turns: methods.Turns = Field("all", description='with dataset "chat": all turns of these roles, or the last')
-    long: methods.Long = Field("truncate", description='with dataset "chat": what is done with more than eval_len')
+    score_turns: Literal["all", "last"] = Field(
+        "all", description='with dataset "chat": all turns of these roles, or the last'
+    )
+    long: Long = Field("truncate", description='with dataset "chat": what is done with more than eval_len')
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description='with dataset "chat": variables for the chat template'
     )
@@ -125,26 +150,50 @@ class DataSpec(Spec):
         if self.label is not None and not self.label.strip():
             raise ValueError("label: must be one line of printable text")
         given = self.model_fields_set
+        wrong = sorted(given - WITH_ANSWERS) if self.is_answers else []
+        wrong = [key for key in NOT_WITH_CHAT if key in given] if self.is_chat else wrong
+        if wrong:
+            raise ValueError(f'{wrong[0]}: cannot go with dataset "{self.dataset}"; leave it out')
         if self.is_chat:
-            methods.check_chat(given, self.chat_template_kwargs, self.path, self.dataset_path)
-            return self
-        if only := [key for key in methods.ONLY_WITH_CHAT if key in given]:
-            raise ValueError(f'{only[0]}: only with dataset "chat"')
-        if self.is_answers:
-            methods.check_answers(given, self.task)
-            return self
-        if only := [key for key in methods.ONLY_WITH_ANSWERS if key in given]:
-            raise ValueError(f'{only[0]}: only with dataset "lm_eval"')
-        methods.check(
-            self.method, self.eval_len, self.eval_stride, warmup=self.warmup_tokens > 0, chat=self.chat_template
-        )
+            self._check_chat()
+        elif self.is_answers and not (self.task or "").strip():
+            raise ValueError('task: missing; dataset "lm_eval" needs the name of a task of lm-eval, or a .yaml file')
+        elif not self.is_answers:
+            self._check_text()
+        return self
+
+    def _check_chat(self) -> None:
+        if (self.path is None) == (self.dataset_path is None):
+            raise ValueError(
+                'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, a data set of the '
+                "hub"
+            )
+        if taken := sorted(RESERVED_VARIABLES & self.chat_template_kwargs.keys()):
+            raise ValueError(f"chat_template_kwargs: {taken[0]} is not yours to set; leave it out")
+
+    def _check_text(self) -> None:
+        for dataset, keys in ONLY_WITH.items():
+            if only := [key for key in keys if key in self.model_fields_set]:
+                raise ValueError(f'{only[0]}: only with dataset "{dataset}"')
+        fixed, where = self.method in ("llamacpp", "lm_eval", "gptq"), f'with method "{self.method}"'
+        if self.method == "exllamav3" and self.eval_stride is None:
+            raise ValueError("eval_stride: missing")
+        if fixed and self.eval_stride not in (None, self.eval_len):
+            raise ValueError(f"eval_stride: {where} windows follow one another; leave it out")
+        if self.method == "once" and self.eval_stride is not None and self.eval_stride >= self.eval_len:
+            raise ValueError(f"eval_stride: must be below eval_len {where}, or tokens between windows are left out")
+        if self.method == "llamacpp" and self.eval_len < 3:
+            raise ValueError(f"eval_len: must be at least 3 {where}, which scores the second half of a window")
+        if self.method != "exllamav3" and self.warmup_tokens:
+            raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
+        if fixed and self.chat_template:
+            raise ValueError(f"chat_template: cannot go {where}; leave it out")
         if self.detokenize and self.method != "lm_eval":
             raise ValueError('detokenize: rewrites documents, which only method "lm_eval" has; leave it out')
         if self.dataset == "text" and self.path is None:
             raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
         if self.dataset != "text" and self.path is not None:
             raise ValueError('path: only with dataset "text" or "chat"')
-        return self
 
     @property
     def is_chat(self) -> bool:
@@ -157,7 +206,7 @@ class DataSpec(Spec):
         return self.dataset == "lm_eval"
 
     @property
-    def windows(self) -> methods.Windows:
+    def windows(self) -> Windows:
         """What the windows are: cut by ``method``, or conversations, or answers."""
         return "chat" if self.is_chat else "answers" if self.is_answers else self.method
 
@@ -169,7 +218,7 @@ class DataSpec(Spec):
     @property
     def stride(self) -> int:
         """Tokens between the starts of two windows: the spec's, or else the method's default."""
-        return self.eval_stride or methods.default_stride(self.method, self.eval_len)
+        return self.eval_stride or (self.eval_len // 2 if self.method == "once" else self.eval_len)
 
 
 class ModelSpec(Spec):

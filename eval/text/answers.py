@@ -1,127 +1,228 @@
-"""Questions with several answers, of a task of lm-eval -> tokens -> windows, and what is said of them.
+"""Questions with several answers, of a task of lm-eval -> tokens; which YAML a spec means, and whether it runs code.
 
 lm-eval itself reads the task, writes the prompts and splits each request into tokens of the context and tokens of the
 answer (``loglikelihood`` of its TemplateLM); only ``tok_encode`` is ours, and follows that of lm-eval 0.4.13's HFLM.
 A request is one answer to one question.  Few-shot examples are drawn with the seeds of lm-eval's ``simple_evaluate``.
+
+A task is a YAML file, in lm-eval's own package or on this machine.  lm-eval runs the Python functions that a YAML names
+by ``!function``.  Its own package was installed to be run; other files may have come from anywhere, so their functions
+run only if the spec says ``trust_remote_code``.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
+import glob
 import logging
+import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import yaml
 
 from backends.common.errors import InputError
+from backends.common.json_files import is_file, is_folder, read_bytes
 from backends.common.messages import one_line, printable, shortened
-from eval.common.progress import Progress
-from eval.specs import reading
+from backends.common.packages import builds, installed_versions, package_folder
 from eval.specs.types import DataSpec
-from eval.text import corpus, cutting, task_files, tokens, vocabulary
-from eval.text.tokens import Requests, Tokens
+from eval.text import vocabulary
+from eval.text.corpus import digests, first_files
+from eval.text.hub_datasets import names_in
+from eval.text.tokens import Requests, Tokens, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 """The defaults of ``simple_evaluate`` in lm-eval 0.4.13."""
+INSTALL = "pip install lm_eval==0.4.13"
+LEAST = (0, 4, 13)
+FILES_VERSION = 2
+"""Version of the questions of local files; a change of how they are read raises it.
+
+2: the data are read anew: ``datasets`` served the rows of other files with the same paths and times.
+"""
+SUFFIXES = (".yaml", ".yml")
+METRICS = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "brier_score", "exact_match", "f1", "likelihood", "mcc")
+"""lm-eval's own metrics of multiple choice; it takes any other name for a program of Hugging Face's ``evaluate``."""
+IGNORED = {"__pycache__", ".ipynb_checkpoints"}
+PICKLES = "pandas"
+"""The format of ``datasets`` that loads pickles, which are code."""
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What is known of the windows of a run whose text is answers, an entry a window.
+class Code(str):
+    """What a YAML names by ``!function``."""
 
-    ``question``: number of its question, from 0; ``right``: whether the answer is right; ``chars``: characters by which
-    ``acc_norm`` divides; ``begins``: text index of the first token of its question.  ``found``: questions of the task;
-    ``cut_off``: windows that lost the beginning of their context.
+
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """lm-eval's YAML; any other tag is an error."""
+
+
+Loader.add_constructor("!function", lambda loader, node: Code(loader.construct_scalar(node)))
+
+
+# The files of a task.
+
+
+def identity(spec: DataSpec) -> dict[str, Any]:
+    """What the questions depend on, as JSON types: the task's name and lm-eval's build, or the content of files.
+
+    A data set of the hub counts by its name, and Python functions by all Python files below the folder of the YAML that
+    names them.  InputError with what installs lm-eval if it is missing or too old.
     """
+    version = installed_versions(("lm_eval",)).get("lm_eval")
+    if version is None:
+        raise InputError(f'dataset: "lm_eval" needs lm-eval, which is not installed: {INSTALL}')
+    if tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) < LEAST:
+        raise InputError(f'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and {version} is installed: {INSTALL}')
+    known: dict[str, Any] = {**builds(("lm_eval",)), "num_fewshot": spec.num_fewshot}
+    file = task_file(spec)
+    if file is None:
+        return {**known, "task": spec.task}
+    return {**known, "version": FILES_VERSION, "task": file.name, "files": digests(paths_of(spec))}
 
-    question: tuple[int, ...]
-    right: tuple[bool, ...]
-    chars: tuple[int, ...]
-    begins: tuple[int, ...]
-    task: str
-    num_fewshot: int
-    found: int
-    cut_off: int
 
-    @property
-    def questions(self) -> int:
-        """The questions that the windows are of."""
-        return self.question[-1] + 1
+def paths_of(spec: DataSpec) -> list[Path]:
+    """What a spec's task is made of, with its YAML: files, also those that may run, and folders of data."""
+    file = task_file(spec)
+    if file is None:
+        return []
+    config, parts = merged(file, trusted=spec.trust_remote_code)
+    has_code = next(codes_in(config), None) is not None
+    folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
+    functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
+    return [*parts, *sorted(functions), *data_folders(config), *data_files(config)]
 
-    def subtitle(self, spec: DataSpec, n_windows: int) -> str:
-        """The line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
-        return (
-            f"{corpus.display_name(spec)}, {self.questions:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers"
+
+def is_here(spec: DataSpec) -> bool:
+    """Whether nothing has to be downloaded for the task, as far as can be told: its data are local files."""
+    file = task_file(spec)
+    return file is not None and bool(data_files(merged(file, trusted=spec.trust_remote_code)[0]))
+
+
+def task_file(spec: DataSpec) -> Path | None:
+    """The YAML that is the task; None for a task that lm-eval's own package has.  InputError if there is none."""
+    name = spec.task or ""
+    path = Path(spec.locate(name))
+    is_path = "/" in name or path.suffix.lower() in SUFFIXES
+    if is_path and path.is_dir() and spec.include_path is None:
+        raise InputError(f"task: {printable(path)}: is a folder; name it in include_path, and its task here")
+    if is_path:
+        if not is_file(path):
+            raise InputError(f"task: {printable(path)}: no such file")
+        return path.resolve()
+    if spec.include_path is None:
+        return None
+    folder = Path(spec.locate(spec.include_path))
+    if not folder.is_dir():
+        raise InputError(f"include_path: {printable(folder)}: no such folder")
+    # As in lm-eval: by their names as text, without its _IGNORE_DIRS, and the first of one name counts.
+    for file in sorted(first_files(folder.rglob("*.yaml"), str(folder)), key=Path.as_posix):
+        if not IGNORED & set(file.parts) and task_name(file) == name:
+            return Path(file).resolve()
+    return None
+
+
+def task_name(file: Path) -> Any:
+    """The name of the task in a YAML; None if it cannot be read, as lm-eval leaves such a file out."""
+    try:
+        return merged(file, trusted=True)[0].get("task")
+    except InputError:
+        return None
+
+
+def merged(file: Path, *, trusted: bool, inside: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Path]]:
+    """(the keys of a YAML and of what it includes, its own last; all these files); InputError for what is malformed.
+
+    ``trusted``: its functions may run; otherwise InputError if it names any, or a data set of pickles.
+    """
+    file = Path(os.path.realpath(file.expanduser()))
+    name = f"task: {printable(file)}"
+    if file in inside:
+        raise InputError(f"{name}: includes itself")
+    try:
+        config = yaml.load(read_bytes(file), Loader=Loader)
+    except (InputError, OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{name}: cannot be read as a task: {one_line(error)}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{name}: a task is an object of keys and values")
+    if not trusted and not is_own(file):
+        check_harmless(config, name)
+    includes = config.pop("include", [])
+    keys: dict[str, Any] = {}
+    files: list[Path] = []
+    for include in includes if isinstance(includes, list) else [includes]:
+        included, parts = merged(file.parent / str(include), trusted=trusted, inside=(*inside, file))
+        keys |= included
+        files += parts
+    return {**keys, **config}, [*files, file]
+
+
+def check_harmless(config: dict[str, Any], name: str) -> None:
+    """InputError if a YAML would run code: functions, metrics that are programs, pickles, foreign prompts."""
+    code = [f"!function {function}" for function in codes_in(config)]
+    code += [f"{key}: {config[key]}" for key in ("class", "use_prompt") if config.get(key) is not None]
+    code += [f"dataset_path: {PICKLES}"] if config.get("dataset_path") == PICKLES else []
+    metrics = config.get("metric_list")
+    for entry in metrics if isinstance(metrics, list) else []:
+        metric = entry.get("metric") if isinstance(entry, dict) else entry
+        if metric not in METRICS or entry.get("hf_evaluate"):
+            code.append(f"metric: {metric}")
+    if code:
+        raise InputError(
+            f'{name}: would run code ({printable(code[0])}); read that, and let it with "trust_remote_code": true'
         )
 
-    def in_words(self, n_windows: int, n_scored: int) -> str:
-        """What ``--check`` says of them."""
-        lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
-        return (
-            f"{self.questions:,} of {self.found:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers, "
-            f"{n_scored:,} scored tokens{lost}"
-        )
 
-    def as_json(self) -> dict[str, Any]:
-        """What results.json says of them beside the spec's keys."""
-        return {
-            "task": self.task,
-            "num_fewshot": self.num_fewshot,
-            "questions": self.questions,
-            "questions_of_the_task": self.found,
-            "key_sha256": hashlib.sha256(json.dumps([self.question, self.right, self.chars]).encode()).hexdigest(),
-            "longer_than_eval_len": self.cut_off,
-        }
+def codes_in(value: Any) -> Iterator[Code]:
+    """Everything that a YAML names by ``!function``."""
+    if isinstance(value, Code):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from codes_in(item)
 
 
-def cuts(
-    text: Tokens, requests: Requests, spec: DataSpec, max_questions: int | None
-) -> tuple[list[cutting.Cut], Answers]:
-    """All windows of the requests, and what is known of those of the first ``max_questions`` (0 and None: all)."""
-    if (longest := int(requests.scored.max())) > spec.eval_len:
-        number = int(requests.question[requests.scored.argmax()]) + 1
-        raise InputError(f"eval_len: an answer to question {number:,} has {longest:,} tokens; set eval_len above that")
-    made = cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len)
-    question, lengths = requests.question, np.diff(text.ends, prepend=0)
-    last = min(max_questions or int(question[-1]) + 1, int(question[-1]) + 1)
-    taken = int(np.searchsorted(question, last))
-    first = np.searchsorted(question, question[:taken])
-    return made, Answers(
-        tuple(question[:taken].tolist()), tuple(requests.right[:taken].tolist()),
-        tuple(requests.chars[:taken].tolist()), tuple((text.ends - lengths)[first].tolist()), requests.task,
-        requests.num_fewshot, int(question[-1]) + 1, int((lengths[:taken] > spec.eval_len + 1).sum()),
-    )  # fmt: skip
+def is_own(file: Path) -> bool:
+    """Whether a file belongs to lm-eval's package."""
+    package = package_folder("lm_eval")
+    return package is not None and file.is_relative_to(package.resolve())
 
 
-def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
-    """Write the requests of the task of a packed ``spec`` as tokens into ``file``; InputError with the reason.
+def data_files(config: dict[str, Any]) -> list[Path]:
+    """The local files of a task's data set; paths are relative to the working directory, as in lm-eval."""
+    options = config.get("dataset_kwargs")
+    options = options if isinstance(options, dict) else {}
+    names = [name for name in map(str, names_in(options.get("data_files"))) if "://" not in name]
+    patterns = [str(Path(str(options.get("data_dir") or ""), name)) for name in names]
+    files = [Path(match) for name in patterns for match in first_files(glob.iglob(name, recursive=True), "")]
+    files += [file for folder in data_folders(config) for file in first_files(folder.rglob("*"), str(folder))]
+    return [file for file in files if is_file(file)]
 
-    ``tokenizer``: its folder.  Imports lm-eval and Transformers, and so is called apart.
-    """
-    found = reading.unpacked(spec)
-    with progress.phase(f"tokenizing {corpus.display_name(found)}", unit="questions"):
-        tokens.save(Path(file), read(found, Path(tokenizer)))
+
+def data_folders(config: dict[str, Any]) -> list[Path]:
+    """The local folders that are a task's data set."""
+    options = config.get("dataset_kwargs")
+    folders = options.get("data_dir") if isinstance(options, dict) else None, config.get("dataset_path")
+    return [Path(folder) for folder in folders if isinstance(folder, str) and is_folder(Path(folder))]
+
+
+# A task -> tokens.
 
 
 def read(spec: DataSpec, folder: Path) -> Tokens:
     """The requests of a task as tokens; InputError in one line if lm-eval, or compare_q, cannot score the task so."""
-    file = task_files.task_file(spec)
+    file = task_file(spec)
     if file is not None:
-        config, _ = task_files.merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
+        config, _ = merged(file, trusted=spec.trust_remote_code)  # before anything of it runs
         if "group" in config or not isinstance(config.get("task"), str):
             raise InputError(f"task: {printable(file)}: is a group, or has no task; name a file with one task")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    trusted = file is None or task_files.is_own(file) or spec.trust_remote_code
-    with said_in_one_line(spec), sandboxed(not trusted), read_anew(task_files.is_here(spec)):
+    with lm_eval_ready(spec, file):
         task = built_task(spec, file)
         check_task(task)
         task.build_all_requests()
@@ -132,26 +233,35 @@ def read(spec: DataSpec, folder: Path) -> Tokens:
         if not context or not answer:
             what = "no tokens" if context else "no tokens before it"
             raise InputError(f"task: question {instance.doc_id + 1:,}, answer {instance.idx + 1}: has {what}")
-    ids = np.concatenate([np.asarray(context + answer, np.int32) for context, answer in pairs])
     _, question = np.unique([instance.doc_id for instance in instances], return_inverse=True)
-    return Tokens(
-        ids, np.zeros(0, np.int32), max(vocabulary.plain_tokens(tokenizer)),
-        vocabulary.digest(vocabulary.plain_tokens(tokenizer, ids.tolist())),
-        ends=np.cumsum([len(context) + len(answer) for context, answer in pairs]),
-        requests=Requests(
-            question.astype(np.int32), np.asarray([len(answer) for _, answer in pairs], np.int32),
-            np.asarray(right, np.bool_), np.asarray(chars, np.int32), str(task.config.task),
-            int(task.config.num_fewshot or 0),
-        ),
+    requests = Requests(
+        question.astype(np.int32), np.asarray([len(answer) for _, answer in pairs], np.int32),
+        np.asarray(right, np.bool_), np.asarray(chars, np.int32), str(task.config.task),
+        int(task.config.num_fewshot or 0),
     )  # fmt: skip
+    ids = [np.asarray(context + answer, np.int32) for context, answer in pairs]
+    return tokens_of(tokenizer, ids, with_special=True, requests=requests)
 
 
 @contextmanager
-def said_in_one_line(spec: DataSpec) -> Iterator[None]:
-    """InputError with lm-eval's reason in place of whatever it, ``datasets`` or a task's functions raise."""
+def lm_eval_ready(spec: DataSpec, file: Path | None) -> Iterator[None]:
+    """lm-eval as it may run here; InputError with its reason in place of whatever it or a task's functions raise.
+
+    Templates of files that are not trusted are rendered without access to Python's inner attributes, from which a
+    template could run any code.  Local data are read with an empty cache of ``datasets``, which knows files by their
+    paths and times alone, and would serve the rows of others with the same.
+    """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
-        yield
+        with ExitStack() as stack:
+            if file is not None and not is_own(file) and not spec.trust_remote_code:
+                stack.enter_context(sandboxed())
+            if is_here(spec):
+                from datasets import config
+
+                cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_q."))
+                stack.enter_context(patch.object(config, "HF_DATASETS_CACHE", cache))
+            yield
     except InputError:
         raise
     except Exception as error:
@@ -159,42 +269,14 @@ def said_in_one_line(spec: DataSpec) -> Iterator[None]:
         raise InputError(f"task: {spec.task}: lm-eval cannot build it: {name}: {one_line(error)}") from None
 
 
-@contextmanager
-def sandboxed(wanted: bool) -> Iterator[None]:
-    """If ``wanted``, lm-eval renders templates without access to Python's inner attributes, from which a template could
-    run any code."""
+def sandboxed() -> Any:
+    """While it holds, lm-eval renders templates in Jinja's sandbox."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
-    usual = utils.env
-    if wanted:
-        utils.env = SandboxedEnvironment(
-            loader=usual.loader, undefined=usual.undefined, keep_trailing_newline=usual.keep_trailing_newline
-        )
-        utils.env.filters = usual.filters
-    try:
-        yield
-    finally:
-        utils.env = usual
-
-
-@contextmanager
-def read_anew(wanted: bool) -> Iterator[None]:
-    """If ``wanted``, ``datasets`` starts with an empty cache.
-
-    It knows local files by their paths and times alone, and would serve the rows of others with the same.
-    """
-    if not wanted:
-        yield
-        return
-    from datasets import config
-
-    usual = config.HF_DATASETS_CACHE
-    with tempfile.TemporaryDirectory(prefix="compare_q.") as config.HF_DATASETS_CACHE:
-        try:
-            yield
-        finally:
-            config.HF_DATASETS_CACHE = usual
+    sandbox = SandboxedEnvironment(loader=utils.env.loader, undefined=utils.env.undefined)
+    sandbox.keep_trailing_newline, sandbox.filters = utils.env.keep_trailing_newline, utils.env.filters
+    return patch.object(utils, "env", sandbox)
 
 
 def built_task(spec: DataSpec, file: Path | None) -> Any:
@@ -220,12 +302,13 @@ def built_task(spec: DataSpec, file: Path | None) -> Any:
 
 def check_name(name: str, manager: Any) -> None:
     """InputError unless a name is one task of lm-eval's package."""
-    if name in manager.all_subtasks:
+    known = manager.all_subtasks
+    if name in known:
         return
     if name in manager.all_groups or name in manager.all_tags:
-        some = [each for each in manager.all_subtasks if each.startswith(name) or name in manager.task_index[each].tags]
+        some = [task for task in known if task.startswith(name) or name in manager.task_index[task].tags]
         raise InputError(f"task: {name}: is a group of tasks; name one of them: {shortened(', '.join(some), 100)}")
-    near = difflib.get_close_matches(name, manager.all_subtasks, 3)
+    near = difflib.get_close_matches(name, known, 3)
     raise InputError(f"task: {name}: lm-eval has no such task{'; it has ' + ', '.join(near) if near else ''}")
 
 
@@ -283,8 +366,7 @@ def encoded(instances: Sequence[Any], tokenizer: Any) -> list[tuple[list[int], l
         raise InputError("task: has images or sound")
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise InputError("tokenizer_dir: has neither BOS nor EOS, one of which lm-eval puts before an empty context")
-    found: list[tuple[list[int], list[int]]] = Recorder().loglikelihood(instances, disable_tqdm=True)
-    return found
+    return Recorder().loglikelihood(instances, disable_tqdm=True)  # type: ignore[no-any-return]
 
 
 def graded(task: Any, instances: Sequence[Any]) -> tuple[list[bool], list[int]]:
@@ -297,18 +379,18 @@ def graded(task: Any, instances: Sequence[Any]) -> tuple[list[bool], list[int]]:
     by_question: dict[int, list[Any]] = {}
     for instance in instances:
         by_question.setdefault(instance.doc_id, []).append(instance)
-    for number, (doc_id, several) in enumerate(by_question.items()):
-        document = several[0].doc
+    for number, (doc_id, requests) in enumerate(by_question.items()):
+        document = requests[0].doc
         choices = task.doc_to_choice(document)
-        if len(choices) != len(several) or [each.idx for each in several] != list(range(len(choices))):
-            raise InputError(f"task: question {doc_id + 1:,}: {len(several)} requests for {len(choices)} answers")
+        if [request.idx for request in requests] != list(range(len(choices))):
+            raise InputError(f"task: question {doc_id + 1:,}: {len(requests)} requests for {len(choices)} answers")
         if instances[len(right)].doc_id != doc_id:
             raise InputError(f"task: question {number + 1:,}: its requests do not follow one another")
         if not all(choices):
             raise InputError(f"task: question {doc_id + 1:,}, answer {choices.index('') + 1}: has no characters")
         for chosen in range(len(choices)):
-            results = [(0.0 if each == chosen else -1.0, False) for each in range(len(choices))]
-            found = task.process_results(document, results)
-            right.append(found.get("acc", found.get("acc_norm")) == 1.0)
+            results = [(0.0 if at == chosen else -1.0, False) for at in range(len(choices))]
+            measured = task.process_results(document, results)
+            right.append(measured.get("acc", measured.get("acc_norm")) == 1.0)
         chars += [len(choice) for choice in choices]
     return right, chars

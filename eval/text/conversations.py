@@ -1,33 +1,65 @@
-"""Rows of a data set -> conversations: lists of messages as chat templates take them, checked strictly.
+"""Conversations -> tokens: messages by the model's chat template, or the ids of a trace; and which tokens are scored.
 
 A row holds ``messages`` (or ``conversations``, or what ``text_column`` names), a list of objects with ``role`` and
-``content``, and perhaps ``tools``.  Three things are changed, each as the servers of models do or as a table demands:
+``content``, and perhaps ``tools``.  They go to the template as they are, but for three things: a key of a message whose
+value is null counts as absent (in parquet and data sets of the hub, whose rows all have the same keys, at every depth);
+``arguments`` of a tool call that are JSON in a string become the object (vLLM does so too); ShareGPT's ``from`` and
+``value`` become ``role`` and ``content``.
 
-- a key of a message whose value is null counts as absent; in parquet and in data sets of the hub, whose rows all have
-  the same keys, this holds at every depth;
-- ``arguments`` of a tool call that are JSON in a string become the object, which templates expect (vLLM does so too);
-- ShareGPT's ``from`` and ``value`` become ``role`` and ``content``: human or user, gpt or assistant, system, tool.
+A conversation is rendered by the tokenizer's template and tokenized once, as a whole, without further special tokens.
+Scored are the tokens of the turns whose role is in ``score_roles``.  Two ways tell where these turns stand in the text:
 
-What this file does not know: templates, tokens.
+- **generation mask**: if only the assistant is asked for, all its turns count, and the template marks what the model
+  generates (``{% generation %}``), these marks are taken, if each turn's last word stands in a part of its own;
+- **rendered prefixes**: a turn begins where the messages before it end when they are rendered alone (for the assistant
+  with the generation prompt, so that its header is not scored) and ends where the messages up to it end.  Both must be
+  beginnings of the whole rendering, or it is an error.  Of other roles, no header can be told, and what is scored
+  begins with the content.  White space that follows the turn's last special token, the newline behind ``<|im_end|>``,
+  is not generated and not scored.
+
+A token is scored if one of its characters lies in a scored part, as in Transformers' ``return_assistant_tokens_mask``;
+those that reach over an edge are counted.  A template that prints today's date is told a fixed one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from backends.common import json_files
 from backends.common.errors import InputError
-from backends.common.messages import printable, shortened
+from backends.common.messages import one_line, printable, shortened
 from eval.common.progress import Progress
 from eval.specs.types import DataSpec
-from eval.text import corpus
+from eval.text import corpus, tokens, vocabulary
 from eval.text.hub_datasets import check_column, row_limit
+from eval.text.tokens import TODAY, Chat, Tokens, tokens_of
 
 COLUMNS = ("messages", "conversations")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip
+JSON_TYPES = {"NoneType": "missing or null", "str": "text", "dict": "an object", "list": "a list",
+              "bool": "true or false"}  # fmt: skip
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
+"""Transformers places marks in one of these by what stands before all of it, and so too early."""
+LARGEST_TRACE = 2_000_000_000
+"""Bytes; a token takes about seven."""
+PADDING = 256
+"""A tokenizer with padding up to a multiple of it is still the same."""
+NOT_WITH_TRACES = ("score_roles", "score_turns", "chat_template_kwargs", "text_column")
+Parts = list[tuple[int, int]]
+"""Ranges [begin, end) of a text's characters."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +71,23 @@ class Conversation:
     where: str
 
 
+# Rows -> conversations, checked strictly.
+
+
 def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
     """The conversations of a data spec; InputError that names row and key of the first that is malformed."""
     is_table = spec.path is None or corpus.text_file(spec).suffix.lower() == ".parquet"
-    found: list[Conversation] = []
+    talks: list[Conversation] = []
     with progress.phase(f"reading {corpus.display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
         for where, row in corpus.records(spec, lambda names, place: columns(spec, names, place)):
-            (column, messages), *rest = row.items()
-            found.append(
-                Conversation(
-                    tuple(message_of(*each, is_table) for each in objects(messages, f"{where}: {column}")),
-                    tuple(
-                        clean(each, is_table) for _, each in objects(dict(rest).get("tools") or [], f"{where}: tools")
-                    ),
-                    where,
-                )
-            )
+            column = next(iter(row))
+            talks.append(conversation_of(row[column], row.get("tools"), where, f"{where}: {column}", is_table))
             phase.advance()
-            if len(found) == row_limit(spec):
+            if len(talks) == row_limit(spec):
                 break
-    if not found:
+    if not talks:
         raise InputError(f"dataset {spec.dataset!r}: no conversations in it")
-    return found
+    return talks
 
 
 def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
@@ -74,37 +101,62 @@ def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
     return [column, *(["tools"] if "tools" in known else [])]
 
 
-def objects(value: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(how errors call it, object) of a list, which may also be JSON in a string; InputError for anything else."""
+def conversation_of(messages: Any, tools: Any, where: str, place: str, is_table: bool = False) -> Conversation:
+    """A conversation from JSON types; ``place`` is how errors call the messages."""
+    return Conversation(
+        tuple(message_of(*message) for message in objects(messages, place, is_table)),
+        tuple(tool for _, tool in objects(tools or [], f"{where}: tools", is_table)), where,
+    )  # fmt: skip
+
+
+def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(how errors call it, object) of a list, which may also be JSON in a string; InputError for anything else.
+
+    ``is_table``: keys whose value is null are left out at every depth.
+    """
     if isinstance(value, str):
         value = json_files.parsed(value.encode(errors="surrogatepass"), where, strict=False)
     if not isinstance(value, list):
-        raise InputError(f"{where}: must be a list of objects, is {kind(value)}")
-    json_files_checked(value, where)
-    for number, each in enumerate(value):
-        if not isinstance(each, dict):
-            raise InputError(f"{where}[{number}]: must be an object, is {kind(each)}")
-        yield f"{where}[{number}]", each
-
-
-def json_files_checked(value: Any, where: str) -> None:
-    """InputError for what is no Unicode text, or nested too deep for a template."""
+        raise InputError(f"{where}: must be a list of objects, is {json_type(value)}")
     try:
         json_files.check_values(value, strict=False)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+    for number, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise InputError(f"{where}[{number}]: must be an object, is {json_type(item)}")
+        yield f"{where}[{number}]", without_nulls(item) if is_table else item
 
 
-def message_of(where: str, raw: Mapping[str, Any], is_table: bool) -> dict[str, Any]:
+def without_nulls(value: Any) -> Any:
+    """JSON types without the keys of objects whose value is null, which other rows of a table have."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def json_type(value: Any) -> str:
+    """A JSON value's type in words."""
+    return JSON_TYPES.get(type(value).__name__, "a number")
+
+
+def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """One message with ``role``, and with ``content`` or ``tool_calls``."""
-    message = {key: value for key, value in clean(raw, is_table).items() if value is not None}
+    message = {key: value for key, value in raw.items() if value is not None}
     if "role" not in message and "from" in message:
         message = from_sharegpt(where, message)
     if not isinstance(role := message.get("role"), str) or not role:
-        raise InputError(f"{where}.role: must be a name such as user or assistant, is {kind(message.get('role'))}")
-    check_content(f"{where}.content", message)
+        raise InputError(f"{where}.role: must be a name such as user or assistant, is {json_type(message.get('role'))}")
+    content = message.get("content")
+    if isinstance(content, list):
+        for at, part in objects(content, f"{where}.content"):
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                what = shortened(repr(part.get("type")), 40)
+                raise InputError(f"{at}: a part of type {what}: only text is scored; leave such conversations out")
+    elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
+        raise InputError(f"{where}.content: must be text, is {json_type(content)}")
     if calls := message.pop("tool_calls", None):
-        message["tool_calls"] = [tool_call(*each) for each in objects(calls, f"{where}.tool_calls")]
+        message["tool_calls"] = [tool_call(*call) for call in objects(calls, f"{where}.tool_calls")]
     return message
 
 
@@ -115,53 +167,298 @@ def from_sharegpt(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         known = ", ".join(SHAREGPT)
         raise InputError(f"{where}.from: {shortened(repr(speaker), 40)} is no known speaker; there are: {known}")
     if not isinstance(message.get("value"), str):
-        raise InputError(f"{where}.value: must be text, is {kind(message.get('value'))}")
+        raise InputError(f"{where}.value: must be text, is {json_type(message.get('value'))}")
     if "content" in message:
         raise InputError(f"{where}.content: stands beside value; one of the two is the text, remove the other")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
     return {"role": SHAREGPT[speaker], "content": message["value"], **rest}
 
 
-def check_content(where: str, message: Mapping[str, Any]) -> None:
-    """InputError unless the content is text, or a list of parts that are text, or absent beside tool calls."""
-    content = message.get("content")
-    if isinstance(content, list):
-        for at, part in objects(content, where):
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                what = shortened(repr(part.get("type")), 40)
-                raise InputError(f"{at}: a part of type {what}: only text is scored; leave such conversations out")
-    elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
-        raise InputError(f"{where}: must be text, is {kind(content)}")
-
-
 def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """One tool call, its arguments an object; InputError if it has no name, or arguments that are no JSON object."""
-    inside = raw.get("function", raw)
-    if not isinstance(inside, dict) or not isinstance(inside.get("name"), str):
+    function = raw.get("function", raw)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputError(f"{where}: must have a function with a name")
-    arguments = inside.get("arguments", {})
+    arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = json_files.parsed((arguments or "{}").encode(errors="surrogatepass"), f"{where}.arguments")
     if not isinstance(arguments, dict):
         raise InputError(f"{where}.arguments: must be an object, or a JSON object in a string")
-    inside = {**inside, "arguments": arguments}
-    return {**raw, "function": inside} if "function" in raw else inside
+    function = {**function, "arguments": arguments}
+    return {**raw, "function": function} if "function" in raw else function
 
 
-def clean(value: Any, is_table: bool) -> Any:
-    """JSON types; of a table's row without the keys whose value is null, which other rows have."""
-    if is_table and isinstance(value, dict):
-        return {key: clean(each, is_table) for key, each in value.items() if each is not None}
-    return [clean(each, is_table) for each in value] if is_table and isinstance(value, list) else value
+# Conversations -> tokens.
 
 
-def kind(value: Any) -> str:
-    """A JSON value's type in words."""
-    names = {
-        "NoneType": "missing or null",
-        "str": "text",
-        "dict": "an object",
-        "list": "a list",
-        "bool": "true or false",
-    }
-    return names.get(type(value).__name__, "a number")
+def tokenize(talks: Sequence[Conversation], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
+    """The tokens of all conversations, one document each; one without a turn to score has no tokens."""
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    if not tokenizer.is_fast:
+        raise InputError("tokenizer_dir: conversations need a tokenizer that says where its tokens stand in the text")
+    template = Template(tokenizer, spec.chat_template_kwargs)
+    ids, sizes, scored, n_bytes, n_words, across, ways = [], [], [], 0, 0, 0, set()
+    with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
+        for talk in talks:
+            text, parts, way = scored_parts(template, talk, spec)
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            mask, crossing = tokens_in(parts, encoded["offset_mapping"])
+            ids.append(np.asarray(encoded["input_ids"], np.int32))
+            sizes.append(tokens.byte_sizes(text, encoded["offset_mapping"]))
+            scored.append(mask)
+            across += crossing
+            n_bytes, n_words = n_bytes + len(text.encode()), n_words + (tokens.n_words(text) if text else 0)
+            ways |= {way} if text else set()
+            phase.advance()
+    chat = Chat(np.concatenate(scored), " and ".join(sorted(ways)), across, template.digest)
+    return tokens_of(
+        tokenizer, ids, with_special=True, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat
+    )
+
+
+@dataclass(frozen=True)
+class Template:
+    """A tokenizer's chat template, with the variables of the spec."""
+
+    tokenizer: Any
+    variables: Mapping[str, Any]
+
+    def source(self, tools: Sequence[dict[str, Any]]) -> str:
+        """The template itself, which may be another one where there are tools."""
+        try:
+            return str(self.tokenizer.get_chat_template(tools=list(tools) or None))
+        except Exception as error:  # none, or several and no default
+            raise InputError(f"tokenizer_dir: no chat template: {one_line(error)}") from None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the templates without and with tools."""
+        return hashlib.sha256("\0".join((self.source([]), self.source([{}]))).encode()).hexdigest()
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the template is told beside the messages."""
+        return {"strftime_now": TODAY.strftime, **self.variables}
+
+    def rendered(self, messages: Sequence[dict[str, Any]], talk: Conversation, *, prompt: bool = False) -> str:
+        """Some messages of a conversation as text; ``prompt``: with the header of an answer; InputError if refused."""
+        with refusals(talk):
+            return str(self.tokenizer.apply_chat_template(
+                list(messages), tools=list(talk.tools) or None, tokenize=False, add_generation_prompt=prompt,
+                **self.names,
+            ))  # fmt: skip
+
+    def marked(self, talk: Conversation) -> tuple[str, Parts]:
+        """The whole conversation as text, and the parts that the template marks as generated."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        with refusals(talk):
+            (text,), (parts,) = render_jinja_template(
+                [list(talk.messages)], tools=list(talk.tools) or None, chat_template=self.source(talk.tools),
+                return_assistant_tokens_mask=True, **{**self.tokenizer.special_tokens_map, **self.names},
+            )  # fmt: skip
+        return text, [(begin, end) for begin, end in parts]
+
+    @cached_property
+    def turn_end(self) -> re.Pattern[str]:
+        """The end of a turn: its last special token, and the white space behind it."""
+        special = (token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return re.compile(f"(?:{'|'.join(map(re.escape, sorted(special, key=len, reverse=True))) or '(?!)'})(\\s*)\\Z")
+
+
+@contextmanager
+def refusals(talk: Conversation) -> Iterator[None]:
+    """InputError with a template's own reason for whatever a rendering raises."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # jinja2's, the template's raise_exception, and whatever its expressions raise
+        why = f"the chat template refuses these messages: {shortened(one_line(error), 200)}"
+        raise InputError(f"{talk.where}: {why}; leave them out, or change them") from None
+
+
+def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tuple[str, Parts, str]:
+    """(the rendered conversation, its scored parts, how these were told); empty if no turn has a role to score."""
+    wanted = [number for number, message in enumerate(talk.messages) if message["role"] in spec.score_roles]
+    if not wanted:
+        return "", [], ""
+    last = spec.score_turns == "last"
+    if set(spec.score_roles) == {"assistant"} and not last and has_marks(template.source(talk.tools)):
+        text, marked = template.marked(talk)
+        check_written(talk, len(talk.messages), text)
+        check_marks(talk, wanted, text, marked)
+        return text, marked, "generation mask"
+    n_messages = wanted[-1] + 1 if last else len(talk.messages)
+    whole = template.rendered(talk.messages[:n_messages], talk)
+    check_written(talk, n_messages, whole)
+    parts = [turn_in(whole, template, talk, number) for number in (wanted[-1:] if last else wanted)]
+    return whole, parts, "rendered prefixes"
+
+
+def has_marks(source: str) -> bool:
+    """Whether a template marks what is generated, where Transformers can use the marks."""
+    in_macro = any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
+    return GENERATION.search(source) is not None and not in_macro
+
+
+def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
+    """Where a message stands in the rendered conversation, from the renderings of what ends before and with it.
+
+    InputError if the template writes them otherwise when more messages follow.
+    """
+    message, before = talk.messages[number], talk.messages[:number]
+    by_assistant = message["role"] == "assistant"
+    name = f"{talk.where}: message {number + 1} ({message['role']})"
+    if not before and by_assistant:
+        raise InputError(f"{name}: an assistant who speaks first answers nothing; put a message before it or remove it")
+    head = template.rendered(before, talk, prompt=by_assistant) if before else ""
+    body = template.rendered(talk.messages[: number + 1], talk)
+    if not (whole.startswith(body) and body.startswith(head)):
+        raise InputError(
+            f"{name}: the chat template writes this turn otherwise when more messages follow or when it is still to be "
+            'written (reasoning?), so that its tokens cannot be told: use "score_turns": "last", or '
+            'chat_template_kwargs such as {"enable_thinking": false}'
+        )
+    if not is_written(message, body[len(head) :]):
+        raise left_out(talk, number)
+    stop = template.turn_end.search(body, len(head))
+    end = len(body) if stop is None else stop.start(1)
+    begin = len(head) if by_assistant else content_begin(message, body, len(head))
+    if begin < 0:
+        raise InputError(f"{name}: the chat template changes its content, so that its tokens cannot be told")
+    return min(begin, end), end
+
+
+def texts_in(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content that are not blank, without white space around them."""
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return [text.strip() for text in texts if text.strip()]
+
+
+def in_json(text: str) -> str:
+    """A text as ``tojson`` writes it, without the quotes; some templates write what tools say so."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def is_written(message: Mapping[str, Any], rendering: str) -> bool:
+    """Whether the last word of each text of a message stands in a rendering: reasoning before it may be left out."""
+    words = [text.split()[-1] for text in texts_in(message)]
+    return all(word in rendering or in_json(word) in rendering for word in words)
+
+
+def content_begin(message: Mapping[str, Any], body: str, least: int) -> int:
+    """Where the content of the last message in ``body`` begins, not before ``least``; -1 if it is not written."""
+    at = len(body)
+    for text in reversed(texts_in(message)):
+        at = max(body.rfind(form, least, at) for form in (text, in_json(text)))
+        if at < 0:
+            break
+    return at
+
+
+def left_out(talk: Conversation, number: int) -> InputError:
+    """What is said of a content that a template leaves out."""
+    return InputError(
+        f"{talk.where}: message {number + 1}: the chat template leaves its content out; perhaps it wants a list of "
+        'parts, [{"type": "text", "text": ...}]'
+    )
+
+
+def check_written(talk: Conversation, n_messages: int, text: str) -> None:
+    """InputError unless the last words of the first messages stand in ``text``, and no list as Python prints it.
+
+    Some templates leave contents out in silence; those that know only text print a list of parts.
+    """
+    for number, message in enumerate(talk.messages[:n_messages]):
+        if not is_written(message, text):
+            raise left_out(talk, number)
+        if isinstance(message.get("content"), list) and message["content"] and str(message["content"]) in text:
+            raise InputError(
+                f"{talk.where}: message {number + 1}: the chat template takes no list of parts as content and prints "
+                "its brackets; write the content as text"
+            )
+
+
+def check_marks(talk: Conversation, wanted: Sequence[int], text: str, marked: Parts) -> None:
+    """InputError unless each wanted message has a marked part of its own, in order, with its last words."""
+    at = -1
+    for n_after, number in zip(reversed(range(len(wanted))), wanted, strict=True):
+        left = range(at + 1, len(marked) - n_after)
+        at = next((part for part in left if is_written(talk.messages[number], text[slice(*marked[part])])), -1)
+        if at < 0:
+            raise InputError(
+                f"{talk.where}: message {number + 1}: the chat template does not mark it as generated, but marks other "
+                'messages or other characters; use "score_turns": "last", which does without marks'
+            )
+
+
+def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray[np.bool_], int]:
+    """(bool [n]: the tokens with a character in one of the parts, how many of them reach over the edge of one).
+
+    ``offsets``: the tokens' characters.  A token without any (white space that a tokenizer does not count as its own)
+    stands for what lies between its neighbours.
+    """
+    begin, end = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    reached = np.concatenate(([0], np.maximum.accumulate(end)[:-1])) if len(end) else end
+    begin = np.where(end > begin, begin, np.minimum(reached, end))
+    scored, across = np.zeros(len(end), bool), 0
+    for first, last in parts:
+        inside = (begin < last) & (end > first)
+        across += int((inside & ((begin < first) | (end > last))).sum())
+        scored |= inside
+    return scored, across
+
+
+# A trace of ExLlamaV3's qbench -> tokens: answers that a model has sampled, behind what it saw.
+
+
+def read_trace(spec: DataSpec, folder: Path) -> Tokens:
+    """The tokens of a trace; InputError that names row and key of what is malformed.
+
+    The file is a JSON object.  Each of its ``rows`` has ``input_ids``, the rendered conversation up to the answer, and
+    ``response_ids``, the answer, of which every token is scored.  ``vocab_size`` is one more than the tokenizer's
+    largest id.  (Read in the source of ExLlamaV3, commit 4f8ad01: where qbench samples prompts and reads its data.)
+    """
+    for key in NOT_WITH_TRACES:
+        if key in spec.model_fields_set:
+            raise InputError(f"{key}: a trace (.json) says itself which tokens are scored; leave it out")
+    file = corpus.text_file(spec)
+    name = f"path: {printable(file)}"
+    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
+    rows = trace.get("rows") if isinstance(trace, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise InputError(f"{name}: rows: must be a list of rows; .json is read as a trace of qbench_prompts.py")
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
+    size = 1 + max(tokenizer.get_vocab().values())
+    told_by = told_by_trace(trace.get("vocab_size"), size, name)
+    parts = [
+        [token_ids(row, key, size, f"{name}: rows[{number}]") for key in ("input_ids", "response_ids")]
+        for number, row in enumerate(rows[: row_limit(spec) or None])
+    ]
+    scored = [np.arange(len(asked) + len(answer)) >= len(asked) for asked, answer in parts]
+    ids = [np.concatenate(row) for row in parts]
+    return tokens_of(tokenizer, ids, with_special=True, chat=Chat(np.concatenate(scored), told_by, 0, ""))
+
+
+def told_by_trace(given: Any, size: int, name: str) -> str:
+    """What tells which tokens are scored; InputError unless a trace's ``vocab_size`` fits a tokenizer of ``size`` ids.
+
+    A smaller one is said: a model's tokenizer may have got more tokens since, and the ids are checked.
+    """
+    if given is None:
+        return "the trace"
+    if type(given) is not int or not 0 < given <= -(-size // PADDING) * PADDING:
+        what = f"{given:,}" if type(given) is int else "no number"
+        wrong = f"is {what}, and the tokenizer has {size:,} ids"
+        raise InputError(f"{name}: vocab_size: {wrong}; give the tokenizer that made the trace")
+    return "the trace" if given >= size else f"the trace, of a tokenizer of {given:,} ids where this one has {size:,}"
+
+
+def token_ids(row: Any, key: str, size: int, where: str) -> NDArray[np.int32]:
+    """The tokens int32 [n] under a key of a row; InputError unless they are ids below ``size``."""
+    ids = row.get(key) if isinstance(row, dict) else None
+    if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < size for number in ids):
+        raise InputError(f"{where}.{key}: must be a list of token ids below {size:,}, the size of the tokenizer")
+    return np.asarray(ids, np.int32)

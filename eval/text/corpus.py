@@ -13,13 +13,12 @@ import hashlib
 import io
 import itertools
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from backends.common.errors import InputError
-from backends.common.json_files import LARGEST, SURROGATE, exists, is_file, open_regular, parsed, reason
+from backends.common.json_files import LARGEST, SURROGATE, exists, is_file, is_folder, open_regular, parsed, reason
 from backends.common.messages import bytes_in_words, one_line, printable
 from eval.common.progress import Progress
 from eval.specs import reading
@@ -41,18 +40,10 @@ TABLES = (".jsonl", ".parquet")
 TRACE = ".json"
 LARGEST_TEXT, LARGEST_TABLE = 8_000_000_000, 100_000_000_000
 """Bytes of a plain text file, which is held in memory as a whole, and of a table; wikitext-103 has 0.5 GB."""
+BATCH_ROWS = 64
+"""Rows of a parquet file that are read at a time."""
 LARGEST_RATIO = 100
-"""Bytes that a packed file may hold for each of its own; text takes a third to a tenth."""
-PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-}
-"""How packed files begin -> what the library calls them; what is not installed here, it cannot read either."""
-BATCH_ROWS, BATCH_BYTES = 1024, 1 << 26
-"""Rows of a parquet file that are read at a time, and bytes that they may take."""
+"""Bytes that a parquet file may hold for each of its own; text takes a third to a tenth."""
 DAMAGED = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError)
 """What pyarrow raises for a file that is none of its own."""
 MOST_FILES = 10_000
@@ -82,11 +73,8 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     if spec.path is not None:
         file = text_file(spec)
         return {
-            "files": [file_digest(file)],
-            "column": spec.text_column,
-            "suffix": file.suffix,
-            "rows": row_limit(spec),
-        }
+            "files": [file_digest(file)], "column": spec.text_column, "suffix": file.suffix, "rows": row_limit(spec),
+        }  # fmt: skip
     source = source_of(spec)
     return {**vars(source), "files": digests(local_files(source)), "rows": row_limit(spec)}
 
@@ -107,10 +95,10 @@ def digests(files: Iterable[Path]) -> dict[str, str]:
 def local_files(source: hub_datasets.Source) -> list[Path]:
     """The files of a data set that lies on this machine; none of one on the hub."""
     names = names_in(source.data_files)
-    found = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
-    if exists(Path(source.path)) and Path(source.path).is_dir():
-        found += first_files(Path(source.path).rglob("*"), source.path)
-    return [file for file in found if is_file(file)]
+    files = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
+    if is_folder(Path(source.path)):
+        files += first_files(Path(source.path).rglob("*"), source.path)
+    return [file for file in files if is_file(file)]
 
 
 def is_here(spec: DataSpec) -> bool:
@@ -118,14 +106,14 @@ def is_here(spec: DataSpec) -> bool:
     return spec.path is not None or hub_datasets.is_local(source_of(spec))
 
 
-def first_files(found: Iterator[Any], name: str) -> list[Any]:
-    """All of ``found`` in order; InputError for more than a data set has, as in ``/``."""
-    taken = sorted(itertools.islice(found, MOST_FILES + 1))
-    if len(taken) > MOST_FILES:
+def first_files(matches: Iterator[Any], name: str) -> list[Any]:
+    """All matches in order; InputError for more than a data set has, as in ``/``."""
+    files = sorted(itertools.islice(matches, MOST_FILES + 1))
+    if len(files) > MOST_FILES:
         raise InputError(
             f"dataset: {printable(name)}: more than {MOST_FILES:,} files; name fewer in dataset_data_files"
         )
-    return taken
+    return files
 
 
 def file_digest(file: Path) -> str:
@@ -242,9 +230,7 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
 def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
     """The chosen columns of each row of a data set, or of a local .jsonl or .parquet file."""
     if spec.path is None:
-        for file in local_files(source_of(spec)):
-            check_unpacked(file)
-        yield from hub_records(spec, choose, check_unpacked)
+        yield from hub_records(spec, choose)
         return
     file = text_file(spec)
     name = f"path: {printable(file)}"
@@ -255,62 +241,22 @@ def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
 
 
 def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """The chosen columns of a parquet file, which errors call ``name``."""
-    batches = parquet_batches(file, name, choose)
-    for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-        yield f"{name}: row {number}", row
+    """The chosen columns of a parquet file, which errors call ``name``.
 
-
-def parquet_batches(file: Path, name: str, choose: Choose | None = None) -> Iterator[Any]:
-    """The chosen columns, or all, some rows at a time; InputError for a file that holds far more than its own bytes.
-
-    A value that is stored once and meant 30,000 times makes 30 GB of 289 bytes.
+    InputError for one that holds far more than its bytes: a value that is stored once and stands in 30,000 rows makes
+    30 GB of 289 bytes.
     """
     import pyarrow.parquet as parquet
 
-    table, size = parquet.ParquetFile(file), file.stat().st_size
-    columns = table.schema_arrow.names if choose is None else choose(table.schema_arrow.names, name)
-    groups = (table.metadata.row_group(number) for number in range(table.num_row_groups))
-    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
-    # One value may be as large as all that is stored of its column.
-    widest = max(
-        (each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in columns), default=1
-    )
-    read = 0
-    for batch in table.iter_batches(min(max(BATCH_BYTES // max(widest, 1), 1), BATCH_ROWS), columns=columns):
+    table, size, number, read = parquet.ParquetFile(file), file.stat().st_size, 0, 0
+    for batch in table.iter_batches(BATCH_ROWS, columns=choose(table.schema_arrow.names, name)):
         read += batch.nbytes
-        check_ratio(read, size, name)
-        yield batch
-
-
-def check_ratio(read: int, size: int, name: str) -> None:
-    """InputError if so many bytes are far more than a file of this size can honestly hold."""
-    if read > (most := LARGEST + LARGEST_RATIO * size):
-        told = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
-        raise InputError(f"{name}: {told}; give it as .jsonl if that is so")
-
-
-def check_unpacked(file: Path) -> None:
-    """InputError for a file of a data set that holds far more than its own bytes, told by how it begins."""
-    import fsspec
-
-    name, size, read = f"dataset: {printable(file)}", file.stat().st_size, 0
-    try:
-        with file.open("rb") as stream:
-            begin = stream.read(6)
-        if begin.startswith(b"PAR1"):
-            all(True for _ in parquet_batches(file, name))
-        elif begin.startswith(b"PK\3\4"):
-            with zipfile.ZipFile(file) as archive:
-                check_ratio(sum(member.file_size for member in archive.infolist()), size, name)
-        elif packed := [kind for magic, kind in PACKED.items() if begin.startswith(magic)]:
-            with fsspec.open(str(file), compression=packed[0]) as stream:
-                while piece := stream.read(BATCH_BYTES):
-                    read += len(piece)
-                    check_ratio(read, size, name)
-    except Exception as error:  # of each format its own; what is damaged, the library will say, which reads the file
-        if isinstance(error, InputError):
-            raise
+        if read > (most := LARGEST + LARGEST_RATIO * size):
+            what = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
+            raise InputError(f"{name}: {what}; give it as .jsonl if that is so")
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{name}: row {number}", row
 
 
 def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:

@@ -22,7 +22,7 @@
 
 Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
 
-What this file does not know: tokenizers, chat prefixes, ``max_rows``.
+What this file does not know: chat prefixes, ``max_rows``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import Spans
-from eval.specs.methods import Long, Method
-
-Ids = NDArray[np.int32]
+from eval.specs.types import DataSpec, Long, Method
+from eval.text.tokens import Ids, Tokens
 
 
 class Cut(NamedTuple):
@@ -47,11 +46,6 @@ class Cut(NamedTuple):
     start: int
     token_ids: Ids
     spans: Spans
-
-    @property
-    def end(self) -> int:
-        """Text index after its last token."""
-        return self.start + len(self.token_ids)
 
 
 def scored_from(start: int, token_ids: Ids, first: int) -> Cut:
@@ -103,38 +97,34 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
     return cuts
 
 
-class ChatCuts(NamedTuple):
-    """The windows of conversations, and how many conversations were longer than ``eval_len``, or scored nothing."""
+def chat(
+    ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int, long: Long
+) -> tuple[list[Cut], int, int]:
+    """(windows, conversations of more than ``eval_len`` tokens, conversations without a scored token in a window).
 
-    cuts: list[Cut]
-    too_long: int
-    unscored: int
-
-
-def chat(ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int, long: Long) -> ChatCuts:
-    """Windows of conversations that end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: their tokens.
-
-    One of more than ``eval_len`` tokens loses its end (``truncate``), is left out (``skip``), or is split: its windows
-    begin every ``eval_len`` - 1 tokens, each with the last token of the one before it, so that every scored token
-    counts once, with no more context than its window has.  A window without a scored token is left out; a window's
-    first token cannot be scored, since nothing stands before it.
+    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: their tokens.  One of more than
+    ``eval_len`` tokens loses its end (``truncate``), is left out (``skip``), or is split: its windows begin every
+    ``eval_len`` - 1 tokens, each with the last token of the one before it, so that every scored token counts once, with
+    no more context than its window has.  A window without a scored token is left out; a window's first token cannot be
+    scored, since nothing stands before it.
     """
     cuts: list[Cut] = []
     too_long = unscored = begin = 0
     for end in map(int, ends):
-        fits = end - begin <= eval_len
-        too_long += not fits
-        if fits or long != "skip":
-            starts = range(begin, begin + 1) if fits or long == "truncate" else range(begin, end - 1, eval_len - 1)
+        is_long = end - begin > eval_len
+        too_long += is_long
+        if not (is_long and long == "skip"):
+            starts = range(begin, end - 1, eval_len - 1) if is_long and long == "split" else [begin]
             pieces = [slice(start, min(start + eval_len, end)) for start in starts]
-            found = [Cut(piece.start, ids[piece], ranges(scored[piece])) for piece in pieces]
-            cuts += (kept := [each for each in found if each.spans])
+            windows = [Cut(piece.start, ids[piece], ranges(scored[piece])) for piece in pieces]
+            kept = [window for window in windows if window.spans]
+            cuts += kept
             unscored += not kept
         begin = end
-    return ChatCuts(cuts, too_long, unscored)
+    return cuts, too_long, unscored
 
 
-def answers(ids: Ids, ends: NDArray[np.int64], scored: NDArray[np.int32], eval_len: int) -> list[Cut]:
+def answers(ids: Ids, ends: NDArray[np.int64], scored: Ids, eval_len: int) -> list[Cut]:
     """Windows of requests that end before the text indices ``ends`` int64 [D], and whose last ``scored`` [D] tokens are
     scored: the last ``eval_len`` + 1 tokens of each, of which lm-eval feeds all but the last (its ``max_length``)."""
     cuts, begin = [], 0
@@ -150,6 +140,21 @@ def ranges(scored: NDArray[np.bool_]) -> Spans:
     padded = np.concatenate(([False], scored[1:], [False])).astype(np.int8)
     edges = np.flatnonzero(np.diff(padded)) + 1
     return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
+    """All windows of a tokenized text by the spec's method, without the chat prefix."""
+    ids, length = text.ids, spec.eval_len
+    if spec.method == "llamacpp":
+        return llamacpp(ids, length, text.lead)
+    if spec.method == "lm_eval":
+        assert text.lead is not None
+        return lm_eval(ids, text.ends, length, text.lead)
+    if spec.method == "gptq":
+        return gptq(ids, length)
+    if spec.method == "once":
+        return once(ids, length, spec.stride)
+    return exllamav3(ids, length, spec.stride, spec.warmup_tokens)
 
 
 def least_tokens(method: Method, eval_len: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,6 @@ CONVERTED = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 Choose = Callable[[Iterable[str], str], list[str]]
 """(names of a row's columns, how errors call the row) -> the columns that are wanted; InputError without them."""
-Check = Callable[[Path], None]
-"""InputError for a file of which far more comes than its own bytes."""
 Record = tuple[str, dict[str, Any]]
 """How errors call a row, and its chosen columns."""
 
@@ -183,11 +181,11 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
         hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
-def hub_records(spec: DataSpec, choose: Choose, check: Check) -> Iterator[Record]:
+def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
     """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
     source = source_of(spec)
     with in_one_line(spec, source):
-        yield from open_records(source, row_limit(spec), choose, check)
+        yield from open_records(source, row_limit(spec), choose)
 
 
 @contextmanager
@@ -205,11 +203,11 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
 
 
-def open_records(source: Source, limit: int, choose: Choose, check: Check) -> Iterator[Record]:
+def open_records(source: Source, limit: int, choose: Choose) -> Iterator[Record]:
     """The chosen columns of a source."""
     first = FIRST_ROWS.fullmatch(source.split)
     with hub.warnings_told(SILENT, source.path):
-        rows = split_rows(source, limit, check)
+        rows = split_rows(source, limit)
         name = f"dataset {source.path!r}"
         if rows.column_names:
             choose(rows.column_names, name)
@@ -217,7 +215,7 @@ def open_records(source: Source, limit: int, choose: Choose, check: Check) -> It
             yield f"{name}: row {number}", {key: row[key] for key in choose(row, name)}
 
 
-def split_rows(source: Source, limit: int, check: Check) -> Any:
+def split_rows(source: Source, limit: int) -> Any:
     """The rows of a split, as the library's data set or stream."""
     library, stream = quiet_library(), is_streamed(source, limit)
     if not is_fetched(source, limit):
@@ -225,32 +223,11 @@ def split_rows(source: Source, limit: int, check: Check) -> Any:
         anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"}
         split = source.base_split if stream else source.split
         more = anew if is_local(source) and not stream else {}
-        with nullcontext() if is_local(source) else downloads_checked(library, check):
-            return ask_library(library.load_dataset, source, split=split, streaming=stream, **more)
+        return ask_library(library.load_dataset, source, split=split, streaming=stream, **more)
     folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
     files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
-    for file in files[source.base_split]:
-        check(Path(file))
     # A stream of local files is read where it lies; only a slice needs the library's own copy of them.
     return library.load_dataset(source.builder, data_files=files, split=source.split, streaming="[" not in source.split)
-
-
-@contextmanager
-def downloads_checked(library: Any, check: Check) -> Iterator[None]:
-    """While it holds, files that the library downloads are checked before it unpacks them."""
-    download = library.DownloadManager.download
-
-    def checked(manager: Any, names: Any) -> Any:
-        found = download(manager, names)
-        for file in names_in(found):
-            check(Path(file))
-        return found
-
-    library.DownloadManager.download = checked
-    try:
-        yield
-    finally:
-        library.DownloadManager.download = download
 
 
 def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:

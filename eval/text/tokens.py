@@ -6,16 +6,15 @@ A text is tokenized as a whole, with BOS where the tokenizer adds it.  Two metho
   plain text, and each chunk's first token is replaced by the token that the tokenizer puts before a text, if any;
 - ``lm_eval``: documents are tokenized by themselves, and a document that begins with the prefix token's text is
   tokenized without special tokens, as lm-eval does, so that BOS does not stand there twice.  With ``detokenize`` each
-  document is rewritten first (``eval/text/detokenizers.py``); bytes and words are counted in the original.
+  document is rewritten first (``detokenized``); bytes and words are counted in the original.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,18 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends import hub
-from backends.common import json_files, storage
+from backends.common import storage
 from backends.common.errors import InputError
 from backends.common.messages import one_line
-from backends.common.packages import builds
 from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.specs import reading
-from eval.specs.methods import Method
-from eval.specs.types import DataSpec
-from eval.text import corpus, detokenizers, hub_datasets, task_files, vocabulary
-from eval.text.cutting import Ids
+from eval.specs.types import DataSpec, Method
+from eval.text import corpus, vocabulary
 
 TOKENS_VERSION = 6
 """Version of the tokens; a change of what is tokenized or kept raises it.
@@ -47,16 +41,11 @@ TOKENS_VERSION = 6
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
 6: the chat prefix of a template that prints today's date has a fixed one.
 """
-CHAT_VERSION = 2
-"""Version of the tokens of conversations; a change of what is rendered or scored raises it."""
-TOKENIZING = (
-    "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
-)  # fmt: skip
-"""Distributions that may take part in reading and tokenizing a text."""
 SAMPLE = 1 << 16
 """Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
+Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)
 """The date that templates are told, which Llama 3.1's has built in; today's would change the tokens every day."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
@@ -86,10 +75,10 @@ class Requests:
     ``num_fewshot`` how many examples stand before a question.
     """
 
-    question: NDArray[np.int32]
-    scored: NDArray[np.int32]
+    question: Ids
+    scored: Ids
     right: NDArray[np.bool_]
-    chars: NDArray[np.int32]
+    chars: Ids
     task: str
     num_fewshot: int
 
@@ -99,66 +88,36 @@ class Tokens:
     """A tokenized text: ``ids`` and the chat ``prefix`` are int32 [n]; ``top_id`` is the tokenizer's largest plain id.
 
     ``vocabulary`` is the digest of what the plain ids stand for, and in conversations the special ones they hold
-    (``eval/text/vocabulary.py``).  ``lead``: the token
-    that the method puts before a document or in place of a window's first.  ``ends`` int64 [D]: text index after each
-    document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text that end with a token (0 for a BOS); None if
-    the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all documents, before any detokenizing.  ``chat``
-    and ``requests``: None unless the documents are conversations, or requests.
+    (``eval/text/vocabulary.py``).  ``lead``: the token that the method puts before a document or in place of a window's
+    first.  ``ends`` int64 [D]: text index after each document.  ``sizes`` int32 [n]: UTF-8 bytes of the tokenized text
+    that end with a token (0 for a BOS); None if the tokenizer gives no offsets.  ``n_bytes`` and ``n_words``: of all
+    documents, before any detokenizing.  ``chat`` and ``requests``: None unless the documents are conversations, or
+    requests.
     """
 
-    ids: NDArray[np.int32]
-    prefix: NDArray[np.int32]
+    ids: Ids
+    prefix: Ids
     top_id: int
     vocabulary: str
     lead: int | None = None
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    sizes: NDArray[np.int32] | None = None
+    sizes: Ids | None = None
     n_bytes: int = 0
     n_words: int = 0
     chat: Chat | None = None
     requests: Requests | None = None
 
 
-def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
-    """Everything that the tokens depend on, as JSON types."""
-    # A default.jinja among the additional templates is the chat template where the folder has no other.
-    patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
-    files = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
-    return {
-        "version": TOKENS_VERSION,
-        "method": spec.method,
-        "detokenize": spec.detokenize,
-        "text": task_files.identity(spec) if spec.is_answers else corpus.identity(spec),
-        "tokenizer": digest.hexdigest(),
-        "chat_template": spec.chat_template,
-        **({"chat": chat_identity(spec)} if spec.is_chat else {}),
-        "trust_remote_code": spec.trust_remote_code,
-        "versions": builds(TOKENIZING),
-    }
-
-
-def chat_identity(spec: DataSpec) -> dict[str, Any]:
-    """What the tokens of conversations depend on beside the text and the tokenizer's files, as JSON types."""
-    return {
-        "roles": sorted(set(spec.score_roles)),
-        "turns": spec.score_turns,
-        "variables": spec.chat_template_kwargs,
-        "version": CHAT_VERSION,
-    }
-
-
-def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
-    """Read the text of a packed ``spec``, tokenize it and write the tokens into ``file``; InputError with the reason.
-
-    ``tokenizer``: its folder.  Imports Transformers and ``datasets``, and so is called apart
-    (``eval/common/processes.py``).
-    """
-    found = reading.unpacked(spec)
-    hub_datasets.fetch(found, progress)
-    save(Path(file), tokenize(texts_of(found, progress), Path(tokenizer), found, progress))
+def tokens_of(
+    tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), *, with_special: bool = False, **known: Any
+) -> Tokens:
+    """Documents of token ids as ``Tokens``; ``with_special``: the vocabulary has the special tokens that they hold."""
+    ids, plain = np.concatenate(documents), vocabulary.plain_tokens(tokenizer)
+    shared = vocabulary.plain_tokens(tokenizer, ids.tolist()) if with_special else plain
+    return Tokens(
+        ids, np.asarray(prefix, np.int32), max(plain), vocabulary.digest(shared),
+        ends=np.cumsum([len(document) for document in documents]), **known,
+    )  # fmt: skip
 
 
 def texts_of(spec: DataSpec, progress: Progress) -> list[str]:
@@ -180,18 +139,16 @@ def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progr
     ids, sizes = [], []
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens", expected=expected) as phase:
         for original in texts:
-            text = detokenizers.DETOKENIZERS[spec.detokenize](original) if spec.detokenize else original
-            found = encode(tokenizer, text, spec.method, lead)
-            ids.append(np.asarray(found["input_ids"], dtype=np.int32))
-            sizes.append(byte_sizes(text, found["offset_mapping"]) if "offset_mapping" in found else None)
+            text = detokenized(original) if spec.detokenize else original
+            encoded = encode(tokenizer, text, spec.method, lead)
+            ids.append(np.asarray(encoded["input_ids"], np.int32))
+            if "offset_mapping" in encoded:
+                sizes.append(byte_sizes(text, encoded["offset_mapping"]))
             phase.advance(len(ids[-1]))
-    prefix = chat_prefix(tokenizer) if spec.chat_template else []
-    ordinary = vocabulary.plain_tokens(tokenizer)
-    known = [each for each in sizes if each is not None]
-    return Tokens(
-        np.concatenate(ids), np.asarray(prefix, dtype=np.int32), max(ordinary), vocabulary.digest(ordinary), lead,
-        np.cumsum([len(each) for each in ids]), np.concatenate(known) if known else None,
-        sum(len(text.encode()) for text in texts), sum(n_words(text) for text in texts),
+    return tokens_of(
+        tokenizer, ids, chat_prefix(tokenizer) if spec.chat_template else (), lead=lead,
+        sizes=np.concatenate(sizes) if sizes else None,
+        n_bytes=sum(len(text.encode()) for text in texts), n_words=sum(map(n_words, texts)),
     )  # fmt: skip
 
 
@@ -224,10 +181,10 @@ def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
         options["add_special_tokens"] = False
     if method == "llamacpp":
         options["split_special_tokens"] = True
-    found = tokenizer(text, **options)
+    encoded = tokenizer(text, **options)
     if method == "llamacpp":
-        check_plain(tokenizer, text, found["input_ids"][lead is not None :])
-    return found
+        check_plain(tokenizer, text, encoded["input_ids"][lead is not None :])
+    return encoded
 
 
 def check_plain(tokenizer: Any, text: str, ids: Sequence[int]) -> None:
@@ -273,6 +230,30 @@ def chat_prefix(tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"])
 
 
+def detokenized(page: str) -> str:
+    """A page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
+
+    WikiText comes tokenized: marks stand between spaces (``8 @,@ 600 , he said``).  The task undoes most of this before
+    it scores a page, while it counts words and bytes of the unchanged page.  This does what lm-eval 0.4.13's
+    detokenizer does, its slips included, since only the same text gives the same perplexity; on all 62 pages of
+    WikiText-2's test split the two give the same string (``benchmarks/against_lm_eval.py``).
+    """
+    text = page.replace("s '", "s'")
+    text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's slip: meant for years ('99), it rewrites "/' 9/" alone
+    for mark in "-,.":
+        text = text.replace(f" @{mark}@ ", mark)
+    for mark in ":;.!?,":
+        text = text.replace(f" {mark} ", f"{mark} ")
+    for begin, end in ("()", "[]", "{}", '""', "''"):
+        inner = rf"{re.escape(begin)}\s*([^{re.escape(end)}]*?)\s*{re.escape(end)}"
+        text = re.sub(inner, rf"{begin}\1{end}", text)
+    for level in (4, 3, 2):
+        text = text.replace(" ".join("=" * level), "=" * level)
+    for old, new in ((" ° ", "°"), (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+        text = text.replace(old, new)
+    return text
+
+
 def load(cache: Cache, key: str) -> Tokens | None:
     """Tokens from the cache; None if they are not there, or damaged and so to be made again."""
     try:
@@ -280,28 +261,27 @@ def load(cache: Cache, key: str) -> Tokens | None:
     except (InputError, OSError, ValueError):
         return None
     lead, n_bytes, words = map(int, arrays["numbers"])
-    sizes = arrays["sizes"]
+    sizes, chat, requests = arrays["sizes"], None, None
+    if "chat" in arrays:
+        chat = Chat(arrays["scored"], *json.loads(str(arrays["chat"])))
+    if "task" in arrays:
+        requests = Requests(*(arrays[name] for name in COLUMNS), *json.loads(str(arrays["task"])))
     return Tokens(
-        arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]),
-        None if lead < 0 else lead, arrays["ends"], sizes if sizes.size else None, n_bytes, words,
-        Chat(arrays["scored"], *json.loads(str(arrays["chat"]))) if "chat" in arrays else None,
-        Requests(*(arrays[each] for each in COLUMNS), *json.loads(str(arrays["task"])))
-        if "task" in arrays else None,
+        arrays["ids"], arrays["prefix"], int(arrays["top_id"]), str(arrays["vocabulary"]), None if lead < 0 else lead,
+        arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat, requests,
     )  # fmt: skip
 
 
 def save(file: Path, tokens: Tokens) -> None:
     """Tokens into a file for ``load``."""
-    numbers = np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64)
     more: dict[str, Any] = {}
-    if tokens.chat is not None:
-        notes = json.dumps([tokens.chat.told_by, tokens.chat.across, tokens.chat.template])
-        more = {"scored": tokens.chat.scored, "chat": notes}
-    if tokens.requests is not None:
-        more = {each: getattr(tokens.requests, each) for each in COLUMNS}
-        more["task"] = json.dumps([tokens.requests.task, tokens.requests.num_fewshot])
+    if (chat := tokens.chat) is not None:
+        more = {"scored": chat.scored, "chat": json.dumps([chat.told_by, chat.across, chat.template])}
+    if (requests := tokens.requests) is not None:
+        more = {name: getattr(requests, name) for name in COLUMNS}
+        more["task"] = json.dumps([requests.task, requests.num_fewshot])
     storage.write_arrays(
         file, ids=tokens.ids, prefix=tokens.prefix, top_id=np.int64(tokens.top_id), vocabulary=tokens.vocabulary,
-        numbers=numbers, ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
-        **more,
+        numbers=np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
+        ends=tokens.ends, sizes=np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Text -> tokens -> windows, by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.
+"""A data spec -> the windows of a run, and what titles, ``--check`` and results.json say of them.
 
-The text is tokenized once, as a whole, with BOS where the tokenizer adds it (``lm_eval``: each document by itself).
-Without ``max_rows``, and with 0 or null, all windows count.
+A text is tokenized once, as a whole, with BOS where the tokenizer adds it (``lm_eval``: each document by itself), and
+cut by one of the methods in ``eval/text/cutting.py``; exllamav3's compare_q is the default.  Conversations and the
+answers to questions are documents of which each is a window.  Without ``max_rows``, and with 0 or null, all windows
+count.
 
 With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
 generation prompt) stands before each window; its tokens and the window's first are not scored.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +24,25 @@ from numpy.typing import NDArray
 
 from backends import hub
 from backends.base import Spans, Window, abbreviated
+from backends.common import json_files
 from backends.common.errors import InputError
+from backends.common.packages import builds
 from eval.common import processes
 from eval.common.cache import Cache
 from eval.common.progress import Progress
-from eval.specs import methods, reading
+from eval.specs import reading, types
 from eval.specs.types import DataSpec
-from eval.text import answers, chat_template, chat_windows, corpus, cutting, tokens, traces
-from eval.text.answers import Answers
-from eval.text.chat_windows import Conversations
-from eval.text.tokens import Tokens
+from eval.text import answers, conversations, corpus, cutting, hub_datasets, tokens
+from eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
+
+CHAT_VERSION = 2
+"""Version of the tokens of conversations; a change of what is rendered or scored raises it."""
+TOKENIZING = (
+    "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
+)  # fmt: skip
+"""Distributions that may take part in reading and tokenizing a text."""
+LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left out"}
+"""What ``long`` does with a conversation of more than ``eval_len`` tokens."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +59,119 @@ class TextSize:
 
 
 @dataclass(frozen=True)
+class Conversations:
+    """What is known of the windows of a run whose text is conversations.
+
+    ``begins``: text index of the first token of each window's conversation.  ``total``: conversations of the data set,
+    of which ``unscored`` have no scored token and ``too_long`` more tokens than ``eval_len``.  ``told_by``, ``across``
+    and ``template`` are those of ``eval.text.tokens.Chat``, for all conversations.
+    """
+
+    begins: tuple[int, ...]
+    total: int
+    unscored: int
+    too_long: int
+    told_by: str
+    across: int
+    template: str
+
+    @property
+    def scored(self) -> int:
+        """The conversations that the windows are of."""
+        return len(set(self.begins))
+
+    def nothing_scored(self, spec: DataSpec) -> str:
+        """Why there is no window, and what to look at."""
+        longer = f", and {self.too_long:,} are longer than eval_len" if self.too_long else ""
+        roles = ", ".join(spec.score_roles)
+        return f"score_roles: none of {self.total:,} conversations has a token of {roles} in a window{longer}"
+
+    def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+        """The line below a title, e.g. ``ultrachat, 200 conversations, 61,234 scored tokens of the assistant``."""
+        split = "" if n_windows == self.scored else f" in {n_windows:,} windows"
+        whose = " and ".join(f"the {role}" for role in spec.score_roles)
+        turns = ", last turn" if spec.score_turns == "last" else ""
+        name = corpus.display_name(spec)
+        return f"{name}, {self.scored:,} conversations{split}, {n_scored:,} scored tokens of {whose}{turns}"
+
+    def in_words(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+        """What ``--check`` says of them."""
+        lost = f"; {self.unscored:,} without a scored token left out" if self.unscored else ""
+        lost += f"; {self.too_long:,} longer ones {LONG_IN_WORDS[spec.long]}" if self.too_long else ""
+        return (
+            f"{self.scored:,} of {self.total:,} conversations in {n_windows:,} windows, {n_scored:,} scored tokens "
+            f"({', '.join(spec.score_roles)}; told by {self.told_by}){lost}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What results.json says of them beside the spec's keys."""
+        return {
+            "conversations": self.total,
+            "scored": self.scored,
+            "without_scored_tokens": self.unscored,
+            "longer_than_eval_len": self.too_long,
+            "turns_told_by": self.told_by,
+            "tokens_across_edges": self.across,
+            "chat_template_sha256": self.template,
+        }
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is known of the windows of a run whose text is answers, an entry a window.
+
+    ``question``: number of its question, from 0; ``right``: whether the answer is right; ``chars``: characters by which
+    ``acc_norm`` divides; ``begins``: text index of the first token of its question.  ``total``: questions of the task;
+    ``cut_off``: windows that lost the beginning of their context.
+    """
+
+    question: tuple[int, ...]
+    right: tuple[bool, ...]
+    chars: tuple[int, ...]
+    begins: tuple[int, ...]
+    task: str
+    num_fewshot: int
+    total: int
+    cut_off: int
+
+    @property
+    def questions(self) -> int:
+        """The questions that the windows are of."""
+        return self.question[-1] + 1
+
+    def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+        """The line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
+        name = corpus.display_name(spec)
+        return f"{name}, {self.questions:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers"
+
+    def in_words(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
+        """What ``--check`` says of them."""
+        lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
+        return (
+            f"{self.questions:,} of {self.total:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers, "
+            f"{n_scored:,} scored tokens{lost}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What results.json says of them beside the spec's keys."""
+        return {
+            "task": self.task,
+            "num_fewshot": self.num_fewshot,
+            "questions": self.questions,
+            "questions_of_the_task": self.total,
+            "key_sha256": hashlib.sha256(json.dumps([self.question, self.right, self.chars]).encode()).hexdigest(),
+            "longer_than_eval_len": self.cut_off,
+        }
+
+
+@dataclass(frozen=True)
 class EvalData:
     """The windows of a run; ``digest`` identifies them by content, ``n_tokens`` counts the tokens of the whole text.
 
-    ``series`` identifies all windows of the text, of which a run may take the first ones only.
-    ``vocabulary`` identifies the tokenizer by content, ``tokenizer`` is its folder, which the data
-    spec may have ``trusted`` to run code.  ``starts[window] + position`` is the index of a scored token in the whole
-    tokenized text, documents following one another.  ``text_size`` None: unknown, ``text_note`` says why.
+    ``series`` identifies all windows of the text, of which a run may take the first ones only.  ``vocabulary``
+    identifies the tokenizer by content, ``tokenizer`` is its folder, which the data spec may have ``trusted`` to run
+    code.  ``starts[window] + position`` is the index of a scored token in the whole tokenized text, documents following
+    one another.  ``text_size`` None: unknown, ``text_note`` says why.
     """
 
     windows: tuple[Window, ...]
@@ -66,11 +183,16 @@ class EvalData:
     tokenizer: Path
     trusted: bool
     starts: tuple[int, ...]
-    method: methods.Windows
+    method: types.Windows
     text_size: TextSize | None
     text_note: str = ""
     conversations: Conversations | None = None
     answers: Answers | None = None
+
+    @property
+    def documents(self) -> Conversations | Answers | None:
+        """What is known of conversations or answers; None: a text."""
+        return self.conversations or self.answers
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Index in the whole tokenized text of the tokens at ``position`` [N] of windows number ``window`` [N]."""
@@ -79,8 +201,7 @@ class EvalData:
     def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
         """Index in the text of the first token of the conversations, or questions, of windows number ``window`` [N];
         None: a text."""
-        whole = self.conversations or self.answers
-        return None if whole is None else np.asarray(whole.begins, np.int64)[window]
+        return None if self.documents is None else np.asarray(self.documents.begins, np.int64)[window]
 
     @cached_property
     def seen(self) -> frozenset[int]:
@@ -99,54 +220,67 @@ class EvalData:
         return sum(window.n_scored for window in self.windows)
 
 
-def cuts(text: Tokens, spec: DataSpec) -> list[cutting.Cut]:
-    """All windows of a tokenized text by the spec's method, without the chat prefix."""
-    ids, length = text.ids, spec.eval_len
-    if spec.method == "llamacpp":
-        return cutting.llamacpp(ids, length, text.lead)
-    if spec.method == "lm_eval":
-        assert text.lead is not None
-        return cutting.lm_eval(ids, text.ends, length, text.lead)
-    if spec.method == "gptq":
-        return cutting.gptq(ids, length)
-    if spec.method == "once":
-        return cutting.once(ids, length, spec.stride)
-    return cutting.exllamav3(ids, length, spec.stride, spec.warmup_tokens)
+# Tokens -> windows.
 
 
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """The windows of a tokenized text; InputError if it is too short for one."""
-    n_tokens, before = len(text.ids), len(text.prefix)
-    every, talks, asked = whole_cuts(text, spec, max_rows)
-    found = every[: max_rows or None] if asked is None else every[: len(asked.question)]
-    if not found:
-        if talks is not None:
-            raise InputError(talks.nothing_scored(spec))
+    talks = asked = None
+    if text.chat is not None:
+        every, talks = conversation_cuts(text, text.chat, spec, max_rows)
+    elif text.requests is not None:
+        every, asked = answer_cuts(text, text.requests, spec, max_rows)
+    else:
+        every = cutting.by_method(text, spec)
+    taken = every[: max_rows or None] if asked is None else every[: len(asked.question)]
+    if not taken and talks is not None:
+        raise InputError(talks.nothing_scored(spec))
+    if not taken:
         least = cutting.least_tokens(spec.method, spec.eval_len)
-        raise InputError(f"eval_len: the text has {n_tokens} tokens, one window takes {least}; shorten eval_len")
+        raise InputError(f"eval_len: the text has {len(text.ids)} tokens, one window takes {least}; shorten eval_len")
+    before = len(text.prefix)
     windows = tuple(
-        Window(index, np.concatenate((text.prefix, each.token_ids)), shifted(each.spans, before))
-        for index, each in enumerate(found)
+        Window(index, np.concatenate((text.prefix, window.token_ids)), shifted(window.spans, before))
+        for index, window in enumerate(taken)
     )
-    starts = tuple(each.start - before for each in found)
+    starts = tuple(window.start - before for window in taken)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
     return EvalData(
-        windows, n_tokens, top_id, digest_of(windows, starts, spec.windows), series_of(text, every, spec.windows),
-        text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows, *scored_size(text, found),
-        talks, asked,
+        windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
+        series_of(text, every, spec.windows), text.vocabulary, tokenizer, spec.trust_remote_code, starts, spec.windows,
+        *scored_size(text, taken), talks, asked,
     )  # fmt: skip
 
 
-def whole_cuts(
-    text: Tokens, spec: DataSpec, max_rows: int | None
-) -> tuple[list[cutting.Cut], Conversations | None, Answers | None]:
-    """(all windows, what is known of conversations, what is known of answers) of a tokenized text."""
-    if text.chat is not None:
-        return *chat_windows.cuts(text, text.chat, spec, max_rows), None
-    if text.requests is not None:
-        every, asked = answers.cuts(text, text.requests, spec, max_rows)
-        return every, None, asked
-    return cuts(text, spec), None, None
+def conversation_cuts(
+    text: Tokens, chat: Chat, spec: DataSpec, max_rows: int | None
+) -> tuple[list[cutting.Cut], Conversations]:
+    """All windows of conversations, and what is known of those that a run takes."""
+    cuts, too_long, unscored = cutting.chat(text.ids, chat.scored, text.ends, spec.eval_len, spec.long)
+    starts = np.array([window.start for window in cuts[: max_rows or None]], np.int64)
+    begins = np.concatenate(([0], text.ends))[np.searchsorted(text.ends, starts, side="right")]
+    return cuts, Conversations(
+        tuple(begins.tolist()), len(text.ends), unscored, too_long, chat.told_by, chat.across, chat.template
+    )
+
+
+def answer_cuts(
+    text: Tokens, requests: Requests, spec: DataSpec, max_questions: int | None
+) -> tuple[list[cutting.Cut], Answers]:
+    """All windows of the requests, and what is known of those of the first ``max_questions`` (0 and None: all)."""
+    question = requests.question
+    if (longest := int(requests.scored.max())) > spec.eval_len:
+        number = int(question[requests.scored.argmax()]) + 1
+        raise InputError(f"eval_len: an answer to question {number:,} has {longest:,} tokens; set eval_len above that")
+    total, lengths = int(question[-1]) + 1, np.diff(text.ends, prepend=0)
+    taken = int(np.searchsorted(question, min(max_questions or total, total)))
+    first = np.searchsorted(question, question[:taken])
+    known = Answers(
+        tuple(question[:taken].tolist()), tuple(requests.right[:taken].tolist()),
+        tuple(requests.chars[:taken].tolist()), tuple((text.ends - lengths)[first].tolist()),
+        requests.task, requests.num_fewshot, total, int((lengths[:taken] > spec.eval_len + 1).sum()),
+    )  # fmt: skip
+    return cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len), known
 
 
 def shifted(spans: Spans, by: int) -> Spans:
@@ -154,18 +288,18 @@ def shifted(spans: Spans, by: int) -> Spans:
     return tuple((begin + by, end + by) for begin, end in spans)
 
 
-def series_of(text: Tokens, every: Sequence[cutting.Cut], method: methods.Windows) -> str:
+def series_of(text: Tokens, every: Sequence[cutting.Cut], method: types.Windows) -> str:
     """SHA-256 of all windows of a text, told by the text's tokens and by where each window lies in them."""
     digest = hashlib.sha256(f"{method} {text.lead} {len(text.prefix)} ".encode())
     digest.update(np.ascontiguousarray(text.prefix, dtype="<i4").tobytes())
     digest.update(np.ascontiguousarray(text.ids, dtype="<i4").tobytes())
-    for each in every:
-        length = len(each.token_ids)
-        digest.update(np.asarray([each.start, length, *abbreviated(each.spans, length)], dtype="<i8").tobytes())
+    for window in every:
+        length = len(window.token_ids)
+        digest.update(np.asarray([window.start, length, *abbreviated(window.spans, length)], dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
-def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.Windows) -> str:
+def digest_of(windows: Sequence[Window], starts: Sequence[int], method: types.Windows) -> str:
     """SHA-256 of the method and, for each window, of its start, its length, its ``spans`` and its tokens.
 
     Without the lengths, 4 windows of 128 and 8 of 64 that follow one another would be the same.
@@ -177,7 +311,7 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: methods.
     return digest.hexdigest()
 
 
-def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
+def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[TextSize | None, str]:
     """(bytes and words of the scored tokens as their share of the text, why they are not known or empty)."""
     if text.requests is not None:
         return None, "bytes and words are not counted in answers"
@@ -185,12 +319,15 @@ def scored_size(text: Tokens, found: Sequence[cutting.Cut]) -> tuple[TextSize | 
         return None, "bytes and words are not known: the text came as tokens"
     if text.sizes is None:
         return None, "bytes and words are not known: a tokenizer in Python gives no offsets of its tokens"
-    spans = [span for each in found for span in shifted(each.spans, each.start)]
+    spans = [span for window in taken for span in shifted(window.spans, window.start)]
     scored = sum(int(text.sizes[begin:end].sum()) for begin, end in spans)
     if not scored:
         return None, "bytes and words are not known: the scored tokens stand for none"
     read = int(text.sizes.sum())  # not the original's bytes where the text was detokenized
     return TextSize(round(text.n_bytes * scored / read), text.n_words * scored / read), ""
+
+
+# A data spec -> tokens, in the cache.
 
 
 def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False) -> EvalData:
@@ -199,33 +336,93 @@ def build(spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progres
     ``n_windows``: how many windows this run asks for, 0 for all; None: the spec's ``max_rows``.
     """
     folder = tokenizer_folder(spec, progress)
-    key = cache.key("tokens", tokens.identity(spec, folder))
+    key = cache.key("tokens", identity(spec, folder))
     cache.use("tokens", key)
     if clear:
         cache.clear("tokens", key)
-    found = tokens.load(cache, key)
-    if found is None:
+    text = tokens.load(cache, key)
+    if text is None:
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.packed(spec), "tokenizer": str(folder), "file": str(file)}
-            processes.apart(reader_of(spec), what, progress, **keys)
-        found = tokens.load(cache, key)
-    if found is None:
+            processes.apart(make, what, progress, **keys)
+        text = tokens.load(cache, key)
+    if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
-    return cut(found, spec, spec.max_rows if n_windows is None else n_windows, folder)
+    return cut(text, spec, spec.max_rows if n_windows is None else n_windows, folder)
 
 
-def reader_of(spec: DataSpec) -> Callable[..., None]:
-    """What makes the tokens of a data spec, in a process apart."""
-    if spec.is_answers:
-        return answers.make
-    return traces.make if corpus.is_trace(spec) else chat_template.make if spec.is_chat else tokens.make
+def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress) -> None:
+    """Read what a packed ``spec`` names, and write its tokens into ``file``; InputError with the reason.
+
+    ``tokenizer``: its folder.  Imports Transformers and ``datasets``, or lm-eval, and so is called apart.
+    """
+    unpacked, folder = reading.unpacked(spec), Path(tokenizer)
+    name = corpus.display_name(unpacked)
+    if unpacked.is_answers:
+        with progress.phase(f"tokenizing {name}", unit="questions"):
+            text = answers.read(unpacked, folder)
+    elif corpus.is_trace(unpacked):
+        with progress.phase(f"reading {name}", unit="rows"):
+            text = conversations.read_trace(unpacked, folder)
+    else:
+        hub_datasets.fetch(unpacked, progress)
+        if unpacked.is_chat:
+            text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
+        else:
+            text = tokens.tokenize(tokens.texts_of(unpacked, progress), folder, unpacked, progress)
+    tokens.save(Path(file), text)
+
+
+def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
+    """Everything that the tokens depend on, as JSON types; ``folder``: the tokenizer's."""
+    # A default.jinja among the additional templates is the chat template where the folder has no other.
+    patterns = [*hub.TOKENIZER_FILES, "additional_chat_templates/*.jinja"]
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}):
+        digest.update(file.relative_to(folder).as_posix().encode() + b"\0" + json_files.read_bytes(file) + b"\0")
+    chat = {
+        "roles": sorted(set(spec.score_roles)),
+        "turns": spec.score_turns,
+        "variables": spec.chat_template_kwargs,
+        "version": CHAT_VERSION,
+    }
+    return {
+        "version": TOKENS_VERSION,
+        "method": spec.method,
+        "detokenize": spec.detokenize,
+        "text": text_identity(spec),
+        "tokenizer": digest.hexdigest(),
+        "chat_template": spec.chat_template,
+        **({"chat": chat} if spec.is_chat else {}),
+        "trust_remote_code": spec.trust_remote_code,
+        "versions": builds(TOKENIZING),
+    }
+
+
+def text_identity(spec: DataSpec) -> dict[str, Any]:
+    """What the text, or the questions, depend on, as JSON types; InputError that names a missing file."""
+    return answers.identity(spec) if spec.is_answers else corpus.identity(spec)
+
+
+def paths_of(spec: DataSpec) -> list[Path]:
+    """The files and folders that the text, or the questions, are read from, if they are on this machine."""
+    return answers.paths_of(spec) if spec.is_answers else corpus.paths_of(spec)
+
+
+def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str:
+    """What of the text would be downloaded, in a few words; empty if it is here, or its tokens are in the cache."""
+    if answers.is_here(spec) if spec.is_answers else corpus.is_here(spec):
+        return ""
+    if tokenizer_is_here and are_stored(spec, cache):
+        return ""
+    return f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else corpus.would_fetch(spec)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
     """Whether the tokenized text is in the cache; the tokenizer must be on this machine."""
     folder = hub.resolve(spec.locate(spec.tokenizer_dir), spec.tokenizer_revision, tokenizer_only=True, download=False)
-    return cache.path("tokens", cache.key("tokens", tokens.identity(spec, folder)), ".npz").is_file()
+    return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
 
 
 def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
@@ -237,12 +434,13 @@ def tokenizer_folder(spec: DataSpec, progress: Progress) -> Path:
         return hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
 
 
+# Windows in words.
+
+
 def subtitle(spec: DataSpec, data: EvalData) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
-    if data.conversations is not None:
-        return data.conversations.subtitle(spec, len(data.windows), data.n_scored)
-    if data.answers is not None:
-        return data.answers.subtitle(spec, len(data.windows))
+    if data.documents is not None:
+        return data.documents.subtitle(spec, len(data.windows), data.n_scored)
     count = spec.display_rows or len(data.windows)
     length = spec.display_eval_len or spec.eval_len - spec.warmup_tokens
     mixed = len({len(window.token_ids) for window in data.windows}) > 1
@@ -255,6 +453,23 @@ def subtitle(spec: DataSpec, data: EvalData) -> str:
     if spec.method != "exllamav3":
         parts.append(f"method {spec.method}")
     return ", ".join(parts)
+
+
+def in_words(spec: DataSpec, data: EvalData | None) -> str:
+    """What ``--check`` says of the windows, in one line; ``data`` None: text and tokenizer are still to be fetched."""
+    what, whole = f"method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens", "text"
+    if spec.is_chat:
+        what, whole = f"conversations, windows of up to {spec.eval_len} tokens", "conversations"
+    elif spec.is_answers:
+        what, whole = f"questions, windows of up to {spec.longest} tokens", "task"
+    what = f"{corpus.display_name(spec)}, {what}"
+    if data is None:
+        return f"{what}; how many is known once {whole} and tokenizer are downloaded"
+    if data.documents is not None:
+        return f"{what}: {data.documents.in_words(spec, len(data.windows), data.n_scored)}"
+    return (
+        f"{what}: {len(data.windows):,} windows, {data.n_scored:,} scored tokens, of a text of {data.n_tokens:,} tokens"
+    )
 
 
 def data_json(spec: DataSpec, data: EvalData) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 import backends
-from eval.specs import methods, reading, types
+from eval.specs import reading, types
 from eval.text.hub_datasets import SOURCES
 from tests.support import ROOT
 
@@ -46,7 +46,7 @@ def test_data_examples(file: Path) -> None:
 
 def test_there_is_a_data_example_for_every_method() -> None:
     found = {reading.load_data_spec(file).method for file in DATA_FILES}
-    assert found == set(get_args(methods.Method))
+    assert found == set(get_args(types.Method))
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:

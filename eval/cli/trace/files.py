@@ -18,7 +18,7 @@ from backends.common import json_files, storage
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.common.files import replacing
-from eval.text.traces import LARGEST_TRACE
+from eval.text.conversations import LARGEST_TRACE
 
 MARK = "compare_q_trace"
 NOT_COMPARED = ("compare_q", "versions", "model", "revision", "stamp")

@@ -18,9 +18,8 @@ from backends.common import json_files
 from backends.common.errors import InputError
 from backends.common.messages import printable
 from eval.common.progress import Progress
-from eval.text import chat_template, conversations, vocabulary
-from eval.text.chat_template import Template
-from eval.text.conversations import Conversation
+from eval.text import conversations, vocabulary
+from eval.text.conversations import Conversation, Template
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,12 @@ def from_json(line: str, where: str) -> Conversation:
         raise InputError(f"{where}: must be an object with prompt, or with messages")
     given = [user(row["prompt"])] if "prompt" in row else row["messages"]
     if "prompt" in row and not isinstance(row["prompt"], str):
-        raise InputError(f"{where}: prompt: must be text, is {conversations.kind(row['prompt'])}")
-    messages = [conversations.message_of(*each, False) for each in conversations.objects(given, f"{where}: messages")]
-    tools = [each for _, each in conversations.objects(row.get("tools") or [], f"{where}: tools")]
-    if not messages or messages[-1]["role"] in ("assistant", "system"):
-        last = f"ends with the {messages[-1]['role']}" if messages else "is empty"
+        raise InputError(f"{where}: prompt: must be text, is {conversations.json_type(row['prompt'])}")
+    talk = conversations.conversation_of(given, row.get("tools"), where, f"{where}: messages")
+    if not talk.messages or talk.messages[-1]["role"] in ("assistant", "system"):
+        last = f"ends with the {talk.messages[-1]['role']}" if talk.messages else "is empty"
         raise InputError(f"{where}: messages: {last}; a prompt ends with what is to be answered, of user or tool")
-    return Conversation(tuple(messages), tuple(tools), where)
+    return talk
 
 
 def of_folder(
@@ -94,7 +92,7 @@ def of_folder(
     with progress.phase(f"tokenizing {Path(file).name}", unit="prompts", total=len(found)) as phase:
         for prompt in found:
             text = template.rendered(prompt.talk.messages, prompt.talk, prompt=True)
-            chat_template.check_written(prompt.talk, len(prompt.talk.messages), text)
+            conversations.check_written(prompt.talk, len(prompt.talk.messages), text)
             ids.append(tokenizer(text, add_special_tokens=False)["input_ids"])
             phase.advance()
     stop = ends_of(Path(folder), tokenizer)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eval.specs import reading
 from eval.specs.reading import apply_mask, expand, load_data_spec, load_model_specs, one_reference, parse_model_spec
 from eval.specs.types import ModelSpec
 from tests.support.toy import refusal
@@ -193,3 +194,48 @@ def test_mask_without_a_match_lists_the_labels() -> None:
     text = refusal(apply_mask, models("EXL3 4.0", "GGUF Q4_K_M"), "awq;exl4")
     assert "'awq;exl4'" in text
     assert text.endswith("EXL3 4.0, GGUF Q4_K_M")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the settings are looked for."""
+    monkeypatch.setenv(reading.SETTINGS, str(tmp_path / "mine.json"))
+    return tmp_path / "mine.json"
+
+
+def test_without_a_file_there_are_none(settings: Path) -> None:
+    assert reading.load_settings().python == {}
+
+
+def test_pythons_of_engines(settings: Path) -> None:
+    settings.write_text('{"python": {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}}')
+    assert reading.load_settings().python == {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
+    settings.write_text("{}")
+    assert reading.load_settings().python == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ('{"pyhton": {}}', "pyhton: unknown key (did you mean 'python'?)"),
+        ('{"python": "/venv"}', "python: "),
+        ('{"python": {"vllm_score": 3}}', "python.vllm_score: "),
+        ("[]", ""),
+        ("{", ""),
+        ("", ""),
+        ("[" * 100_000, ""),
+        ("\udcff", ""),
+    ],
+)
+def test_settings_that_are_none(settings: Path, text: str, gold: str) -> None:
+    settings.write_text(text, errors="surrogateescape")
+    assert refusal(reading.load_settings).startswith(f"{settings}: {gold}")
+
+
+def test_where_the_file_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for unset in (lambda: monkeypatch.delenv(reading.SETTINGS, raising=False),
+                  lambda: monkeypatch.setenv(reading.SETTINGS, "")):  # fmt: skip
+        unset()
+        assert reading.settings_file().name == "settings.json"
+        assert reading.settings_file().parent.name == "compare_q"

@@ -11,9 +11,8 @@ import jsonschema
 import pytest
 
 from backends.hub import is_hub_id
-from eval.specs import methods
 from eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
-from eval.specs.types import DataSpec, ModelSpec, json_schemas
+from eval.specs.types import ONLY_WITH, DataSpec, ModelSpec, json_schemas
 from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
@@ -244,7 +243,7 @@ def test_digests_are_those_from_before_later_keys() -> None:
     for spec, later in (
         (
             parse_data_spec(DATA, Path()),
-            dict.fromkeys(("method", "detokenize", "label", *methods.ONLY_WITH_CHAT, *methods.ONLY_WITH_ANSWERS)),
+            dict.fromkeys(("method", "detokenize", "label", *ONLY_WITH["chat"], *ONLY_WITH["lm_eval"])),
         ),
         (
             parse_model_spec(MODEL, Path()),

@@ -95,7 +95,7 @@ def test_the_first_questions(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     data, whole = asked(tmp_path, task, max_rows=2), asked(tmp_path, task)
     assert data.answers is not None
-    assert (len(data.windows), data.answers.questions, data.answers.found) == (5, 2, 6)
+    assert (len(data.windows), data.answers.questions, data.answers.total) == (5, 2, 6)
     assert data.series == whole.series
     assert len(asked(tmp_path, task, max_rows=100).windows) == len(whole.windows)
 
@@ -237,5 +237,5 @@ def test_names_of_lm_evals_own(tmp_path: Path) -> None:
 def test_missing_and_old_lm_eval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], reason: str
 ) -> None:
-    monkeypatch.setattr("eval.text.task_files.installed_versions", lambda names: installed)
+    monkeypatch.setattr("eval.text.answers.installed_versions", lambda names: installed)
     assert refusal(asked, tmp_path, write_task(tmp_path / "task")).startswith(reason)

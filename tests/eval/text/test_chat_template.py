@@ -11,7 +11,7 @@ import pytest
 from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
-from eval.text import chat_template, conversations, corpus, vocabulary, windows
+from eval.text import conversations, corpus, vocabulary, windows
 from eval.text.tokens import Tokens
 from eval.text.windows import EvalData
 from tests.support.chats import (
@@ -45,7 +45,7 @@ def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
     write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
     tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
     progress = Progress(quiet=True)
-    return chat_template.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
+    return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
 
 
 def scored_texts(folder: Path, found: Tokens) -> list[str]:
@@ -179,7 +179,7 @@ def test_no_template(tmp_path: Path) -> None:
     config = folder / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"chat_template"', '"no_template"'))
     talks, progress = conversations.read(spec(tmp_path), Progress(quiet=True)), Progress(quiet=True)
-    message = refusal(chat_template.tokenize, talks, folder, spec(tmp_path), progress)
+    message = refusal(conversations.tokenize, talks, folder, spec(tmp_path), progress)
     assert message.startswith("tokenizer_dir: no chat template: ")
 
 
@@ -195,7 +195,7 @@ def test_no_template(tmp_path: Path) -> None:
 )
 def test_tokens_in_a_part(offsets: list[tuple[int, int]], gold: list[int], across: int) -> None:
     """The part is characters 2 to 5."""
-    scored, crossing = chat_template.tokens_in([(2, 6)], offsets)
+    scored, crossing = conversations.tokens_in([(2, 6)], offsets)
     assert (scored.tolist(), crossing) == ([bool(each) for each in gold], across)
 
 
@@ -215,7 +215,7 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     assert {257, 258} <= data.seen < {*range(259)}
     talks = data.conversations
     assert talks is not None
-    assert (talks.found, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
+    assert (talks.total, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
     assert data.starts == talks.begins == (0, 220)
     assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from eval.specs import methods
+from eval.specs.types import Long, Method
 from eval.text import cutting
 from eval.text.cutting import Cut
 
@@ -143,8 +143,8 @@ def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
     assert scored(cuts) == list(range(1, n_tokens))
 
 
-@pytest.mark.parametrize("method", get_args(methods.Method))
-def test_least_tokens(method: methods.Method) -> None:
+@pytest.mark.parametrize("method", get_args(Method))
+def test_least_tokens(method: Method) -> None:
     """A text of so many tokens has a window, one of a token less has none."""
     least = cutting.least_tokens(method, 6)
 
@@ -178,9 +178,9 @@ def test_least_tokens(method: methods.Method) -> None:
         ),
     ],
 )
-def test_conversations(long: methods.Long, gold: Any, counts: tuple[int, int]) -> None:
+def test_conversations(long: Long, gold: Any, counts: tuple[int, int]) -> None:
     """Of 3, 6, 0 and 2 tokens, windows of 3; of the second the 4th token and the last are scored; one is empty."""
     scored = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 1], bool)
     found = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
-    assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found.cuts] == gold
-    assert (found.too_long, found.unscored) == counts
+    assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found[0]] == gold
+    assert found[1:] == counts

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from eval.text import corpus, hub_datasets
@@ -203,26 +201,6 @@ def test_a_renamed_data_set_is_read(hub: Hub, client: Client) -> None:
     hub.add("datasets", "org/new", {"README.md": "# New\n", "data/test.jsonl": '{"text": "a"}\n{"text": "b"}\n'})
     hub.renamed["datasets", "org/old"] = "org/new"
     assert read(client, dataset="org/old") == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("ptb-text-only/ptb_text_only", {"dataset": "ptb", "revision": "huge"}),
-        ("ptb-text-only/ptb_text_only", {"dataset": "ptb", "revision": "huge", "split": "test[1:]"}),
-        ("org/huge", {"dataset": "org/huge", "revision": "huge"}),
-    ],
-)
-def test_a_file_of_the_hub_that_holds_far_more_than_its_bytes(
-    name: str, keys: dict[str, Any], hub: Hub, client: Client
-) -> None:
-    """A value of 1 MB in 500 rows, whether the file is fetched here or by the library."""
-    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 500), ["x" * 1_000_000])
-    stored = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table({"sentence": text}), stored, compression="brotli", store_schema=False)
-    hub.add("datasets", name, {"penn_treebank/test/0000.parquet": stored.getvalue().to_pybytes()}, "huge")
-    assert "penn_treebank/test/0000.parquet: " in (problem := refusal(client, text_column="sentence", **keys))
-    assert " bytes that hold more than 100.0 MB" in problem
 
 
 @pytest.mark.parametrize(
