@@ -15,42 +15,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
 from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common import machine
 from backends.common.dtypes import dtype_name
-from backends.common.errors import InputError, ModelError
-from backends.common.json_files import expanded
-from backends.common.messages import one_line
-from backends.common.options import parse_options
-from backends.common.packages import computing
-from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.hub import local_folder
+from backends.common.errors import InputError
+from backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
     import torch
 
-METHODS = ("exl2", "gptq")
 GPTQ_BITS = 4
 RESERVE = 1 << 30
 """Bytes that the split leaves free on each GPU, at least; upstream's."""
 
 
-class ExLlamaV2Options(BaseModel):
-    """The ``engine`` object: GiB of weights on each GPU, in place of filling one after the other, and the length that
-    longrope factors depend on."""
-
-    model_config = ConfigDict(extra="forbid")
+class ExLlamaV2Options(ExLlamaOptions):
+    """The ``engine`` object: GiB of weights on each GPU, in place of filling one after the other."""
 
     gpu_split: list[float] | None = Field(None, min_length=1)
-    max_seq_len: int | None = Field(None, gt=0)
 
 
-class ExLlamaV2Backend(LogitsEngine):
+class ExLlamaV2Backend(ExLlamaEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -63,23 +51,14 @@ class ExLlamaV2Backend(LogitsEngine):
         ),
         summary="EXL2, 4-bit GPTQ and unquantized models, logits on NVIDIA GPUs",
     )
-    files = HuggingFaceFolder
-
-    def __init__(self, request: LoadRequest) -> None:
-        super().__init__(request)
-        self.options = parse_options(ExLlamaV2Options, request.options)
-        self.model: Any = None
-        self.attention = ""
-        self.dtype = ""
+    options_type = ExLlamaV2Options
+    methods = ("exl2", "gptq")
+    settings = "EXLLAMA_"
+    attention = ""
 
     @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        options = parse_options(ExLlamaV2Options, request.options)
-        check_model(request, METHODS, options.max_seq_len)
-        folder = expanded(request.model_dir)
-        if not folder.is_dir():
-            return
-        config = CheckpointConfig.read(folder)
+    def check_folder(cls, folder: Path, config: CheckpointConfig, request: LoadRequest) -> None:
+        super().check_folder(folder, config, request)
         bits = config.quantization.get("bits", GPTQ_BITS)
         if config.quantization.get("quant_method") == "gptq" and bits != GPTQ_BITS:
             raise InputError(f"model_dir: exllamav2 reads GPTQ models of {GPTQ_BITS} bits; this one has {bits}")
@@ -90,31 +69,7 @@ class ExLlamaV2Backend(LogitsEngine):
                 "Transformers 5 writes; write them as rope_theta and rope_scaling"
             )
 
-    @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
-        return 0 if {"gpu_split"} & request.options.keys() else None
-
-    @classmethod
-    def versions(cls) -> dict[str, str]:
-        return computing("exllamav2") | machine.variables(("EXLLAMA_",))
-
-    @classmethod
-    def import_engine(cls, *, verbose: bool) -> None:
-        super().import_engine(verbose=verbose)
-        import exllamav2  # noqa: F401
-
-    def load(self) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ModelError("exllamav2 needs an NVIDIA GPU; torch sees none")
-        folder = local_folder(self.request.model_dir)
-        try:
-            self._load(folder)
-        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
-            raise ModelError(f"exllamav2 could not load {folder}: {one_line(error)}") from error
-
-    def _load(self, folder: Path) -> None:
+    def load_folder(self, folder: Path) -> None:
         from exllamav2 import ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
 
         tokens = self.request.max_tokens
@@ -126,9 +81,7 @@ class ExLlamaV2Backend(LogitsEngine):
         config.arch_compat_overrides(quiet=True)
         self.model = model = ExLlamaV2(config)
         self.attention = attention_of(config)
-        layers = [
-            getattr(module, "attn", module) for module in model.modules
-        ]  # Cohere's decoder layers hold their attention
+        layers = [getattr(each, "attn", each) for each in model.modules]  # Cohere's layers hold their attention
         sliding = min((size for layer in layers if (size := getattr(layer, "sliding_window", 0))), default=tokens + 1)
         if self.attention != "flash-attn" and sliding <= tokens:
             raise ValueError(f"windows of {tokens} tokens reach its sliding window of {sliding}; that needs flash-attn")
@@ -151,19 +104,11 @@ class ExLlamaV2Backend(LogitsEngine):
         return group_layers(layer_of(module) for module in modules if type(module).__name__ == "ExLlamaV2Linear")
 
     def provenance(self) -> dict[str, Any]:
-        return {
+        return super().provenance() | {
             "architecture": self.model.config.architecture,
-            "dtype": self.dtype,
             "devices": sorted({module.device() for module in self.model.modules[1:]}),
             "attention": self.attention,
-            "batch": "one window at a time",
-            "options": self.options.model_dump(exclude_none=True),
         }
-
-    def close(self) -> None:
-        if self.model is not None:
-            self.model.unload()
-        self.model = None
 
 
 def attention_of(config: Any) -> str:

@@ -17,39 +17,28 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
+from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
 from backends.checkpoint import files as checkpoint
-from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common import machine
 from backends.common.dtypes import dtype_name
-from backends.common.errors import InputError, ModelError
+from backends.common.errors import InputError
 from backends.common.head import Head
-from backends.common.messages import one_line
-from backends.common.options import parse_options
-from backends.common.packages import computing
-from backends.exllama.common import OUTPUT_FACTOR, check_model
-from backends.hub import local_folder
+from backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
     import torch
 
-METHODS = ("exl3",)
-"""Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
 EXL3_PARTS = {"trellis", "su", "suh", "sv", "svh", "mcg", "mul1"}
 
 
-class ExLlamaV3Options(BaseModel):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB, and the length that longrope factors depend on."""
-
-    model_config = ConfigDict(extra="forbid")
+class ExLlamaV3Options(ExLlamaOptions):
+    """The ``engine`` object: arguments of ``Model.load``, in GiB."""
 
     device: str | None = Field(None, pattern=r"^cuda:\d+$")
     reserve_per_device: float | list[float] | None = None
     use_per_device: float | list[float] | None = None
-    max_seq_len: int | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> ExLlamaV3Options:
@@ -60,7 +49,7 @@ class ExLlamaV3Options(BaseModel):
         return self
 
 
-class ExLlamaV3Backend(LogitsEngine):
+class ExLlamaV3Backend(ExLlamaEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
@@ -74,47 +63,22 @@ class ExLlamaV3Backend(LogitsEngine):
         summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
         override_tensors=True,
     )
-    files = HuggingFaceFolder
+    options_type = ExLlamaV3Options
+    methods = ("exl3",)
+    """Quantization methods that it runs as they are: fp8 and mxfp4 become float16, and modelopt's NVFP4 garbage."""
+    settings = "EXL3_"
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options = parse_options(ExLlamaV3Options, request.options)
-        self.model: Any = None
         self.vocab_size = 0
-        self.dtype = ""
         self.entered: Any = None
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        options = parse_options(ExLlamaV3Options, request.options)
-        check_model(request, METHODS, options.max_seq_len)
+        super().check(request)
         check_overrides(request)
 
-    @classmethod
-    def gpus(cls, request: LoadRequest) -> int | None:
-        return 0 if {"device", "reserve_per_device", "use_per_device"} & request.options.keys() else None
-
-    @classmethod
-    def versions(cls) -> dict[str, str]:
-        return computing("exllamav3") | machine.variables(("EXL3_",))
-
-    @classmethod
-    def import_engine(cls, *, verbose: bool) -> None:
-        super().import_engine(verbose=verbose)
-        import exllamav3  # noqa: F401
-
-    def load(self) -> None:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ModelError("exllamav3 needs an NVIDIA GPU; torch sees none")
-        folder = local_folder(self.request.model_dir)
-        try:
-            self._load(folder)
-        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
-            raise ModelError(f"exllamav3 could not load {folder}: {one_line(error)}") from error
-
-    def _load(self, folder: Path) -> None:
+    def load_folder(self, folder: Path) -> None:
         from exllamav3 import Config, Model
 
         config = Config.from_directory(str(folder))
@@ -175,21 +139,19 @@ class ExLlamaV3Backend(LogitsEngine):
     def provenance(self) -> dict[str, Any]:
         caches = (getattr(module, "dispatch_cache", {}) for module in self.model)
         attention = {cache["fn"].__name__ for cache in caches if "fn" in cache}
-        return {
+        return super().provenance() | {
             "model_class": type(self.model).__name__,
-            "dtype": self.dtype,
             "devices": sorted({str(module.device) for module in self._linears()}),
             "attention": sorted(attention),
-            "batch": "one window at a time",
             "override_tensors": [str(file) for file in self.request.override_tensors],
-            "options": self.options.model_dump(exclude_none=True),
         }
 
     def close(self) -> None:
-        if self.model is not None:
-            self.model.unload()
-            self.model.config.stc.close()
-        self.model = self.entered = None
+        config = None if self.model is None else self.model.config
+        super().close()
+        self.entered = None
+        if config is not None:
+            config.stc.close()
 
 
 def layer_of(module: Any) -> Layer:

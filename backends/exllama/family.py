@@ -1,0 +1,121 @@
+"""What the engines of the ExLlama family share: loading on NVIDIA GPUs, and what they would load as another model."""
+
+from __future__ import annotations
+
+import importlib
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from backends.base import LoadRequest, LogitsEngine
+from backends.checkpoint import files as checkpoint
+from backends.checkpoint.config import CheckpointConfig, has_longrope
+from backends.checkpoint.folder import HuggingFaceFolder
+from backends.common import machine
+from backends.common.errors import InputError, ModelError
+from backends.common.json_files import expanded
+from backends.common.messages import one_line
+from backends.common.options import parse_options
+from backends.common.packages import computing
+from backends.hub import local_folder
+
+OUTPUT_FACTOR = 4
+"""Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
+
+
+class ExLlamaOptions(BaseModel):
+    """The ``engine`` object: how the model is split, and the length that longrope factors depend on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_seq_len: int | None = Field(None, gt=0)
+
+
+class ExLlamaEngine(LogitsEngine):
+    """One model, whose package has the name of its load_fn.
+
+    ``options_type``: the ``engine`` object, whose options but ``max_seq_len`` name GPUs by their places among all;
+    ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with.
+    """
+
+    files = HuggingFaceFolder
+    options_type: ClassVar[type[ExLlamaOptions]]
+    methods: ClassVar[tuple[str, ...]]
+    settings: ClassVar[str]
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options: Any = parse_options(self.options_type, request.options)
+        self.model: Any = None
+        self.dtype = ""
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        longest = parse_options(cls.options_type, request.options).max_seq_len
+        if longest is not None and longest < request.max_tokens:
+            raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {request.max_tokens} tokens")
+        folder = expanded(request.model_dir)
+        if folder.is_dir():
+            cls.check_folder(folder, CheckpointConfig.read(folder), request)
+
+    @classmethod
+    def check_folder(cls, folder: Path, config: CheckpointConfig, request: LoadRequest) -> None:
+        """InputError if a local model has a format, a length or files that the engine would get wrong."""
+        method = config.quantization.get("quant_method")
+        others = [file for file in checkpoint.strays(folder) if file not in request.override_tensors]
+        if stray := [file for file in others if not file.name.startswith("consolidated")]:
+            raise InputError(
+                f"model_dir: {stray[0]}: {request.load_fn} would load it as well; move it out of the folder"
+            )
+        if method is not None and method not in cls.methods:
+            raise InputError(
+                f"model_dir: {request.load_fn} does not read {method} models; it reads {', '.join(cls.methods)}"
+            )
+        if request.options.get("max_seq_len") is None and has_longrope(config.raw):
+            raise InputError(
+                f"engine.max_seq_len: missing; this model's longrope factors depend on it in {request.load_fn}, so set "
+                "it to what you serve with"
+            )
+
+    @classmethod
+    def gpus(cls, request: LoadRequest) -> int | None:
+        return 0 if request.options.keys() - {"max_seq_len"} else None
+
+    @classmethod
+    def versions(cls) -> dict[str, str]:
+        return computing(*cls.capabilities.packages) | machine.variables((cls.settings,))
+
+    @classmethod
+    def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
+        importlib.import_module(cls.capabilities.packages[0])
+
+    def load(self) -> None:
+        import torch
+
+        name = self.capabilities.packages[0]
+        if not torch.cuda.is_available():
+            raise ModelError(f"{name} needs an NVIDIA GPU; torch sees none")
+        folder = local_folder(self.request.model_dir)
+        try:
+            self.load_folder(folder)
+        except Exception as error:  # whatever the compiler, the loader or CUDA raises: one model's failure
+            raise ModelError(f"{name} could not load {folder}: {one_line(error)}") from error
+
+    @abstractmethod
+    def load_folder(self, folder: Path) -> None:
+        """Load the model; whatever the engine raises."""
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "batch": "one window at a time",
+            "options": self.options.model_dump(exclude_none=True),
+        }
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.unload()
+        self.model = None
