@@ -218,12 +218,30 @@ class TransformersBackend(LogitsEngine):
             raise InputError("engine.streaming: reads every layer once a token, which takes hours; leave it out")
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        from backends.hf import answers
+        """One at a time: no padding, and so nothing that depends on the other prompts.
 
+        ``generate`` would take what is not set from the model's generation config: Qwen2.5's has a repetition penalty,
+        with which the greedy answer is not made of the most probable tokens.  So the model gets an empty one.
+        """
+        import torch
+        from transformers import GenerationConfig
+
+        drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+        how = GenerationConfig(
+            max_new_tokens=sampling.max_tokens, do_sample=bool(sampling.temperature),
+            eos_token_id=list(sampling.stop) or None, pad_token_id=next(iter(sampling.stop), 0),
+            **(drawn if sampling.temperature else {}),
+        )  # fmt: skip
+        self.model.generation_config = GenerationConfig()
         try:
             for question in questions:
                 self._forget_lengths()
-                yield from answers.answers(self.model, [question], sampling)
+                torch.manual_seed(question.seed)
+                ids = torch.tensor([question.token_ids], device=self.model.device)
+                with torch.inference_mode():
+                    found = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)
+                new = tuple(found[0, ids.shape[1] :].tolist())
+                yield Answer(question.number, new, "stop" if new and new[-1] in sampling.stop else "length")
         except (RuntimeError, ValueError, TypeError) as error:
             raise ModelError(f"Transformers stopped while answering: {one_line(error)}") from error
 

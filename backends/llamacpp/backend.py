@@ -10,17 +10,27 @@ cache in f16), but for these settings:
 - no repacked weights (``use_extra_bufts`` false) where llama.cpp was built with AMX tile code, which GCC 12.2 of
   Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code;
   ``"use_extra_bufts": true`` runs it.
+
+Some logits are -inf, or of tokens that a model excludes for good (Chameleon's images: -3.4e38; draft vocabularies:
+-inf).  Such a token has the probability 0 for the model, and a KL divergence of +inf wherever a reference gives it any,
+which would leave a model without a single finite position.  Logits below ``FLOOR``, the lowest float16, are therefore
+set to ``FLOOR``: the probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the
+divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf, so that its position is left out
+and counted; so is a position without any logit above ``FLOOR``.  How many logits were set is in the results.  NaN stays
+NaN.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
 from backends.checkpoint import gguf
@@ -31,18 +41,40 @@ from backends.common.packages import check_installed, installed_versions
 from backends.layers.groups import group_layers
 from backends.layers.schemes import UNKNOWN
 from backends.llamacpp import ggml
-from backends.llamacpp.excluded_tokens import FLOOR, raise_to_floor
-from backends.llamacpp.options import LlamacppOptions, context_parameters, model_parameters
 
 if TYPE_CHECKING:
     import torch
 
+BATCH = 512
+"""Tokens of a batch: llama.cpp's own default for the physical one."""
+
+Positive = Annotated[int, Field(gt=0)]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+FLOOR = -65504.0
 NO_TILES = (
     "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
+
+
+class LlamacppOptions(BaseModel):
+    """The parameters of llama.cpp that change what runs; those that a spec leaves out are llama.cpp's defaults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
+    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    main_gpu: Annotated[int, Field(ge=0)] = 0
+    tensor_split: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=16)] | None = None
+    n_batch: Positive = BATCH
+    n_ubatch: Positive = BATCH
+    n_threads: Positive | None = None
+    flash_attn: bool | None = None
+    use_extra_bufts: bool | None = None
+    type_k: CacheType = "f16"
+    type_v: CacheType = "f16"
 
 
 class LlamacppBackend(LogitsEngine):
@@ -222,3 +254,46 @@ class LlamacppBackend(LogitsEngine):
         if self.model:
             self.library.llama_model_free(self.model)
         self.model = self.context = self.batch = None
+
+
+def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -> Any:
+    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: whether ggml may repack the weights."""
+    parameters = library.llama_model_default_params()
+    parameters.n_gpu_layers, parameters.main_gpu = options.n_gpu_layers, options.main_gpu
+    parameters.split_mode = getattr(library, f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}")
+    if split := options.tensor_split:
+        parameters.tensor_split = (ctypes.c_float * max(library.llama_max_devices(), 16))(*split)
+    parameters.use_extra_bufts = repacks
+    return parameters
+
+
+def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int) -> Any:
+    """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens`` tokens."""
+    from gguf import GGMLQuantizationType as Types  # llama-cpp-python 0.3.36 has no name for bf16
+
+    parameters = library.llama_context_default_params()
+    parameters.n_ctx = max_tokens
+    parameters.n_batch, parameters.n_ubatch = options.n_batch, options.n_ubatch
+    parameters.n_threads = parameters.n_threads_batch = threads
+    parameters.type_k, parameters.type_v = (Types[name.upper()].value for name in (options.type_k, options.type_v))
+    if options.flash_attn is not None:
+        parameters.flash_attn_type = int(options.flash_attn)
+    return parameters
+
+
+def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
+    """Set logits [T, V] below ``FLOOR`` to ``FLOOR``, and targets int64 [T] below it to -inf.
+
+    Returns how many logits, and how many targets among them, were below.  A position that has no other logits gets
+    -inf in all of them.
+    """
+    import torch
+
+    if bool(logits.amin() >= FLOOR):
+        return 0, 0
+    low = logits < FLOOR
+    excluded = low.gather(1, targets[:, None])
+    logits.masked_fill_(low, FLOOR)
+    logits.scatter_(1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None])))
+    logits[low.all(-1)] = -torch.inf
+    return int(low.sum()), int(excluded.sum())

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backends.base import Capabilities, LoadRequest, ScoringEngine, Task, TokenScores, Window
 from backends.common.answers import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
-from backends.common.options import parse_options
-from backends.vllm_server import answers
-from backends.vllm_server.client import Card, Sample, ServedModel, ServerError, real_logprobs
-from backends.vllm_server.served import ServedModelFiles, ServerOptions, is_stamped, over_a_connection, served_model
+from backends.vllm_server.client import ServerError
+from backends.vllm_server.served import Card, Sample, ServedModel, ServedModelFiles, is_stamped, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
@@ -49,41 +47,33 @@ class VllmServerBackend(ScoringEngine):
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options = parse_options(ServerOptions, request.options)
-        self.served = served_model(request)
+        self.served = ServedModel(request)
+        self.options = self.served.options
         self.card: Card | None = None
         self.sample: Sample | None = None
         self.tokenizer = ""
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
-            card = await served.card(client)
-            longest = card.max_model_len
-            if longest is not None and longest <= request.max_tokens:
-                raise InputError(
-                    f"model_dir: {served.server.url}: takes {longest} tokens, windows of {request.max_tokens} and one "
-                    f"more to generate need a server started with --max-model-len {request.max_tokens + 1}"
-                )
-            await served.sample(client, card.model)
-
         ServedModelFiles(request).storage()
-        over_a_connection(served_model(request), look)
+        served = ServedModel(request)
+        longest = served.see().card.max_model_len
+        if longest is not None and longest <= request.max_tokens:
+            raise InputError(
+                f"model_dir: {served.server.url}: takes {longest} tokens, windows of {request.max_tokens} and one more "
+                f"to generate need a server started with --max-model-len {request.max_tokens + 1}"
+            )
 
     @classmethod
     def versions(cls) -> dict[str, str]:
         return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
 
     def load(self) -> None:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
-            self.card = card = await served.card(client)
-            self.sample = sample = await served.sample(client, card.model)
-            if self.request.stamp and not is_stamped(self.request.stamp, card, sample):
-                raise ServerError("the server's model changed before it was scored; run again")
-            tokens = await served.vocabulary(client, card.model)
-            self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
-
-        over_a_connection(self.served, look)
+        seen = self.served.see()
+        if self.request.stamp and not is_stamped(self.request.stamp, seen.card, seen.sample):
+            raise ModelError(f"{self.served.server.url}: the server's model changed before it was scored; run again")
+        self.card, self.sample, tokens = seen.card, seen.sample, seen.tokens
+        self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
@@ -98,7 +88,7 @@ class VllmServerBackend(ScoringEngine):
         async def answer(client: httpx2.AsyncClient, question: Question) -> Answer:
             assert self.card is not None
             try:
-                found, fingerprint = await answers.answer(client, self.served, self.card, question, sampling)
+                found, fingerprint = await self.served.answer(client, self.card.model, question, sampling)
                 self.check_fingerprint(fingerprint)
             except ServerError as error:
                 raise ModelError(f"{question.where}: {self.served.server.url}: {error}") from None
@@ -129,22 +119,20 @@ class VllmServerBackend(ScoringEngine):
     def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
 
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> None:
-            assert self.card is not None
-            assert self.sample is not None
-            if not self.sample.agrees(await served.sample(client, self.card.model)):
-                raise ServerError("the server's model changed while it was scored; run again")
-
-        over_a_connection(self.served, look)
+        assert self.card is not None
+        assert self.sample is not None
+        model = self.card.model
+        if not self.sample.agrees(self.served.over_a_connection(lambda client: self.served.sample(client, model))):
+            raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
         assert self.card is not None
         ids = window.token_ids.tolist()
         try:
-            answer, fingerprint = await self.served.completion(client, self.card.model, ids, 0)
+            answer = await self.served.completion(client, self.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
-            self.check_fingerprint(fingerprint)
+            self.check_fingerprint(answer.system_fingerprint)
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
         return TokenScores(window.index, logprob[window.positions - 1])

@@ -1,4 +1,4 @@
-"""A model that a server has: what it is, asked before any window, in the place of files.
+"""A model that a server has: what it is asked, what its answers must hold, and what stands in the place of files.
 
 Before anything is scored, a sample is taken: 32 token ids are scored with ``TOP`` entries a position, which shows
 whether the server answers log-probabilities or logits.  The sample's values are part of the scores' key (``stamp``),
@@ -17,25 +17,63 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Coroutine
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends import hub
 from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
 from backends.checkpoint import gguf, stored_bits
+from backends.common.answers import Answer, Finish, Question, Sampling
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import expanded
-from backends.common.options import parse_options
-from backends.vllm_server.client import Card, Sample, ServedModel, Server, ServerError, base_url
+from backends.common.messages import shortened
+from backends.common.options import describe, parse_options
+from backends.vllm_server.client import CONNECT_S, OURS, PER_TOKEN, SHORT_S, SMALL, Server, ServerError, base_url
 
 if TYPE_CHECKING:
     import httpx2
 
+SAMPLE_IDS = tuple(range(33, 65))
+"""Ordinary tokens in every vocabulary: single bytes or letters."""
+TOP = 20
+"""vLLM's own default of --max-logprobs."""
+MOST_LOGITS = 1 << 20
+"""Four times the largest vocabulary."""
+CLAMPED = -9999.0
+"""What vLLM's server writes for minus infinity, which JSON does not have."""
+ROUNDING = 1e-3
+"""How far above 1 a sum of probabilities, and above 0 a log-probability, may be."""
+MOVED = 0.05
+"""Nats: above what other traffic does to a sample in bfloat16 (0.03).  Other weights would have to pass 31 times."""
+NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
+WORDS = (
+    "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
+    "JavaScript HttpRequest return lambda function1024 2048 password kilometre Wissenschaft naturellement "
+    "electroencephalography counterrevolutionaries zygote rhythm Azerbaijan tokenization perplexity hexadecimal "
+    "misunderstanding quantization 31415926 incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
+).replace(" ", "\n")
+"""Words on lines of their own: tokens of letters and digits alone look the same in every kind of vocabulary."""
+NEUTRAL = {
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
+}  # fmt: skip
+"""What a server else takes from the model's generation config, as Qwen2.5's repetition penalty of 1.05 to 1.1."""
+PER_LETTER = 16
+"""Bytes of an answer for each of a request: the ids of the prompt's tokens."""
+NO_IDS = (
+    "its answer has no token ids, which vLLM's own server returns (return_token_ids); "
+    "give -o a name that ends in .jsonl, and the text is kept"
+)
 T = TypeVar("T")
+Shape = TypeVar("Shape", bound=BaseModel)
+Name = Annotated[str, Field(max_length=1000)]
+TokenId = Annotated[int, Field(ge=0, lt=MOST_LOGITS)]
 
 
 class ServerOptions(BaseModel):
@@ -51,25 +89,251 @@ class ServerOptions(BaseModel):
     weights: str | None = None
 
 
+class ListedModel(BaseModel):
+    """An entry of ``/v1/models``."""
+
+    id: Name
+    root: Name | None = None
+    parent: Name | None = None
+    max_model_len: int | None = Field(None, ge=1)
+
+
+class ListedModels(BaseModel):
+    """What ``/v1/models`` answers."""
+
+    data: list[ListedModel] = Field(default_factory=list)
+
+
+class Version(BaseModel):
+    """What ``/version`` answers."""
+
+    version: Name | None = None
+
+
+class Tokens(BaseModel):
+    """What ``/tokenize`` answers."""
+
+    tokens: list[TokenId] | None = None
+    token_strs: list[Name] | None = None
+
+
+class Entry(BaseModel):
+    """A token's entry at a position."""
+
+    logprob: float
+
+
+class Choice(BaseModel):
+    """A prompt and its continuation; a position's entries are by the ids of their tokens."""
+
+    prompt_logprobs: list[dict[str, Entry] | None] | None = None
+
+
+class Completion(BaseModel):
+    """What ``/v1/completions`` answers; ``system_fingerprint`` is vLLM's digest of its version and configuration."""
+
+    choices: list[Choice] = Field(min_length=1)
+    system_fingerprint: Name | None = None
+
+
+class Message(BaseModel):
+    """What of an answer belongs to the conversation."""
+
+    content: str | None = None
+    tool_calls: list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class ChatChoice(BaseModel):
+    """An answer of the chat endpoint."""
+
+    message: Message
+    finish_reason: Any = None
+    token_ids: Any = None
+
+
+class ChatCompletion(BaseModel):
+    """What ``/v1/chat/completions`` answers."""
+
+    choices: list[ChatChoice] = Field(min_length=1)
+    prompt_token_ids: Any = None
+    system_fingerprint: Name | None = None
+
+
+def shaped(shape: type[Shape], answer: Any) -> Shape:
+    """An answer as vLLM builds it; ServerError for one that is built in another way, or has values of other types."""
+    try:
+        return shape.model_validate(answer, strict=True)
+    except ValidationError as error:
+        reason = f"its answer has another shape than vLLM's: {describe(error, ())}"
+        raise ServerError(f"{reason}; {OURS}", 200) from None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a server says of one model; None where it does not."""
+
+    model: str
+    root: str | None
+    parent: str | None
+    max_model_len: int | None
+    version: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model's scores of ``SAMPLE_IDS``, by which it is told from another model.
+
+    ``logprob``: float32 [len(SAMPLE_IDS) - 1]; ``fingerprint``: what vLLM makes of its own version and configuration.
+    """
+
+    logprob: NDArray[np.float32]
+    fingerprint: str | None
+
+    @property
+    def rounded(self) -> list[str]:
+        """To 0.01 nats; text, as JSON has no infinity."""
+        return [f"{value:.2f}" for value in self.logprob]
+
+    def agrees(self, other: Sample) -> bool:
+        """Whether the same model can have answered both."""
+        close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)  # equal infinities are close
+        return close and self.fingerprint == other.fingerprint
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a server says of a model before any window; ``tokens`` is id -> token of ``WORDS``, or why it says none."""
+
+    card: Card
+    sample: Sample
+    tokens: dict[int, str] | str
+
+
+class ServedModel:
+    """One model of a server: what it is asked, and what its answers must hold; ServerError where they do not."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        self.options = parse_options(ServerOptions, request.options)
+        key = api_key(self.options)
+        self.server = Server(base_url(request.model_dir), key, self.options.timeout_s, self.options.retries)
+
+    def over_a_connection(self, ask: Callable[[httpx2.AsyncClient], Awaitable[T]]) -> T:
+        """What ``ask`` finds over a connection of its own; ModelError."""
+
+        async def connected() -> T:
+            async with self.server.client() as client:
+                return await ask(client)
+
+        try:
+            return asyncio.run(connected())
+        except ServerError as error:
+            raise ModelError(f"{self.server.url}: {error}") from None
+
+    def see(self) -> Seen:
+        """What the server says of the model; ModelError, and InputError if it has no such model."""
+
+        async def ask(client: httpx2.AsyncClient) -> Seen:
+            card = await self.card(client)
+            return Seen(card, await self.sample(client, card.model), await self.vocabulary(client, card.model))
+
+        return self.over_a_connection(ask)
+
+    async def card(self, client: httpx2.AsyncClient) -> Card:
+        """What the server says of the model that the spec names, or of its only one; InputError if it has no such."""
+        listed = shaped(ListedModels, await self.server.ask(client, "/v1/models", within=CONNECT_S)).data
+        cards = {model.id: model for model in listed}
+        if not cards:
+            raise ServerError(f"/v1/models names no model; {OURS}")
+        wanted = self.options.model
+        if wanted not in cards if wanted else len(cards) != 1:
+            names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
+            raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
+        model = cards[wanted] if wanted else listed[0]
+        try:
+            version = shaped(Version, await self.server.ask(client, "/version", within=SHORT_S)).version
+        except ServerError as error:
+            if error.status in (None, 200):
+                raise
+            version = None  # a proxy may pass /v1 only
+        return Card(model.id, model.root, model.parent, model.max_model_len, version)
+
+    async def completion(
+        self, client: httpx2.AsyncClient, model: str, ids: Sequence[int], top: int, within: float = inf
+    ) -> Completion:
+        """The answer to a prompt of token ids.  One token is generated, as servers refuse to generate none."""
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
+        largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
+        answer = await self.server.ask(client, "/v1/completions", body, within=within, largest=largest)
+        return shaped(Completion, answer)
+
+    async def sample(self, client: httpx2.AsyncClient, model: str) -> Sample:
+        """Scores of ``SAMPLE_IDS``, after it was seen that they are log-probabilities."""
+        try:
+            answer = await self.completion(client, model, SAMPLE_IDS, TOP, SHORT_S)
+        except ServerError as error:
+            if error.status == 400 and "logprobs" in str(error):
+                raise ServerError(f"{error}; start the server with --max-logprobs {TOP} or more") from None
+            raise
+        logprob = real_logprobs(SAMPLE_IDS, answer)
+        check_normalized(answer)
+        return Sample(logprob, answer.system_fingerprint)
+
+    async def vocabulary(self, client: httpx2.AsyncClient, model: str) -> dict[int, str] | str:
+        """Id -> token of ``WORDS``, or why the server does not say."""
+        body = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
+        try:
+            answer = await self.server.ask(client, "/tokenize", body, within=SHORT_S)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            return str(error)
+        found = shaped(Tokens, answer)
+        pairs = zip(found.tokens or (), found.token_strs or (), strict=False)
+        words = {number: token for number, token in pairs if token.isascii() and token.isalnum()}
+        return words or "/tokenize shows no tokens"
+
+    async def answer(
+        self, client: httpx2.AsyncClient, model: str, question: Question, sampling: Sampling
+    ) -> tuple[Answer, str | None]:
+        """(the answer to a question, by the server's own chat template, the server's fingerprint)."""
+        asked = body(model, question, sampling)
+        largest = SMALL + PER_TOKEN * sampling.max_tokens + PER_LETTER * len(json.dumps(asked))
+        answer = await self.server.ask(client, "/v1/chat/completions", asked, within=inf, largest=largest)
+        found = shaped(ChatCompletion, answer)
+        choice = found.choices[0]
+        if choice.finish_reason not in ("stop", "length", "tool_calls"):
+            ended = shortened(repr(choice.finish_reason))
+            raise ServerError(f"an answer ended by {ended}, and neither by itself nor by --max-tokens")
+        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
+        if sampling.as_text:
+            said = {key: value for key, value in choice.message.model_dump().items() if value}
+            message = {"role": "assistant", "content": said.pop("content", ""), **said}
+            return Answer(question.number, None, finish, message=message), found.system_fingerprint
+        new, prompt = choice.token_ids, found.prompt_token_ids
+        if not (are_ids(new) and are_ids(prompt)):
+            raise ServerError(NO_IDS)
+        return Answer(question.number, tuple(new), finish, tuple(prompt)), found.system_fingerprint
+
+
 class ServedModelFiles(ModelFiles):
-    """See the module's docstring; ModelError for a server that is silent, or no vLLM."""
+    """What a server says in the place of a model's files; ModelError for a server that is silent, or no vLLM."""
+
+    @cached_property
+    def seen(self) -> Seen:
+        """What the server says, asked once."""
+        return ServedModel(self.request).see()
 
     def facts(self) -> ModelFacts:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> ModelFacts:
-            card = await served.card(client)
-            tokens = await served.vocabulary(client, card.model)
-            context = None if card.max_model_len is None else card.max_model_len - 1
-            return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
-
-        return over_a_connection(served_model(self.request), look)
+        longest, tokens = self.seen.card.max_model_len, self.seen.tokens
+        context = None if longest is None else longest - 1
+        return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
 
     def stamp(self) -> str:
-        async def look(served: ServedModel, client: httpx2.AsyncClient) -> str:
-            card = await served.card(client)
-            sample = await served.sample(client, card.model)
-            return json.dumps([served.server.url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
-
-        return over_a_connection(served_model(self.request), look)
+        card, sample = self.seen.card, self.seen.sample
+        url = base_url(self.request.model_dir)
+        return json.dumps([url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
 
     def content(self) -> str:
         return ""  # a server is the same from every machine
@@ -84,20 +348,21 @@ class ServedModelFiles(ModelFiles):
             return False
 
     def storage(self) -> Storage:
-        return stored_size(parse_options(ServerOptions, self.request.options))
+        weights = parse_options(ServerOptions, self.request.options).weights
+        if weights is None:
+            return Storage(note="a server does not say what it stores; give engine.weights or override_*")
+        try:
+            if weights.endswith(".gguf"):
+                return gguf.read_model(expanded(weights)).storage()
+            return stored_bits.storage_of(hub.resolve(weights, None, download=False))
+        except InputError as error:
+            raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
 
 
 def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
     """Whether a server still is what ``stamp`` saw, which is part of the scores' key."""
     _, of_card, fingerprint, rounded = json.loads(stamp)
     return asdict(card) == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
-
-
-def served_model(request: LoadRequest) -> ServedModel:
-    """The model that a request is about; InputError for what is wrong with its options."""
-    options = parse_options(ServerOptions, request.options)
-    server = Server(base_url(request.model_dir), api_key(options), options.timeout_s, options.retries)
-    return ServedModel(server, options.model)
 
 
 def api_key(options: ServerOptions) -> str | None:
@@ -110,29 +375,69 @@ def api_key(options: ServerOptions) -> str | None:
     return key
 
 
-def stored_size(options: ServerOptions) -> Storage:
-    """Stored size of the model that ``weights`` names; InputError if its files are not there, or damaged."""
-    if options.weights is None:
-        return Storage(note="a server does not say what it stores; give engine.weights or override_*")
-    try:
-        if options.weights.endswith(".gguf"):
-            return gguf.read_model(expanded(options.weights)).storage()
-        return stored_bits.storage_of(hub.resolve(options.weights, None, download=False))
-    except InputError as error:
-        raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
+def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
+    """Log-probabilities float32 [L - 1] of a prompt's tokens but the first, from ``prompt_logprobs``; ServerError.
+
+    Entry i scores token i: one of its keys must be the id of the real token.  The first entry is empty.
+    """
+    entries = answer.choices[0].prompt_logprobs
+    if entries is None:
+        raise ServerError("its answer has no prompt_logprobs; compare_q needs vLLM's own server, `vllm serve`")
+    if len(entries) != len(ids) or entries[0] is not None:
+        raise ServerError(f"its answer has prompt_logprobs of {len(entries)} positions for {len(ids)} tokens")
+    found = [(entry or {}).get(str(token)) for token, entry in zip(ids, entries, strict=True)]
+    if None in found[1:]:
+        at = found.index(None, 1)
+        raise ServerError(f"its answer does not score token {ids[at]} at position {at}")
+    logprob = np.array([entry.logprob for entry in found if entry is not None])
+    if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
+        raise ServerError(NO_LOGPROBS)
+    logprob[logprob == CLAMPED] = -np.inf
+    return logprob.astype(np.float32)
 
 
-Look = Callable[[ServedModel, "httpx2.AsyncClient"], Coroutine[Any, Any, T]]
+def check_normalized(answer: Completion) -> None:
+    """ServerError unless the entries of every position but the first can be log-probabilities.
+
+    The ``TOP`` entries of a position must sum to 1 at most, and reach 1 if every other token were as probable as the
+    last of them.
+    """
+    for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
+        if entry is None or len(entry) < TOP:
+            few = f"answers {len(entry or ())} of {TOP} entries"
+            raise ServerError(f"{few}; start the server with --max-logprobs {TOP} or more")
+        values = np.array([each.logprob for each in entry.values()])
+        with np.errstate(over="ignore"):
+            top = np.exp(np.sort(values)[-TOP:])
+        if not top.sum() <= 1 + ROUNDING or top.sum() + MOST_LOGITS * top[0] < 1 - ROUNDING:
+            raise ServerError(NO_LOGPROBS)
 
 
-def over_a_connection(served: ServedModel, look: Look[T]) -> T:
-    """What ``look`` finds over a connection of its own; ModelError."""
+def are_ids(found: Any) -> bool:
+    """Whether these are token ids, at least one."""
+    return isinstance(found, list) and bool(found) and all(type(one) is int and 0 <= one < MOST_LOGITS for one in found)
 
-    async def connected() -> T:
-        async with served.server.client() as client:
-            return await look(served, client)
 
-    try:
-        return asyncio.run(connected())
-    except ServerError as error:
-        raise ModelError(f"{served.server.url}: {error}") from None
+def body(model: str, question: Question, sampling: Sampling) -> dict[str, Any]:
+    """The request.  Where tokens are wanted, no parser takes tool calls out of them: a server without one refuses."""
+    asked: dict[str, Any] = {
+        "model": model, "messages": [as_openai(each) for each in question.messages], "seed": question.seed,
+        "max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p, **NEUTRAL,
+    }  # fmt: skip
+    if sampling.template:
+        asked["chat_template_kwargs"] = dict(sampling.template)
+    if question.tools:
+        asked |= {"tools": list(question.tools), "tool_choice": "auto" if sampling.as_text else "none"}
+    return asked if sampling.as_text else asked | {"return_token_ids": True}
+
+
+def as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose tool calls are as the endpoint wants them: with an id, and arguments as JSON in a string."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for number, call in enumerate(message["tool_calls"]):
+        inside = call.get("function", call)
+        function = {**inside, "arguments": json.dumps(inside["arguments"], ensure_ascii=False)}
+        calls.append({"id": call.get("id", f"call_{number}"), "type": "function", "function": function})
+    return {"content": None, **message, "tool_calls": calls}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from backends.base import Task
-from backends.llamacpp.excluded_tokens import FLOOR, raise_to_floor
+from backends.llamacpp.backend import FLOOR, raise_to_floor
 from backends.scoring import statistics
 from backends.worker import scoring
 from tests.support.llama_cpp import loaded, runs_llama_cpp

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from backends.checkpoint.gguf import GgufFiles
-from backends.llamacpp.backend import LlamacppBackend
-from backends.llamacpp.options import LlamacppOptions, context_parameters, model_parameters
+from backends.llamacpp.backend import LlamacppBackend, LlamacppOptions, context_parameters, model_parameters
 from tests.support.llama_cpp import request_for
 from tests.support.toy import refusal
 
