@@ -1,35 +1,49 @@
-"""The formats of one weight matrix in safetensors: which tensors are its bits, and how many weights they encode.
+"""The formats of a weight matrix in safetensors: which tensors are its bits, how many weights they encode, in words.
 
-Known are those of docs/formats.md.  Not known: HQQ and quanto (which Transformers does not save), AQLM and others.
-A tensor beside the weight that is neither bits of its format nor in ``NOT_BITS``
-makes the matrix unknown, so that no format is taken for another format that resembles it.
+``FORMATS`` is the one table of layouts: bits per weight and the doctor ask it.  Known are those of docs/formats.md,
+not known HQQ and quanto (which Transformers does not save), AQLM and others.  A tensor beside the weight that is
+neither bits of its format nor in ``NOT_BITS`` makes the matrix unknown, so that no format is taken for another format
+that resembles it.  No torch, but for numbers of 8 bits.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from backends.checkpoint.files import Tensor
 from backends.checkpoint.hints import ConfigHints, unpadded
 from backends.common.errors import InputError
 from backends.common.json_files import parsed
+from backends.layers.schemes import sizes_text, with_group_size
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""
+Floats = NDArray[np.float32]
 
 UNKNOWN = "stored in a format that compare_q cannot size"
 DAMAGED = "what is stored beside it does not fit it"
+PADDED = "padded, and config.json does not say from which size"
 LONGEST = 1 << 20
 """Bytes of a tensor that describes another; bitsandbytes' descriptions have some hundred."""
 LONGEST_LIST = 1024
 """Integers in one row that may describe something else than weights."""
-PADDED = "padded, and config.json does not say from which size"
-FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""dtype of a header -> its name, of the weights that are not quantized."""
+EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
 POWERS = {"U8", "F8_E8M0"}
 """Dtypes of the scales of OCP's microscaling formats, which are powers of two."""
+NUMBERS = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "BOOL": "u1", "U32": "<u4", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
+}  # fmt: skip
+"""dtype of a header -> numpy's type of the same bytes."""
+TORCH_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
 NOT_BITS = {
     "bias", "weight_shape", "weight_format", "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale",
     "activation_scale", "output_scale", "k_scale", "v_scale", "q_scale", "A_log", "inv_freq",
@@ -51,88 +65,190 @@ class StoredWeights:
 
 
 @dataclass(frozen=True)
-class Format:
-    """``bits``: names of the parts that are stored bits; ``weights`` returns how many weights the parts encode.
+class Layout:
+    """How one matrix is stored: in words ("int4 g128"), "" where they are not known, and how many weights it has.
 
-    Where the number is not known, ``weights`` returns the reason.  Its third argument is the set of sizes that the
-    matrix can have had before it was padded.
+    ``weights`` is the reason where the number is not known.
     """
 
-    bits: frozenset[str]
-    weights: Callable[[Parts, ConfigHints, frozenset[int]], int | str]
+    words: str
+    weights: int | str
 
 
-def _product(shape: Tensor) -> int:
-    """The product of the sizes that a tensor of integers holds."""
-    code = "i" if shape.dtype == "I32" else "q"
-    return math.prod(map(int, struct.unpack(f"<{shape.numel}{code}", _whole(shape))))
+Reader = Callable[[Parts, ConfigHints, frozenset[int]], Layout]
+"""Reads the layout of a module's parts; the third argument is the set of sizes that the matrix can have had before it
+was padded."""
+NOT_KNOWN = Layout("", UNKNOWN)
 
 
-def _whole(tensor: Tensor) -> bytes:
-    if tensor.nbytes > LONGEST:
-        raise ValueError("too long for a description")
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        return stream.read(tensor.nbytes)
+# Stored numbers, without torch where numpy knows them.
 
 
-def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def stored(tensor: Tensor) -> NDArray[Any]:
+    """A tensor as it is stored, in its shape, mapped into memory; ValueError for a dtype that is not known here."""
+    if tensor.dtype not in NUMBERS:
+        raise ValueError(f"its dtype {tensor.dtype} is not known")
+    if not tensor.numel:
+        return np.empty(tensor.shape, NUMBERS[tensor.dtype])
+    return np.memmap(tensor.file, NUMBERS[tensor.dtype], "r", tensor.start, tensor.shape)
+
+
+def floats(raw: NDArray[Any], dtype: str) -> Floats:
+    """Stored numbers of one dtype of headers as float32."""
+    result: Floats
+    if dtype == "BF16":
+        result = np.left_shift(raw, 16, dtype=np.uint32).view(np.float32)
+    elif dtype in TORCH_NAMES:
+        import torch  # numpy has no floats of 8 bits
+
+        result = torch.from_numpy(np.array(raw)).view(getattr(torch, TORCH_NAMES[dtype])).float().numpy()
+    else:
+        result = np.asarray(raw, np.float32)
+    return result
+
+
+def values(tensor: Tensor) -> Floats:
+    """A whole tensor as float32; ValueError for a dtype that is not known here."""
+    return floats(stored(tensor), tensor.dtype)
+
+
+def described_shape(shape: Tensor) -> tuple[int, ...]:
+    """The sizes that a tensor of integers holds; ValueError for one of another dtype, or too long for that."""
+    if shape.dtype not in ("I32", "I64") or shape.numel > LONGEST_LIST:
+        raise ValueError("no shape")
+    return tuple(int(size) for size in stored(shape).reshape(-1))
+
+
+# How finely weights are scaled, by the shapes of scales.
+
+
+def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
+    """Rows and columns of the scales of a matrix with ``rows`` rows; a vector has one for each row, or for a part."""
+    if len(scale.shape) > 1:
+        return math.prod(scale.shape[:-1]), scale.shape[-1]
+    return (scale.numel, 1) if rows % max(scale.numel, 1) == 0 else (1, scale.numel)
+
+
+def tile(size: int, count: int, given: int = 0) -> int:
+    """How many rows or columns share a scale: the block's where the config says so, else as many as fit."""
+    return given if given and -(-size // given) == count else -(-size // count)
+
+
+def scaling(grid: tuple[int, int], shape: tuple[int, int], block: tuple[int, int] | None = None) -> str:
+    """``tensor``, ``channel``, ``g128`` or ``block 128x128``, of a matrix with a grid of scales."""
+    if grid[0] == shape[0]:
+        return "channel" if grid[1] == 1 else f"g{tile(shape[1], grid[1])}"
+    if grid[1] == 1:
+        return "tensor"
+    return f"block {sizes_text([tile(*sizes) for sizes in zip(shape, grid, block or (0, 0), strict=True)])}"
+
+
+def grouped(name: str, inputs: int, groups: int) -> str:
+    """``int4 g128``; ``int4 channel`` where all inputs are one group."""
+    return with_group_size(name, tile(inputs, groups) if groups > 1 else None)
+
+
+# One reader for each entry of FORMATS.
+
+
+def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
     weight = parts["weight"]
+    scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
-        return math.prod(map(int, parsed(_whole(parts[state]), state)["shape"]))  # bitsandbytes, 4 bit
+        return _bitsandbytes(parts[state])
     if weight.dtype in ("U8", "I8", "I32"):
-        return _packed_weight(parts, hints)
+        return _integers(parts, hints, scale)
     if "scale" in parts and weight.dtype in FLOATS:
-        return UNKNOWN
+        return NOT_KNOWN
     if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
-        return UNKNOWN
+        return NOT_KNOWN
+    words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, hints))
     if hints.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
         # exllamav3 pads the layers that it leaves at 16 bits as well, but none whose size is in no config.
-        return math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
-    return weight.numel
+        return Layout(words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED)
+    return Layout(words, weight.numel)
 
 
-def _packed_weight(parts: Parts, hints: ConfigHints) -> int | str:
+def _bitsandbytes(state: Tensor) -> Layout:
+    """4 bits: the description, which is JSON, says the type, the size of a group and the shape."""
+    if state.nbytes > LONGEST:
+        return Layout("", DAMAGED)
+    described = parsed(stored(state).tobytes(), "quant_state")
+    kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
+    return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
+
+
+def _eight_bits(weight: Tensor, scale: Tensor, hints: ConfigHints) -> str:
+    """FP8 or int8 and its scales in words; FP8 with a power of two for 32 weights is MXFP8."""
+    shape = weight.numel // weight.shape[-1], weight.shape[-1]
+    grid = scale_grid(scale, shape[0])
+    if weight.dtype != "I8" and scale.dtype in POWERS and grid[1] * 32 == shape[1]:
+        return "mxfp8 g32"
+    return f"{EIGHT_BITS[weight.dtype]} {scaling(grid, shape, hints.block)}" if weight.dtype in EIGHT_BITS else ""
+
+
+def _integers(parts: Parts, hints: ConfigHints, scale: Tensor | None) -> Layout:
     """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
 
     ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two for 16
     bytes, MXFP6 for 24.  W4AFP8 has float scales for parts of a row, as int8 with smaller groups would.
     """
     weight, inverse = parts["weight"], parts.get("weight_scale_inv")
-    scale = parts.get("weight_scale") or parts.get("scale") or inverse
     if "SCB" in parts:
-        return weight.numel if weight.dtype == "I8" else UNKNOWN
+        return Layout("int8 channel", weight.numel) if weight.dtype == "I8" else NOT_KNOWN
     if inverse is not None and inverse.dtype in FLOATS:
-        rows = inverse.shape[:-1] == weight.shape[:-1]
-        return weight.numel * 2 if weight.dtype == "I8" and hints.int4_bytes and rows else UNKNOWN
+        by_row = inverse.shape[:-1] == weight.shape[:-1]
+        known = weight.dtype == "I8" and hints.int4_bytes and by_row
+        return (
+            Layout(f"int4 g{tile(weight.shape[-1] * 2, inverse.shape[-1])}", weight.numel * 2) if known else NOT_KNOWN
+        )
     if scale is None:
-        return UNKNOWN
+        return NOT_KNOWN
     if weight.dtype == "I32":  # Quark's int4, [in, out / 8]
-        return weight.numel * 8 if scale.shape[-1] == weight.shape[-1] * 8 else UNKNOWN
+        known = scale.shape[-1] == weight.shape[-1] * 8
+        return Layout(grouped("int4", weight.shape[0], scale.shape[0]), weight.numel * 8) if known else NOT_KNOWN
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
-        return weight.numel * 2
+        return Layout(f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}", weight.numel * 2)
     if scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
-        return UNKNOWN if rest or group not in (16, 24) else weight.numel * 32 // group
-    return weight.numel if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS else UNKNOWN
+        words = {16: "mxfp4 g32", 24: "mxfp6 g32"}.get(group, "")
+        return NOT_KNOWN if rest or not words else Layout(words, weight.numel * 32 // group)
+    known = weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS
+    return Layout(_eight_bits(weight, scale, hints), weight.numel) if known else NOT_KNOWN
 
 
-def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights.
 
     Marlin's 2:4 has ``meta``, 2 bits for each weight that is stored, which is every second one.
     """
-    packed, shape, meta = parts["weight_packed"], parts.get("weight_shape"), parts.get("meta")
+    packed, shape, meta, scale = (parts.get(part) for part in ("weight_packed", "weight_shape", "meta", "weight_scale"))
+    assert packed is not None
     if meta is not None:
         kept = meta.nbytes * 8 // 2
-        return 2 * kept if packed.dtype == "I32" and packed.nbytes * 8 in (4 * kept, 8 * kept) else UNKNOWN
+        bits = next((bits for bits in (4, 8) if packed.dtype == "I32" and packed.nbytes * 8 == bits * kept), 0)
+        return Layout(f"int{bits} 2:4", 2 * kept) if bits else NOT_KNOWN
     if shape is not None:
-        return _product(shape)
-    return packed.numel * 2 if packed.dtype == "U8" else UNKNOWN
+        lengths = described_shape(shape)
+        *_, rows, columns = lengths
+        # 5 and 7 bits a weight fill a row of words as other numbers do: 7 as 8.
+        bits = next((bits for bits in (4, 8, 2, 3, 5, 6) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
+        if not bits or scale is None or packed.dtype != "I32":
+            return Layout("", math.prod(lengths))
+        name = f"{'uint' if 'weight_zero_point' in parts else 'int'}{bits}"
+        return Layout(f"{name} {scaling(scale_grid(scale, rows), (rows, columns))}", math.prod(lengths))
+    if packed.dtype != "U8":
+        return NOT_KNOWN
+    if scale is None:
+        return Layout("", packed.numel * 2)
+    if len(packed.shape) == 4:  # gpt-oss: [experts, out, in / 32, 16]
+        return Layout("mxfp4 g32" if scale.shape == packed.shape[:-1] else "", packed.numel * 2)
+    name = "mxfp4" if scale.dtype in POWERS else "nvfp4" if scale.dtype == "F8_E4M3" else ""
+    return Layout(name and f"{name} g{2 * packed.shape[-1] // scale.shape[-1]}", packed.numel * 2)
 
 
-def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]: the bits are in the shapes of the parts beside them.
 
     ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].  FP-Quant has bytes of two
@@ -140,66 +256,85 @@ def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | s
     """
     packed, scales = parts["qweight"], parts.get("scales")
     if packed.dtype == "U8" and scales is not None and scales.dtype == "U8" and "weight_global_scale" in parts:
-        return packed.numel * 2 if packed.numel in (8 * scales.numel, 16 * scales.numel) else UNKNOWN
+        words = {8: "nvfp4 g16", 16: "mxfp4 g32"}.get(packed.numel // max(scales.numel, 1), "")
+        return Layout(words, packed.numel * 2) if words and packed.numel % scales.numel == 0 else NOT_KNOWN
     if packed.dtype != "I32" or scales is None:
-        return UNKNOWN
+        return NOT_KNOWN
     zeros, indices = parts.get("qzeros"), parts.get("g_idx")
-    found = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
+    told = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
     if indices is not None and indices.numel:
-        found.add(packed.shape[0] * 32 / indices.numel)
-    bits = found.pop() if found else hints.bits
-    return packed.numel * 32 // int(bits) if not found and bits in (2, 3, 4, 8) else UNKNOWN
+        told.add(packed.shape[0] * 32 / indices.numel)
+    bits = told.pop() if told else hints.bits
+    if told or bits not in (2, 3, 4, 8):
+        return NOT_KNOWN
+    weights, outputs = packed.numel * 32 // int(bits), scales.shape[-1]
+    name = f"{'int' if packed.shape[1] == outputs else 'uint'}{int(bits)}"
+    return Layout(grouped(name, weights // outputs, scales.shape[0]), weights)
 
 
-def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1,024.
 
     Zero points of int4 are [in / group, out], in the dtype of the model; those of int8 are int8.  Tiles are [out / 8,
-    in / 128, 32, 4] words, with scales and zero points in one tensor.
+    in / 128, 32, 4] words, with scales and zero points in one tensor [in / group, out, 2].
     """
     data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
-    if "_weight_scale_and_zero" in parts:
+    if tiled := parts.get("_weight_scale_and_zero"):
         if data.dtype != "I32" or len(data.shape) != 4 or data.shape[2:] != (32, 4):
-            return UNKNOWN
+            return NOT_KNOWN
         rows, columns = data.shape[0] * 8, data.shape[1] * 128
-        return unpadded(rows, 8, sizes, rows) * unpadded(columns, 1024, sizes) or PADDED
+        weights = unpadded(rows, 8, sizes, rows) * unpadded(columns, 1024, sizes)
+        return Layout(f"int4 g{tile(columns, tiled.shape[0])}", weights or PADDED)
     if zeros is not None and zeros.dtype in FLOATS and scale is not None:
         fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
-        return data.numel * 2 if fits and not data.shape[-1] * 2 % scale.shape[-2] else UNKNOWN
+        columns = data.shape[-1] * 2
+        known = fits and not columns % scale.shape[-2]
+        return Layout(f"int4 g{columns // scale.shape[-2]}", data.numel * 2) if known else NOT_KNOWN
     whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
-    return data.numel if whole else UNKNOWN
+    return Layout("" if scale is None else _eight_bits(data, scale, hints), data.numel) if whole else NOT_KNOWN
 
 
-def _bitmask(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _bitmask(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """compressed-tensors' sparse weights: those that are not zero, a bit for each weight, and the shape."""
     kept, mask, shape = parts.get("compressed"), parts["bitmask"], parts.get("shape")
-    known = kept is not None and (kept.dtype in FLOATS or kept.dtype.startswith("F8_E") or kept.dtype == "I8")
-    if shape is None or not known:
-        return UNKNOWN
-    weights = _product(shape)
-    return weights if 0 <= weights <= mask.nbytes * 8 else DAMAGED
+    name = (FLOATS | EIGHT_BITS).get(kept.dtype) if kept is not None else None
+    if shape is None or name is None:
+        return NOT_KNOWN
+    weights = math.prod(described_shape(shape))
+    return Layout(f"{name}, sparse", weights if 0 <= weights <= mask.nbytes * 8 else DAMAGED)
 
 
-def _marlin(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _marlin(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """AutoGPTQ's Marlin files: ``B`` [in / 16, 2 * out] words of eight 4-bit weights, ``s`` [groups, out]."""
     packed, scales = parts["B"], parts.get("s")
-    fits = packed.dtype == "I32" and scales is not None and scales.shape[-1] * 2 == packed.shape[-1]
-    return packed.numel * 8 if fits else UNKNOWN
+    if packed.dtype != "I32" or scales is None or scales.shape[-1] * 2 != packed.shape[-1]:
+        return NOT_KNOWN
+    return Layout(grouped("int4", packed.shape[0] * 16, scales.numel // scales.shape[-1]), packed.numel * 8)
 
 
-def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
     if "q_invperm" not in parts:
-        return UNKNOWN
-    return parts["q_invperm"].numel * unpadded(parts["q_weight"].shape[-1], 32, sizes) or PADDED
+        return NOT_KNOWN
+    columns = unpadded(parts["q_weight"].shape[-1], 32, sizes)
+    return Layout("exl2", parts["q_invperm"].numel * columns or PADDED)
 
 
-def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> int | str:
+def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     """EXL3: ``trellis`` [in / 16, out / 16, 16 * bits], in and out padded to multiples of 128."""
     shape = parts["trellis"].shape
     if len(shape) != 3:  # a quantized embedding has two dimensions
-        return UNKNOWN
-    return math.prod(unpadded(size * 16, 128, sizes) for size in shape[:2]) or PADDED
+        return NOT_KNOWN
+    weights = math.prod(unpadded(size * 16, 128, sizes) for size in shape[:2])
+    return Layout(f"exl3 {shape[2] / 16:g} bits", weights or PADDED)
+
+
+@dataclass(frozen=True)
+class Format:
+    """``bits``: names of the parts that are stored bits; ``read`` returns what they are and how many weights."""
+
+    bits: frozenset[str]
+    read: Reader
 
 
 FORMATS = {
@@ -231,6 +366,35 @@ FORMATS = {
 """Name of the part that holds the weights -> format; a module has the format of the first name among its parts."""
 
 
+def main_part(parts: Parts) -> str | None:
+    """The part of a module that holds its weights; None if it has none.  Not only Marlin's weights are called ``B``."""
+    return next((part for part in FORMATS if part in parts and (part != "B" or "s" in parts)), None)
+
+
+def is_quantized(parts: Parts) -> bool:
+    """Whether a module's weights are stored in less than 16 bits."""
+    main = main_part(parts)
+    return main is not None and (main != "weight" or parts[main].dtype not in FLOATS)
+
+
+def layout_of(parts: Parts, hints: ConfigHints, role: str = "") -> Layout:
+    """The layout of one module that has a main part; ``role`` says which sizes it can have had before it was padded."""
+    main = main_part(parts)
+    assert main is not None
+    sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())
+    try:
+        return FORMATS[main].read(parts, hints, sizes)
+    except (ArithmeticError, AttributeError, InputError, LookupError, TypeError, ValueError):
+        return Layout("", DAMAGED)
+
+
+def described(parts: Parts, hints: ConfigHints) -> str:
+    """What a module stores, in words: "int4 g128", "bfloat16"; "unknown (why)" where they are not known."""
+    main = main_part(parts)
+    assert main is not None
+    return layout_of(parts, hints).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+
+
 def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights | str:
     """Bits and weights of one module, both 0 if it has no matrix; or ``.part: why`` they are not known.
 
@@ -238,28 +402,25 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     """
     main = next((part for part in FORMATS if part in parts and len(parts[part].shape) > 1), None)
     if main is None:
-        strange = sorted(part for part, tensor in parts.items() if _matrix(tensor) and not _beside(part))
+        strange = sorted(part for part, tensor in parts.items() if _is_matrix(tensor) and not _lies_beside(part))
         return f".{strange[0]}: {UNKNOWN}" if strange else StoredWeights(0, 0)
-    form = FORMATS[main]
-    strange = sorted(part for part in parts if part not in form.bits and not _beside(part) and parts[part].numel)
+    bits = FORMATS[main].bits
+    strange = sorted(part for part in parts if part not in bits and not _lies_beside(part) and parts[part].numel)
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
-    sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())
-    try:
-        weights = form.weights(parts, hints, sizes)
-    except (ArithmeticError, InputError, LookupError, TypeError, ValueError, struct.error):
-        weights = DAMAGED
+    weights = layout_of(parts, hints, role).weights
     if isinstance(weights, str):
         return f".{main}: {weights}"
     if weights < 0:
         return f".{main}: {DAMAGED}"
-    return StoredWeights(sum(parts[part].nbytes * 8 for part in form.bits & parts.keys()), weights)
+    return StoredWeights(sum(parts[part].nbytes * 8 for part in bits & parts.keys()), weights)
 
 
-def _matrix(tensor: Tensor) -> bool:
+def _is_matrix(tensor: Tensor) -> bool:
     """Whether a tensor can be the weights of a matrix: by its dimensions, or, as SpQR has them, a long row of words."""
     return len(tensor.shape) > 1 or (tensor.dtype[0] in "IU" and tensor.numel > LONGEST_LIST)
 
 
-def _beside(part: str) -> bool:
+def _lies_beside(part: str) -> bool:
+    """Whether a part describes the weights, or what goes through them, and is none of their bits."""
     return part in NOT_BITS or part.endswith("_bias") or part.startswith("weight.quant_state.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.checkpoint.config import CheckpointConfig
+from backends.layers.schemes import objects_in, part
 
 PAIRS = (
     ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim"), ("num_attention_heads", "v_head_dim"),
@@ -23,7 +24,8 @@ class ConfigHints:
     ``bits`` of a GPTQ or AWQ weight, None if layers may differ in them; ``layer_sizes`` and ``head_sizes``: the numbers
     of features that linear layers and the head can have, for formats that pad them; ``exl3``: whether exllamav3 wrote
     the files; ``int4_bytes``: whether an int8 weight with scales for parts of its rows is two int4 (W4AFP8), as nothing
-    in a header tells.
+    in a header tells; ``block``: rows and columns of the blocks that share a scale; ``gptq_v2``: whether GPTQ's zero
+    points are stored as they are, and not less 1.
     """
 
     bits: int | None
@@ -31,6 +33,8 @@ class ConfigHints:
     head_sizes: frozenset[int]
     exl3: bool
     int4_bytes: bool = False
+    block: tuple[int, int] | None = None
+    gptq_v2: bool = False
 
 
 def config_hints(config: CheckpointConfig) -> ConfigHints:
@@ -42,7 +46,19 @@ def config_hints(config: CheckpointConfig) -> ConfigHints:
     ends = frozenset({known.get("hidden_size", 0), known.get("vocab_size", 0)} - {0})
     method = quantization.get("quant_method")
     sizes = frozenset(_layer_sizes(known))
-    return ConfigHints(bits if uniform else None, sizes, ends, method == "exl3", method == "w4afp8")
+    return ConfigHints(
+        bits if uniform else None, sizes, ends, method == "exl3", method == "w4afp8", block_size(quantization),
+        quantization.get("checkpoint_format") == "gptq_v2",
+    )  # fmt: skip
+
+
+def block_size(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The size of blocks of FP8 that a config states; None if it states none, or several."""
+    groups = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
+    stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+    pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
+    sizes = {(size[0], size[1]) for size in pairs if all(type(length) is int and length > 0 for length in size)}
+    return next(iter(sizes)) if len(sizes) == 1 else None
 
 
 def has_exceptions(quantization: Mapping[str, Any]) -> bool:

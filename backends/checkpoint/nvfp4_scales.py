@@ -10,15 +10,14 @@ Only the headers and the global scales are read.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.files import Tensor, read_headers, weight_files
+from backends.checkpoint.formats import NUMBERS, values
 from backends.common.errors import InputError
 from backends.layers.names import fused_layers
 from backends.layers.schemes import objects_in
@@ -81,23 +80,34 @@ def check_scales(folder: Path, layers: Mapping[str, Nvfp4Layer]) -> None:
             f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
             "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
         )
-    fused = [paths for paths in fused_layers(layers) if all(layers[path].weight_scale.numel == 1 for path in paths)]
-    scales = global_scales(layers, fused)
-    unequal = [paths for paths in fused if not within_tolerance([scales[path] for path in paths])]
-    if unequal:
-        parent = unequal[0][0].rpartition(".")[0]
-        *names, last = (path.rpartition(".")[2] for path in unequal[0])
-        found = ", ".join(f"{scales[path]:,.7g}" for path in unequal[0])
-        scale_name = layers[unequal[0][0]].scale_name
+    groups = unequal({path: layer.weight_scale for path, layer in layers.items()})
+    for paths, scales in groups.items():
+        *names, last = (path.rpartition(".")[2] for path in paths)
         raise InputError(
-            f"model_dir: {parent}: {', '.join(names)} and {last} have unequal {scale_name} ({found})"
-            f"{and_more(unequal)}, and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
+            f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal "
+            f"{layers[paths[0]].scale_name} ({numbers_text(scales)}){and_more([*groups])}, and vLLM fuses them into "
+            "one matrix with one scale; quantize with a shared scale"
         )
 
 
-def and_more(found: Sequence[Any]) -> str:
+def unequal(scales: Mapping[str, Tensor]) -> dict[tuple[str, ...], list[float]]:
+    """Paths of layers that engines fuse into one matrix -> their global scales, where these differ.
+
+    ``scales``: path of a layer -> its global scale; stacked experts, which have a scale each, are left out.
+    """
+    single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
+    numbers = {paths: [float(values(single[path]).reshape(-1)[0]) for path in paths] for paths in fused_layers(single)}
+    return {paths: each for paths, each in numbers.items() if not max(each) - min(each) <= TOLERANCE * max(each)}
+
+
+def numbers_text(numbers: Sequence[float]) -> str:
+    """``3,584, 2,912``."""
+    return ", ".join(f"{number:,.7g}" for number in numbers)
+
+
+def and_more(things: Sequence[Any]) -> str:
     """`` (and 3 more like it)`` for four things of which a message names the first; "" for one thing."""
-    return f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
+    return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""
 
 
 def asks_for_activations(quantization: Mapping[str, Any]) -> bool:
@@ -110,30 +120,3 @@ def is_nvfp4(arguments: Any) -> bool:
     """Whether compressed-tensors' ``QuantizationArgs``, as JSON, describe NVFP4."""
     wanted = {"num_bits": 4, "type": "float", "strategy": "tensor_group"}
     return isinstance(arguments, dict) and all(arguments.get(key) == value for key, value in wanted.items())
-
-
-def global_scales(layers: Mapping[str, Nvfp4Layer], fused: Sequence[tuple[str, ...]]) -> dict[str, float]:
-    """Path -> global scale of the weights, of all ``fused`` layers; read in the order in which they lie on disk."""
-    wanted = sorted(
-        (layers[path].weight_scale.file, layers[path].weight_scale.start, path) for group in fused for path in group
-    )
-    found = {}
-    for file, entries in groupby(wanted, key=lambda entry: entry[0]):
-        with file.open("rb", buffering=0) as stream:
-            for _, start, path in entries:
-                stream.seek(start)
-                found[path] = stored_scalar(layers[path].weight_scale, stream.read(layers[path].weight_scale.nbytes))
-    return found
-
-
-def stored_scalar(tensor: Tensor, raw: bytes) -> float:
-    """The number in ``raw``, the bytes of a tensor with one element, of any float dtype of 16 bits or more."""
-    if tensor.dtype == "BF16":
-        raw = bytes(2) + raw
-    (value,) = struct.unpack({"F16": "<e", "F64": "<d"}.get(tensor.dtype, "<f"), raw)
-    return float(value)
-
-
-def within_tolerance(scales: Sequence[float]) -> bool:
-    """Whether all scales are the same number, within ``TOLERANCE``."""
-    return max(scales) - min(scales) <= TOLERANCE * max(scales)

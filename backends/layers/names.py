@@ -1,10 +1,46 @@
-"""Names of linear layers: which of one parent are fused into one matrix, and what stands before a model's layers."""
+"""What names of layers and tensors say: module and part, head or layer, what engines fuse and what stands before.
+
+This is the one table of names: bits per weight, the doctor and the foretelling of layers ask it, so that all of them
+mean the same by a head.  Nothing here reads a file.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal, TypeVar
 
+Role = Literal["layer", "head", "embedding", ""]
+"""Where a module's bits belong; "" for what is no part of the text model's weights."""
+T = TypeVar("T")
+
+EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
+"""The tensors that hold all experts of a layer at once: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
+EXPERT_PARTS = {
+    None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
+    "scale_inv": "weight_scale_inv",
+}  # fmt: skip
+EMBEDDINGS = {
+    "embed_tokens", "wte", "word_embeddings", "word_embedding", "tok_embeddings", "token_embedding", "token_embeddings",
+    "tokens_embed", "embed_in", "embeddings", "embedding",
+}  # fmt: skip
+OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
+HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
+"""Names of heads, or of what encloses one, as in Phi."""
+OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
+"""Names that mean head and embedding where nothing but names of ``OUTER`` stands before them."""
+OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
+CLASSIFIER = "score"
+ROUTERS = {"gate", "router", "shared_expert_gate"}
+OTHER_TOWERS = re.compile(
+    r"visual\w*|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio|mlp1|vpm|apm|resampler|patch_merger|connector|"
+    r"embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|sound_projection|sam_model|qwen2_model|aligner|"
+    r"vit_downsampler2?|vte|gen_vision_model|gen_aligner|gen_head|gen_embed|whisper_encoder"
+)
+"""Steps of names of what is no text model, for where its root holds that too."""
+LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
+IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
+"""Inside a decoder layer, where nothing is the head: OLMo's is called ff_out, as a matrix of each of its blocks is."""
 FUSED_AS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
@@ -22,6 +58,79 @@ PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "bac
 EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 """The numbers in a layer's name."""
+
+
+def module_and_part(name: str) -> tuple[str, str]:
+    """A tensor's module and which part of the module it is: "weight", "scales", "weight.absmax", ..."""
+    module, below, part = name.partition(".weight.")
+    if below:  # bitsandbytes
+        return module, f"weight.{part}"
+    module, _, part = name.rpartition(".")
+    if module.endswith("experts") and (expert := EXPERTS.fullmatch(part)):
+        return f"{module}.{expert[1]}", EXPERT_PARTS.get(expert[2], expert[2])
+    return module, part
+
+
+def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Module -> its parts, of tensors by their names."""
+    modules: dict[str, dict[str, T]] = {}
+    for name, tensor in tensors.items():
+        module, part = module_and_part(name)
+        modules.setdefault(module, {})[part] = tensor
+    return modules
+
+
+def only_drafts(module: str, hidden_layers: int | None) -> bool:
+    """Whether a module only predicts tokens further on: MTP, by its name or by its number."""
+    number = LAYER_NUMBER.search(f"{module}.")
+    past = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
+    return past or any(step.startswith("mtp") for step in module.split("."))
+
+
+def role_of(module: str, hidden_layers: int | None) -> Role:
+    """Where a module's bits belong, by its name; ``hidden_layers``: the decoder layers of the config, if it says."""
+    steps = module.split(".")
+    if only_drafts(module, hidden_layers) or module == CLASSIFIER:
+        return ""
+    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
+    if any(map(OTHER_TOWERS.fullmatch, steps)) or routes or steps[-1] in OTHER_EMBEDDINGS:
+        return ""
+    if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
+        return "embedding"
+    is_head = HEADS & set(steps[-2:]) or (steps[-1] in OUTER_HEADS and OUTER.issuperset(steps[:-1]))
+    return "head" if is_head and not IN_LAYER.search(module) else "layer"
+
+
+def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
+    """The modules, but for heads, that lie outside the text model; empty where the text model is not found.
+
+    Its root is the longest part before its embedding's name (the largest one's) under which numbered blocks lie.  Its
+    blocks are those with the fewest steps below: in Kimi-Audio ``model.layers``, and not ``model.encoder.layers``.
+    ``sizes``: module -> its bytes.
+    """
+    roles = {name: role_of(name, hidden_layers) for name in sizes}
+    embeddings = [name for name, role in roles.items() if role == "embedding"]
+    before = max(embeddings, key=sizes.__getitem__).split(".")[:-1] if embeddings else [""]
+    above = {name: match.string[: match.end()].split(".")[:-3] for name, role in roles.items()
+             if role == "layer" and (match := IN_LAYER.search(f"{name}."))}  # fmt: skip
+    roots = (before[:count] for count in range(len(before), 0, -1)) if before else [before]
+    root = next((steps for steps in roots if any(path[: len(steps)] == steps for path in above.values())), None)
+    if root is None:
+        return set()
+    depths = {name: len(set(steps) - OUTER) for name, steps in above.items() if steps[: len(root)] == root}
+    depth = min(depths.values())
+    outside = {name for name, role in roles.items() if role != "head"
+               and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)}  # fmt: skip
+    kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
+    return outside if 4 * kept >= every else set()  # BLT's embedding lies in its small encoder of bytes
+
+
+def from_layers_on(module: str) -> str:
+    """A module's name from its tower, its MTP part, or ``layers.`` on: kinds of checkpoints differ before it."""
+    steps = module.split(".")
+    own = (at for at, step in enumerate(steps) if OTHER_TOWERS.fullmatch(step) or step.startswith("mtp"))
+    first = next(own, steps.index("layers") if "layers" in steps else 0)
+    return ".".join(steps[first:])
 
 
 def bare(layer: str) -> str:

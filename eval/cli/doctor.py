@@ -17,15 +17,15 @@ import backends
 from backends import hub
 from backends.base import LoadRequest
 from backends.checkpoint.doctor import comparison, parameters
+from backends.checkpoint.doctor.checkpoint import Checkpoint
 from backends.checkpoint.doctor.comparison import LayerError
 from backends.checkpoint.doctor.examining import Examination, Patient, examine
-from backends.checkpoint.doctor.subject import Checkpoint
 from backends.common.errors import InputError
 from backends.common.json_files import exists, expanded
 from backends.common.messages import printable
 from backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
 from backends.layers.schemes import UNKNOWN
-from eval.cli import doctor_table
+from eval.cli import doctor_errors
 from eval.common.processes import apart
 from eval.common.progress import Progress
 from eval.specs import reading
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             found = found.with_findings(*comparison.findings(errors))
         print(*([""] if number else []), *map(printable, lines(found, here.get(patient, []))), sep="\n")
         if against is not None and patient != against:
-            doctor_table.show(errors, Console())
+            doctor_errors.show(errors, Console())
             draw(args, patient, errors)
         wrong = wrong or found.is_wrong
     return 1 if wrong else 0
@@ -164,11 +164,9 @@ def draw(args: argparse.Namespace, patient: Patient, errors: Sequence[LayerError
     """The picture of the errors, if one is asked for."""
     if args.plot_file is None:
         return
-    from eval.cli import doctor_picture
-
     title = args.title or f"Weights of {patient.path.name} against {Path(args.against).name}"
     try:
-        doctor_picture.draw(errors, args.plot_file, title, dark=args.dark)
+        doctor_errors.draw(errors, args.plot_file, title, dark=args.dark)
     except OSError as error:
         raise InputError(f"{args.plot_file}: could not be written: {error.strerror}") from None
     print(f"plot: {args.plot_file}")

@@ -1,6 +1,6 @@
 """How far every dequantized matrix is from the reference's: ||W_q - W|| / ||W|| in the Frobenius norm.
 
-A band of each matrix is in memory at a time, ``BAND`` weights at most.
+One matrix and the reference's are in memory at a time, as float32.
 
 Smoothing (AWQ, SmoothQuant) multiplies the columns of a matrix by factors and divides what stands before it by them,
 which changes no answer and is no error.  Before q, k, v, gate and up a norm stands: the columns are multiplied by the
@@ -14,22 +14,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from backends.checkpoint.doctor.finding import Finding, gathered
-from backends.checkpoint.doctor.gguf_matrices import matrices_of
-from backends.checkpoint.doctor.matrices import Matrix, matrix_of, with_columns
-from backends.checkpoint.doctor.numbers import Floats, values
-from backends.checkpoint.doctor.subject import FLOATS, Checkpoint, Parts
+from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from backends.checkpoint.doctor.matrices import Matrix, gguf_matrices, matrix_of
+from backends.checkpoint.formats import FLOATS, Floats, layout_of, values
 from backends.checkpoint.gguf import GgufModel
-from backends.checkpoint.stored_bits import OTHER_TOWERS
-from backends.common.messages import one_line
+from backends.layers.names import from_layers_on
 
 BAND = 1 << 22
-"""Weights of one band: 16 MiB of float32, of which four or five are alive at once."""
+"""Weights that are subtracted at once: 16 MiB of float32."""
 UNRELATED = 0.9
 """From this relative error on a matrix is not the reference's: a matrix of zeros has 1.  Round-to-nearest has 0.007 at
 8 bits, 0.1 at 4 and 0.6 at 2."""
@@ -37,13 +34,14 @@ Vectors = dict[str, dict[str, Floats]]
 """Layer ("" outside of all) -> the rest of a module's name -> its weights."""
 LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 PROBE = 256
-"""Rows (or columns) by which it is decided how a matrix was changed before it was quantized."""
+"""Rows by which it is decided how a matrix was changed before it was quantized."""
 SMOOTHED = {
     "o_proj": 1, "down_proj": 1, "w2": 1, "v_proj": 0, "up_proj": 0, "w3": 0, "qkv_proj": 0, "gate_up_proj": 0,
 }  # fmt: skip
 """Last step of the names of matrices whose columns (1) or rows (0) smoothing scales without a norm beside them."""
 BETTER = 0.9
 """A fit counts if it leaves less than this part of the error: of quantization alone it leaves 0.985 or more."""
+ABSENT = "the model has no such matrix"
 
 
 @dataclass(frozen=True)
@@ -68,50 +66,42 @@ def layer_errors(
 ) -> Iterator[LayerError]:
     """Every matrix of the reference against the model's, in the reference's order.
 
-    ``advance`` is told how many weights are done.  InputError where a file cannot be read.
+    ``advance`` is told how many weights are done.  InputError where a file cannot be read or a package is missing.
     """
-    theirs = dict(reference.matrices)
-    ratios = Norms(model, reference)
-    for name, same, mine in mine_of(model, theirs):
-        other = matrix_of(theirs[name], reference.quantization)
-        size = 0 if isinstance(other, str) else math.prod(other.shape)
-        yield one(name, mine, other, size, ratios.of(same, name))
+    norms = Norms(model, reference)
+    for name, own_name, mine in models_matrices(model, reference.matrices):
+        theirs = matrix_of(reference.matrices[name], reference.hints)
+        size = 0 if isinstance(theirs, str) else theirs.numbers.size
+        yield compared(name, mine, theirs, size, norms.ratios(own_name, name))
         advance(size)
 
 
 def weights_of(reference: Checkpoint) -> int:
     """How many weights the matrices of a reference have, by its headers."""
-    found = (matrix_of(parts, reference.quantization) for _, parts in reference.matrices)
-    return sum(math.prod(matrix.shape) for matrix in found if isinstance(matrix, Matrix))
+    counts = (layout_of(parts, reference.hints).weights for parts in reference.matrices.values())
+    return sum(count for count in counts if isinstance(count, int))
 
 
-def mine_of(model: Checkpoint | GgufModel, theirs: Mapping[str, Any]) -> Iterator[tuple[str, str, Matrix | str]]:
+def models_matrices(
+    model: Checkpoint | GgufModel, theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Matrix | str]]:
     """(name of the reference's matrix, the model's name of it, the model's matrix or why there is none)."""
     if isinstance(model, GgufModel):
-        found: dict[str, Matrix | str] = dict(matrices_of(model, list(theirs)))
-        yield from ((name, name, found.get(name, "the model has no such matrix")) for name in theirs)
+        read = gguf_matrices(model, list(theirs))
+        yield from ((name, name, read[name]() if name in read else ABSENT) for name in theirs)
         return
-    own: dict[str, Parts] = dict(model.matrices)
-    ends, wanted = by_end(own), by_end(theirs)
+    ends, wanted = by_end(model.matrices), by_end(theirs)
     for name in theirs:
-        same = name if name in own else ends.get(end_of(name)) if end_of(name) in wanted else None
-        found_here = matrix_of(own[same], model.quantization) if same else "the model has no such matrix"
-        yield name, same or name, found_here
+        end = from_layers_on(name)
+        own = name if name in model.matrices else ends.get(end) if end in wanted else None
+        yield name, own or name, matrix_of(model.matrices[own], model.hints) if own else ABSENT
 
 
 def by_end(names: Iterable[str]) -> dict[str, str]:
-    """End of a name -> the name, if it is the only one with that end."""
+    """A name from its layers on -> the name, if it is the only one that goes on like this."""
     names = list(names)
-    counts = Counter(map(end_of, names))
-    return {end_of(name): name for name in names if counts[end_of(name)] == 1}
-
-
-def end_of(name: str) -> str:
-    """A module's name from its tower, its MTP part, or ``layers.`` on: kinds of checkpoints differ before it."""
-    steps = name.split(".")
-    own = (at for at, step in enumerate(steps) if OTHER_TOWERS.fullmatch(step) or step.startswith("mtp"))
-    first = next(own, steps.index("layers") if "layers" in steps else 0)
-    return ".".join(steps[first:])
+    counts = Counter(map(from_layers_on, names))
+    return {from_layers_on(name): name for name in names if counts[from_layers_on(name)] == 1}
 
 
 class Norms:
@@ -119,10 +109,10 @@ class Norms:
 
     def __init__(self, model: Checkpoint | GgufModel, reference: Checkpoint) -> None:
         self.theirs = vectors(reference)
-        self.mine = vectors_of_gguf(model, self.theirs) if isinstance(model, GgufModel) else vectors(model)
+        self.mine = gguf_vectors(model, self.theirs) if isinstance(model, GgufModel) else vectors(model)
         self.known: dict[tuple[str, str], list[Floats]] = {}
 
-    def of(self, mine: str, theirs: str) -> list[Floats]:
+    def ratios(self, mine: str, theirs: str) -> list[Floats]:
         """The ratios in the layers of two matrices that differ from 1 by more than bfloat16's rounding."""
         layers = layer_of(mine), layer_of(theirs)
         if layers not in self.known:
@@ -134,23 +124,24 @@ class Norms:
 
 def vectors(checkpoint: Checkpoint) -> Vectors:
     """The weights of the modules that are vectors of floats."""
-    found: Vectors = {}
+    weights: Vectors = {}
     for module, parts in checkpoint.modules.items():
         weight = parts.get("weight")
         if weight is not None and len(weight.shape) == 1 and weight.dtype in FLOATS:
             layer = layer_of(module)
-            found.setdefault(layer, {})[module[len(layer) :] if layer else last_step(module)] = values(weight)
-    return found
+            weights.setdefault(layer, {})[module[len(layer) :] if layer else last_step(module)] = values(weight)
+    return weights
 
 
-def vectors_of_gguf(model: GgufModel, wanted: Vectors) -> Vectors:
+def gguf_vectors(model: GgufModel, wanted: Vectors) -> Vectors:
     """Those of a GGUF model under the reference's names."""
-    names = {layer + rest: (layer, rest) for layer, found in wanted.items() for rest in found if layer}
+    names = {layer + rest: (layer, rest) for layer, weights in wanted.items() for rest in weights if layer}
     known: Vectors = {}
-    for name, vector in matrices_of(model, list(names)):
-        if isinstance(vector, Matrix) and vector.shape[0] == 1:
+    for name, read in gguf_matrices(model, list(names)).items():
+        vector = read()
+        if isinstance(vector, Matrix) and len(vector.numbers) == 1:
             layer, rest = names[name]
-            known.setdefault(layer, {})[rest] = vector.band(0, 1)[0]
+            known.setdefault(layer, {})[rest] = vector.numbers[0]
     return known
 
 
@@ -161,8 +152,8 @@ def last_step(name: str) -> str:
 
 def layer_of(module: str) -> str:
     """ "model.layers.3" of a module in that layer; "" outside of all."""
-    found = LAYER.match(module)
-    return found[0] if found else ""
+    match = LAYER.match(module)
+    return match[0] if match else ""
 
 
 def folded(mine: Floats, theirs: Floats) -> Iterator[Floats]:
@@ -174,81 +165,84 @@ def folded(mine: Floats, theirs: Floats) -> Iterator[Floats]:
             yield ratio
 
 
-def one(name: str, mine: Matrix | str, reference: Matrix | str, size: int, ratios: Sequence[Floats] = ()) -> LayerError:
+def compared(
+    name: str, mine: Matrix | str, theirs: Matrix | str, size: int, ratios: Sequence[Floats] = ()
+) -> LayerError:
     """One pair of matrices; ``ratios``: of the norms that may stand before it."""
     stored = mine.stored if isinstance(mine, Matrix) else ""
-    for which, found in (("", mine), ("the reference's ", reference)):
-        if isinstance(found, str):
-            return LayerError(name, stored, size, note=f"not compared: {which}{found}")
-    assert isinstance(mine, Matrix)
-    assert isinstance(reference, Matrix)
-    if mine.shape != reference.shape:
-        sizes = " and ".join("x".join(map(str, found.shape)) for found in (mine, reference))
+    if isinstance(mine, str):
+        return LayerError(name, stored, size, note=f"not compared: {mine}")
+    if isinstance(theirs, str):
+        return LayerError(name, stored, size, note=f"not compared: the reference's {theirs}")
+    if mine.numbers.shape != theirs.numbers.shape:
+        sizes = " and ".join("x".join(map(str, matrix.numbers.shape)) for matrix in (mine, theirs))
         return LayerError(name, stored, size, note=f"not compared: shapes {sizes}")
-    try:
-        by = SMOOTHED.get(last_step(name))
-        mine = likeliest(mine, reference, ratios, by)
-        error, scale = measured(mine, reference, bands(mine))
-        if by is not None and (fit := unscaled(mine, reference, by, error)) is not None:
-            return LayerError(name, f"{mine.stored}, {('rows', 'columns')[by]} scaled", size, fit, 1.0)
-    except (IndexError, ValueError, ZeroDivisionError) as damage:  # parts that do not fit each other
-        return LayerError(name, stored, size, note=f"not compared: its parts do not fit: {one_line(damage, 80)}")
+    axis = SMOOTHED.get(last_step(name))
+    mine = likeliest(mine, theirs.numbers, ratios, axis)
+    error, scale = measured(mine.numbers, theirs.numbers)
+    if axis is not None and (fit := unscaled(mine.numbers, theirs.numbers, axis, error)) is not None:
+        return LayerError(name, f"{mine.stored}, {('rows', 'columns')[axis]} scaled", size, fit, 1.0)
     return LayerError(name, mine.stored, size, error, scale)
 
 
-def likeliest(mine: Matrix, reference: Matrix, ratios: Sequence[Floats], by: int | None) -> Matrix:
+def likeliest(mine: Matrix, theirs: Floats, ratios: Sequence[Floats], axis: int | None) -> Matrix:
     """The matrix as it is, in its other order, or with a norm's ratio in its columns: what is nearest.
 
-    ``by``: whose factors are fitted later; fitted columns (1) need no ratio.
+    ``axis``: whose factors are fitted later; fitted columns (1) need no ratio.
     """
-    ways = [mine] if mine.other is None else [mine, replace(mine, band=mine.other)]
-    fitting = [ratio for ratio in ratios if len(ratio) == mine.shape[1] and by != 1]
-    ways += [with_columns(way, ratio, f"{way.stored}, norm folded") for way in ways for ratio in fitting]
+    fitting = [ratio for ratio in ratios if len(ratio) == mine.numbers.shape[1] and axis != 1]
+    orders = [np.arange(len(theirs)), *([] if mine.order is None else [mine.order])]
+    ways = [(order, ratio) for ratio in (None, *fitting) for order in orders]
     if len(ways) == 1:
         return mine
-    if by is None:
-        return min(ways, key=lambda way: measured(way, reference, probe(way))[0])
-    return min(ways, key=lambda way: fitted(way, reference, by, probe(way))[0])
+
+    def rearranged(way: tuple[Any, Floats | None], rows: int | None = None) -> Floats:
+        order, ratio = way
+        some: Floats = mine.numbers[order[:rows]]
+        return some if ratio is None else some * ratio
+
+    def distance(way: tuple[Any, Floats | None]) -> float:
+        some, others = rearranged(way, PROBE), theirs[:PROBE]
+        return (measured(some, others) if axis is None else fitted(some, others, axis))[0]
+
+    nearest = min(ways, key=distance)
+    return Matrix(mine.stored + ("" if nearest[1] is None else ", norm folded"), rearranged(nearest))
 
 
-def unscaled(mine: Matrix, reference: Matrix, by: int, error: float) -> float | None:
+def unscaled(mine: Floats, theirs: Floats, axis: int, error: float) -> float | None:
     """The error without factors of its columns or rows, if they explain a part of it; None if they do not."""
     if not 0.01 < error < math.inf:
         return None
-    for pieces in (probe(mine), bands(mine)):
-        found, without = fitted(mine, reference, by, pieces)
-        if not found < BETTER * without:
+    for rows in (PROBE, None):
+        fit, without = fitted(mine[:rows], theirs[:rows], axis)
+        if not fit < BETTER * without:
             return None
-    return found
+    return fit
 
 
-def fitted(mine: Matrix, reference: Matrix, by: int, pieces: Iterator[tuple[int, int]]) -> tuple[float, float]:
+def fitted(mine: Floats, theirs: Floats, axis: int) -> tuple[float, float]:
     """The error with a fitted positive factor for each row (0) or column (1), and with one for all or none."""
-    sums = np.zeros((3, mine.shape[by]))
-    for begin, end in pieces:
-        one, other = mine.band(begin, end), reference.cut(mine.axis, begin, end)
-        where = slice(begin, end) if mine.axis == by else slice(None)
-        for number, pair in enumerate(((one, one), (one, other), (other, other))):
-            sums[number, where] += np.einsum(f"ij,ij->{'ij'[by]}", *pair, dtype=np.float64)
+    pairs = ((mine, mine), (mine, theirs), (theirs, theirs))
+    sums = np.stack([np.einsum(f"ij,ij->{'ij'[axis]}", *pair, dtype=np.float64) for pair in pairs])
     norm = sums[2].sum()
     if not norm:
         return math.nan, math.nan
 
-    def left(own: Any, both: Any, theirs: Any) -> float:
-        factor = np.divide(both, theirs, out=np.ones_like(both), where=both > 0)
-        return math.sqrt(max(float((own / factor**2 - 2 * both / factor + theirs).sum()), 0.0) / norm)
+    def left(own: Any, both: Any, others: Any) -> float:
+        factor = np.divide(both, others, out=np.ones_like(both), where=both > 0)
+        return math.sqrt(max(float((own / factor**2 - 2 * both / factor + others).sum()), 0.0) / norm)
 
     plain = math.sqrt(max(sums[0].sum() - 2 * sums[1].sum() + norm, 0.0) / norm)
     return left(*sums), min(left(*sums.sum(1, keepdims=True)), plain)
 
 
-def measured(mine: Matrix, reference: Matrix, pieces: Iterator[tuple[int, int]]) -> tuple[float, float]:
+def measured(mine: Floats, theirs: Floats) -> tuple[float, float]:
     """(relative error, scale) of two matrices of one shape, summed in float64; NaN where the weights are."""
     difference = both = norm = 0.0
-    for begin, end in pieces:
-        one, other = mine.band(begin, end), reference.cut(mine.axis, begin, end)
-        apart = np.subtract(one, other).ravel()
-        one, other = np.ascontiguousarray(one).ravel(), np.ascontiguousarray(other).ravel()
+    rows = max(BAND // max(mine.shape[1], 1), 1)
+    for begin in range(0, len(mine), rows):
+        one, other = (np.ascontiguousarray(numbers[begin : begin + rows]).ravel() for numbers in (mine, theirs))
+        apart = one - other
         difference += dot(apart, apart)
         both += dot(one, other)
         norm += dot(other, other)
@@ -262,37 +256,20 @@ def dot(one: Floats, other: Floats) -> float:
     return math.fsum(float(one[at : at + 4096] @ other[at : at + 4096]) for at in range(0, len(one), 4096))
 
 
-def bands(matrix: Matrix) -> Iterator[tuple[int, int]]:
-    """Where the bands of a matrix begin and end."""
-    length, width = matrix.shape[matrix.axis], matrix.shape[1 - matrix.axis]
-    step = max(BAND // max(width, 1) // matrix.step, 1) * matrix.step
-    for begin in range(0, length, step):
-        yield begin, min(begin + step, length)
-
-
-def probe(matrix: Matrix) -> Iterator[tuple[int, int]]:
-    """The first band, of ``PROBE`` rows or columns."""
-    yield 0, min(-(-PROBE // matrix.step) * matrix.step, matrix.shape[matrix.axis])
-
-
 def findings(errors: Sequence[LayerError]) -> Iterator[Finding]:
     """What is wrong by the errors alone: matrices that are no numbers, or not the reference's."""
-    compared = [each for each in errors if each.error is not None]
-    broken = [each.name for each in compared if not math.isfinite(each.error or 0.0)]
-    yield from gathered(
+    known = [(layer.name, layer.error) for layer in errors if layer.error is not None]
+    broken = [name for name, error in known if not math.isfinite(error)]
+    yield from one_finding(
         "wrong", broken, "its dequantized weights are not all finite", "quantize the model again",
     )  # fmt: skip
-    strange = [
-        f"{each.name}: relative error {each.error:.3g}"
-        for each in compared
-        if each.error and UNRELATED < each.error < math.inf
-    ]
-    yield from gathered(
+    strange = [f"{name}: relative error {error:.3g}" for name, error in known if UNRELATED < error < math.inf]
+    yield from one_finding(
         "wrong", strange, "its weights are not the reference's", "give the reference that the model was made from",
     )  # fmt: skip
 
 
 def worst_first(errors: Sequence[LayerError]) -> list[LayerError]:
     """The compared matrices, the largest error first (NaN before all)."""
-    compared = [each for each in errors if each.error is not None]
-    return sorted(compared, key=lambda each: -math.inf if math.isnan(each.error or 0.0) else -(each.error or 0.0))
+    known = [layer for layer in errors if layer.error is not None]
+    return sorted(known, key=lambda layer: -math.inf if math.isnan(layer.error or 0.0) else -(layer.error or 0.0))

@@ -1,21 +1,29 @@
-"""One model, examined: what it is, what is wrong with it, what could not be checked."""
+"""One model, examined: what it is (schemes, bits, size, calibration), what is wrong with it, what was not checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.doctor import dtypes, ends, leftovers, parameters, scales, summary, tokenizers
-from backends.checkpoint.doctor.finding import Finding, by_severity
-from backends.checkpoint.doctor.subject import Checkpoint
+from backends.base import Storage
+from backends.checkpoint import stored_bits
+from backends.checkpoint.doctor import checks, parameters, tokenizers
+from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, by_severity
 from backends.checkpoint.gguf import GgufModel, read_model
-from backends.common.errors import InputError
-from backends.common.json_files import is_folder
+from backends.common.json_files import exists, is_folder
+from backends.common.messages import bytes_in_words, printable, shortened
+from backends.layers.names import NUMBER
+from backends.layers.schemes import declared, kv_cache, part
 
-CHECKS = (scales.check, ends.check, leftovers.check, dtypes.check)
-"""What is looked for in a Hugging Face folder alone."""
+SHOWN = 8
+"""Names of groups of layers in one line."""
+CALIBRATION = ("dataset", "nsamples", "seqlen", "iters", "sym", "desc_act", "damp_percent", "algo")
+"""Keys of quantization configs that say how a checkpoint was made (GPTQ, AWQ, auto-round)."""
+Facts = Iterator[tuple[str, str]]
+"""Pairs of a title and what is known under it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Examination:
     @property
     def is_wrong(self) -> bool:
         """Whether a number or an answer would be wrong."""
-        return any(found.severity == "wrong" for found in self.findings)
+        return any(finding.severity == "wrong" for finding in self.findings)
 
     def with_findings(self, *more: Finding) -> Examination:
         """The same with more findings."""
@@ -79,11 +87,10 @@ def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[st
     model = patient.gguf
     unchecked = []
     if model is not None:
-        facts, findings = tuple(summary.of_gguf(model)), list(gguf_ends(model))
+        facts, findings = tuple(gguf_facts(model)), list(low_gguf_head(model))
     else:
         checkpoint = Checkpoint(patient.path)
-        facts = tuple(summary.of_folder(checkpoint))
-        findings = [found for check in CHECKS for found in check(checkpoint)]
+        facts, findings = tuple(folder_facts(checkpoint)), list(checks.check(checkpoint))
         if wanted is not None and "unchecked" in wanted:
             unchecked.append(f"tensors against the config: {wanted['unchecked']}")
         elif wanted is not None:
@@ -97,20 +104,98 @@ def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[st
     return Examination(patient.name, facts, by_severity(findings), tuple(unchecked))
 
 
-def gguf_ends(model: GgufModel) -> Iterator[Finding]:
+def folder_facts(checkpoint: Checkpoint) -> Facts:
+    """What a Hugging Face folder is."""
+    quantization = checkpoint.quantization
+    yield "files", files_text([file.stat().st_size for file in checkpoint.files], "safetensors file")
+    yield "size", size_text(stored_bits.storage_of(checkpoint.folder))
+    stated = declared(quantization)
+    groups: dict[str, Counter[str]] = {}
+    ends: list[tuple[str, str]] = []
+    for module in checkpoint.matrices:
+        role, stored = checkpoint.role(module), checkpoint.described(module)
+        if role in ("head", "embedding"):
+            ends.append(("embedding and head" if checkpoint.is_tied else role, f"{stored}: {module}"))
+            continue
+        scheme = stated.of(module) if module in checkpoint.quantized else None
+        taken = f", activations {scheme.activations}" if scheme and scheme.activations else ""
+        groups.setdefault(stored + taken, Counter())[NUMBER.sub("*", module)] += 1
+    yield from layers_facts(groups)
+    yield from ends
+    if quantization:
+        yield "config", f"{quantization.get('quant_method') or 'quantization'}{format_text(quantization)}"
+    scheme_text = kv_cache(quantization)
+    yield "KV cache", f"{scheme_text}, as the config asks" if scheme_text else "in the model's dtype"
+    if quantization:
+        yield "calibration", calibration_text(checkpoint)
+
+
+def gguf_facts(model: GgufModel) -> Facts:
+    """What a GGUF model is."""
+    yield "files", files_text([file.stat().st_size for file in model.files], "GGUF file")
+    yield "size", size_text(model.storage())
+    groups: dict[str, Counter[str]] = {}
+    ends: list[tuple[str, str]] = []
+    for tensor in model.tensors:
+        role, name = model.role(tensor), tensor.name.removesuffix(".weight")
+        if role == "layer" and len(tensor.shape) > 1:
+            groups.setdefault(tensor.type_name, Counter())[NUMBER.sub("*", name)] += 1
+        elif role in ("head", "embedding") and tensor.name.endswith(".weight"):
+            ends.append((role, f"{tensor.type_name}: {name}"))
+    yield from layers_facts(groups)
+    yield from ends
+    matrix = model.fields.get("quantize.imatrix.dataset") or model.fields.get("quantize.imatrix.file")
+    yield "calibration", f"importance matrix from {printable(matrix)}" if matrix else "no importance matrix is named"
+
+
+def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
     """A head below 6 bits a weight: llama.cpp's own mixtures keep it at 6 bits or more."""
     bpw = model.storage().bpw_head
     if bpw is not None and bpw < 6:
         tensor = next(tensor for tensor in model.tensors if model.role(tensor) == model.head)
         what = f"the head is quantized to {bpw:.2f} bits a weight ({tensor.type_name}): it makes every logit"
-        yield Finding(
-            "warning", f"{model.files[0].name}: {tensor.name}", what, "quantize it with a head in q6_K or q8_0"
-        )
+        where = f"{model.files[0].name}: {tensor.name}"
+        yield Finding("warning", where, what, "quantize it with a head in q6_K or q8_0")
 
 
-def located(name: str) -> Path:
-    """A local path; InputError if there is nothing."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise InputError(f"--doctor: {name}: no such folder or file")
-    return path
+def layers_facts(groups: Mapping[str, Mapping[str, int]]) -> Facts:
+    """``210 x int4 g32: model.layers.*.mlp.down_proj, ...``; ``groups``: what is stored -> name -> how often."""
+    for stored, names in groups.items():
+        more = f" and {len(names) - SHOWN} more kinds" if len(names) > SHOWN else ""
+        yield "layers", f"{sum(names.values()):,} x {stored}: {', '.join(shorter(list(names)[:SHOWN]))}{more}"
+
+
+def shorter(names: Sequence[str]) -> list[str]:
+    """The names, of which all but the first leave out the first two steps that they have in common with it."""
+    head = ".".join(names[0].split(".")[:3]) + "."
+    return [names[0], *(f"...{name.removeprefix(head)}" if name.startswith(head) else name for name in names[1:])]
+
+
+def files_text(sizes: Sequence[int], what: str) -> str:
+    """``0.12 GB in 2 safetensors files``."""
+    return f"{bytes_in_words(sum(sizes))} in {len(sizes)} {what}{'' if len(sizes) == 1 else 's'}"
+
+
+def size_text(storage: Storage) -> str:
+    """Bits per weight and GiB of what is computed with."""
+    if storage.bpw_layer is None or storage.vram_gib is None:
+        return f"n/a: {storage.note}"
+    return f"layers {storage.bpw_layer:.2f} bpw, head {storage.bpw_head:.2f} bpw, together {storage.vram_gib:.2f} GiB"
+
+
+def format_text(quantization: Mapping[str, Any]) -> str:
+    """The name of the format in a config, after its method."""
+    nested = part(quantization, "quantization")
+    name = quantization.get("format") or quantization.get("quant_algo") or nested.get("quant_algo")
+    return f" {shortened(printable(name), 60)}" if name else ""
+
+
+def calibration_text(checkpoint: Checkpoint) -> str:
+    """How the checkpoint was calibrated, as far as its files say so."""
+    quantization = checkpoint.quantization
+    made = part(quantization, "producer") or part(quantization, "meta")
+    said = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
+    said += [f"{key} {quantization[key]}" for key in CALIBRATION if quantization.get(key) not in (None, "", {}, [])]
+    if exists(checkpoint.folder / "recipe.yaml"):
+        said.append("recipe.yaml has llm-compressor's recipe")
+    return shortened(printable("; ".join(said)), 160) or "the files do not say"

@@ -1,301 +1,287 @@
-"""Weight matrices as numbers, a band at a time: what a module stores, in words, and its values in float32.
+"""Weight matrices as numbers, one at a time: compressed-tensors, gguf and Transformers dequantize them.
 
-Known: floats; compressed-tensors (pack-quantized int2, 4 and 8 with zero points and activation order, int8 and fp8 by
-tensor, channel, group and block, NVFP4, MXFP4, MXFP8); fp8 with weight_scale_inv; ModelOpt's FP8 and NVFP4; gpt-oss'
-and DeepSeek-V4's MXFP4; GPTQ and AWQ of 2, 4 and 8 bits; bitsandbytes' int8.  Of any other format the reason is told
-why it is not read.
-
-compressed-tensors' own decompression is not used: it needs torch, which the driver does not import, takes a whole
-matrix at once and gives bfloat16, whose rounding would count as an error of the quantization (0.0017 of a weight). The
-tests compare with it.
+compressed-tensors' ``dequantize`` takes the codes of every format that has one scale for a part of a row or for a block
+(its own formats, FP8, ModelOpt's, GPTQ's, AWQ's); this file only says where codes, scales and zero points lie.  It is
+given float32 scales: with the checkpoint's own, its results are bfloat16, whose rounding (0.0017 of a weight) would
+count as an error of the quantization.  gpt-oss' blocks are Transformers', GGUF's the ``gguf`` package's.  Of any other
+format the reason is told why it is not compared.  The packages are imported when a matrix needs them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.checkpoint.doctor.numbers import Floats, Scales, floats, nibbles, stored, unpacked, values
-from backends.checkpoint.doctor.subject import FLOATS, Parts, main_of
 from backends.checkpoint.files import Tensor
-from backends.layers.schemes import objects_in, part, sizes_text
+from backends.checkpoint.formats import (
+    FLOATS,
+    Floats,
+    Parts,
+    described_shape,
+    floats,
+    layout_of,
+    main_part,
+    scale_grid,
+    stored,
+    tile,
+    values,
+)
+from backends.checkpoint.gguf import GgufModel
+from backends.checkpoint.hints import ConfigHints
+from backends.common.errors import InputError
+from backends.common.messages import one_line
+from backends.common.packages import check_installed
 
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+NO_LIBRARY = "neither compressed-tensors nor Transformers dequantizes it"
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which of the eight values of an AWQ word each of its columns is (four bits)."""
-GLOBAL = {"weight_global_scale": -1, "weight_scale_2": 1}
-"""Name of NVFP4's global scale -> the power with which it counts: compressed-tensors divides by it."""
+REORDERED = {"qwen3next", "qwen35", "qwen35moe"}
+"""Architectures whose heads of linear attention llama.cpp's converter puts in another order."""
+ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 @dataclass(frozen=True)
 class Matrix:
     """A weight matrix [rows, columns], rows being outputs; stacked experts are rows below each other.
 
-    ``stored``: in words, "int4 g128"; ``axis``: along which ``band(begin, end)`` cuts: 0 gives float32
-    [end - begin, columns], 1 gives [rows, end - begin]; ``step``: a band begins at a multiple of it; ``other``: the
-    same rows in another order, if the format leaves open which one it is; ``columns``: what ``band`` would be with the
-    axis 1, if the rows can be cut without being read whole.
+    ``stored``: in words, "int4 g128"; ``order``: another order of its rows, if the format leaves open which one it is.
     """
 
     stored: str
-    shape: tuple[int, int]
-    band: Callable[[int, int], Floats]
-    axis: int = 0
-    step: int = 1
-    other: Callable[[int, int], Floats] | None = None
-    columns: Callable[[int, int], Floats] | None = None
-
-    def cut(self, axis: int, begin: int, end: int) -> Floats:
-        """A band along any axis; along one that is not the matrix's own all of it may be read."""
-        if self.axis == axis:
-            first = begin // self.step * self.step
-            found = self.band(first, end)
-            return found[begin - first :] if axis == 0 else found[:, begin - first :]
-        if axis == 1 and self.columns is not None:
-            return self.columns(begin, end)
-        whole = self.band(0, self.shape[self.axis])
-        return whole[begin:end] if axis == 0 else whole[:, begin:end]
+    numbers: Floats
+    order: NDArray[Any] | None = None
 
 
-def matrix_of(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
-    """The matrix of one module, or what it is stored in that is not read here.
-
-    ``quantization``: the checkpoint's config of it, for the sizes of blocks and the version of GPTQ's packing.
-    """
-    main = main_of(parts)
+def matrix_of(parts: Parts, hints: ConfigHints) -> Matrix | str:
+    """The matrix of one module, or why it is not read; InputError if a package that reads it is missing."""
+    main = main_part(parts)
     if main is None or len(parts[main].shape) < 2:
         return "no matrix"
+    words = layout_of(parts, hints).words
+    readers = {"weight": _weight, "weight_packed": _weight_packed, "qweight": _qweight}
     try:
-        found = READERS.get(main, _unknown)(parts, quantization)
-        if isinstance(found, Matrix) and "pre_quant_scale" in parts:  # ModelOpt's AWQ: y = (x * scale) W_q^T
-            return with_columns(found, values(parts["pre_quant_scale"]).reshape(found.shape[1]), found.stored)
-        return found
-    except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
-        return f"{main} of dtype {parts[main].dtype}: {error}"
+        numbers = readers[main](parts, hints, words) if main in readers and words else None
+        if numbers is not None and "pre_quant_scale" in parts:  # ModelOpt's AWQ: y = (x * scale) W_q^T
+            numbers = numbers * values(parts["pre_quant_scale"]).reshape(numbers.shape[1])
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return f"{main} of dtype {parts[main].dtype}: {one_line(error, 80)}"
+    if numbers is None:
+        return f"{words or f'format {main} of dtype {parts[main].dtype}'}: {NO_LIBRARY}"
+    return Matrix(words, numbers)
 
 
-def with_columns(matrix: Matrix, factors: Floats, stored: str) -> Matrix:
-    """A matrix whose columns are multiplied by factors."""
-
-    def band(begin: int, end: int) -> Floats:
-        return matrix.band(begin, end) * (factors if matrix.axis == 0 else factors[begin:end])
-
-    return replace(matrix, band=band, stored=stored, other=None, columns=None)
+# The readers of main parts: float32 [rows, columns], or None where no library dequantizes what is stored.
 
 
-def described(parts: Parts, quantization: Mapping[str, Any]) -> str:
-    """What a module stores, in words: "int4 g128", "bfloat16"; "unknown (why)" for a format that is not read here."""
-    found = matrix_of(parts, quantization)
-    return f"unknown ({found})" if isinstance(found, str) else found.stored
-
-
-def _unknown(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
-    main = main_of(parts)
-    assert main is not None
-    return f"format {main} of dtype {parts[main].dtype}"
-
-
-def _weight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
+def _weight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
     """``weight``: floats, FP8, int8, and bytes of two FP4 values."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
-    if weight.dtype in FLOATS:
-        return _rows(NAMES[weight.dtype], weight)
-    if any(name.startswith("weight.") for name in parts):
-        return "format bitsandbytes of 4 bits"
-    if weight.dtype == "I8" and "SCB" in parts:
-        return _rows("int8 channel", weight, Scales.of(parts["SCB"], weight.shape[0], 1 / 127))
-    if str(quantization.get("quant_method")).lower() == "w4afp8" and weight.dtype == "I8":
-        return "format W4AFP8, two int4 in a byte"
-    if scale is None:
-        return f"weight of dtype {weight.dtype} without a scale"
-    four_bits = weight.dtype == "U8" or (weight.dtype == "I8" and scale.dtype == "F8_E8M0")
-    if four_bits:
+    numbers = partial(values, weight)
+    if words in FLOATS.values():
+        return numbers().reshape(-1, weight.shape[-1])
+    if "SCB" in parts:  # bitsandbytes: the largest of each row, which 127 stands for
+        return scaled(numbers().reshape(-1, weight.shape[-1]), values(parts["SCB"]).reshape(-1, 1) / 127)
+    if scale is not None and words.startswith(("nvfp4", "mxfp4")):
         return _fp4(parts, weight, scale)
-    columns = weight.shape[-1]
-    steps = Scales.of(scale, weight.numel // columns)
-    name = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}[weight.dtype]
-    if weight.dtype != "I8" and scale.dtype in ("U8", "F8_E8M0") and steps.shape[1] * 32 == columns:
-        return _rows("mxfp8 g32", weight, steps)
-    block = _block(quantization)
-    words = _scaling_in_words(steps.shape, (weight.numel // columns, columns), block)
+    if scale is None or not words.startswith(("fp8", "int8", "mxfp8")):
+        return None
+    codes = numbers().reshape(-1, weight.shape[-1])
     zeros = parts.get("weight_zero_point")
-    offset = None if zeros is None else Scales.of(zeros, weight.numel // columns)
-    return _rows(f"{name} {words}", weight, steps, block, offset)
+    offsets = None if zeros is None else _scales(zeros, len(codes))
+    return scaled(codes, _scales(scale, len(codes)), zeros=offsets, block=hints.block)
 
 
-def _weight_packed(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
+def _weight_packed(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
     """compressed-tensors: FP4, or integers in 32-bit words; gpt-oss' blocks."""
-    packed, scale = parts["weight_packed"], parts["weight_scale"]
+    packed, scale = parts["weight_packed"], parts.get("weight_scale")
+    if scale is None or "meta" in parts or (packed.dtype != "U8" and len(packed.shape) != 2):
+        return None
     if packed.dtype == "U8":
-        return _fp4(parts, packed, scale)
-    if packed.dtype != "I32" or "weight_shape" not in parts:
-        return f"format weight_packed of dtype {packed.dtype}"
-    *_, rows, columns = (int(size) for size in values(parts["weight_shape"]))
-    bits = next((bits for bits in (4, 8, 2) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
-    if not bits or len(packed.shape) > 2:
-        return "format pack-quantized of other bits, or stacked"
-    half, steps = 1 << (bits - 1), Scales.of(scale, rows)
-    zeros = None
+        return _gpt_oss(packed, scale) if len(packed.shape) == 4 else _fp4(parts, packed, scale)
+    unpack, bits, (rows, columns) = integers_unpacker(), bits_in(words), described_shape(parts["weight_shape"])
+    scales, zeros = _scales(scale, rows), None
     if (offset := parts.get("weight_zero_point")) is not None:  # packed along the rows
-        whole = unpacked(stored(offset), bits, 0)[:rows] - half if offset.dtype == "I32" else stored(offset)
-        zeros = Scales(rows, whole, "I32")
+        packed_zeros = offset.dtype == "I32"
+        zeros = unpack(_torch(stored(offset)), bits, (rows, scales.shape[1]), 0) if packed_zeros else values(offset)
     indices = stored(parts["weight_g_idx"]) if "weight_g_idx" in parts else None
-    if indices is not None and (indices < 0).all():
-        indices = None
-
-    def band(begin: int, end: int) -> Floats:
-        found = (unpacked(stored(packed)[begin:end], bits, 1)[:, :columns] - half).astype(np.float32)
-        return _scaled(found, begin, end, steps, columns, None, zeros, indices)
-
-    words = _scaling_in_words(steps.shape, (rows, columns), None)
-    return Matrix(f"{'int' if zeros is None else 'uint'}{bits} {words}", (rows, columns), band)
+    return scaled(unpack(_torch(stored(packed)), bits, (rows, columns), 1), scales, zeros=zeros, indices=indices)
 
 
-def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Matrix | str:
-    """NVFP4 where the scales are FP8 numbers; MXFP4 where each 32 weights share a power of two in a byte."""
-    raw = stored(packed)
-    rows, columns = math.prod(raw.shape[:-1]), 2 * raw.shape[-1]
-    whole = next(((parts[name], power) for name, power in GLOBAL.items() if name in parts), None)
-    steps = Scales.of(scale, rows, whole=whole)
-    powers = scale.dtype in ("U8", "F8_E8M0") and steps.raw.size * 32 == rows * columns
-    if not powers and (scale.dtype != "F8_E4M3" or len(packed.shape) == 4):
-        return f"format {main_of(parts)} of dtype {packed.dtype} with scales of {scale.dtype}"
-    if len(packed.shape) == 4:
-        return _gpt_oss(raw, stored(scale))
-    raw = raw.reshape(rows, -1)
+def _fp4(parts: Parts, packed: Tensor, scale: Tensor) -> Floats:
+    """NVFP4, with a global scale by which compressed-tensors divides and ModelOpt multiplies; MXFP4."""
+    check_installed("compressed_tensors", "pip install compressed-tensors")
+    from compressed_tensors.compressors import unpack_fp4_from_uint8
+    from torch import float32
 
-    def band(begin: int, end: int) -> Floats:
-        return _scaled(nibbles(raw[begin:end]), begin, end, steps, columns)
-
-    return Matrix(f"{'mxfp4' if powers else 'nvfp4'} g{columns // steps.shape[1]}", (rows, columns), band)
+    raw = stored(packed).view(np.uint8).reshape(-1, packed.shape[-1])
+    whole: Any = None
+    if "weight_global_scale" in parts:
+        whole = values(parts["weight_global_scale"]).reshape(-1)
+    elif "weight_scale_2" in parts:
+        whole = 1 / values(parts["weight_scale_2"]).reshape(-1)
+    codes = unpack_fp4_from_uint8(_torch(raw), len(raw), 2 * raw.shape[1], dtype=float32)
+    return scaled(codes, _scales(scale, len(raw)), whole=whole)
 
 
-def _gpt_oss(raw: Any, scales: Any) -> Matrix:
+def _gpt_oss(packed: Tensor, scale: Tensor) -> Floats:
     """Blocks [experts, out, in / 32, 16 bytes] as rows of [experts, in, out]: so Transformers stores their floats."""
-    experts, outputs, groups, _ = raw.shape
-    inputs = 32 * groups
+    check_installed("transformers", "pip install transformers")
+    from torch import float32
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    def expert(number: int, begin: int, end: int) -> Floats:
-        """The inputs from ``begin`` to ``end`` of an expert, whole groups of which are read."""
-        some = slice(begin // 32, -(-end // 32))
-        found = nibbles(raw[number, :, some]) * floats(scales[number, :, some], "F8_E8M0")[..., None]
-        return found.reshape(outputs, -1).T[begin % 32 :][: end - begin]
-
-    def band(begin: int, end: int) -> Floats:
-        first, last = begin // inputs, -(-end // inputs)
-        sides = [(each, max(begin - each * inputs, 0), min(end - each * inputs, inputs)) for each in range(first, last)]
-        return np.concatenate([expert(*side) for side in sides])
-
-    return Matrix("mxfp4 g32", (experts * inputs, outputs), band)
+    converted = convert_moe_packed_tensors(_torch(stored(packed)), _torch(stored(scale)), dtype=float32)
+    numbers: Floats = converted.reshape(-1, packed.shape[1]).numpy()
+    return numbers
 
 
-def _qweight(parts: Parts, quantization: Mapping[str, Any]) -> Matrix | str:
+def _qweight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; both are stored with the inputs as rows."""
-    packed, scales, zeros = parts["qweight"], parts["scales"], parts.get("qzeros")
-    inputs, outputs = packed.shape[0], scales.shape[-1]
-    awq = packed.shape[1] != outputs
-    indices = stored(parts["g_idx"]) if "g_idx" in parts and parts["g_idx"].numel else None
-    if not awq:
-        stated = quantization.get("bits")
-        inputs = len(indices) if indices is not None else packed.shape[0] * 32 // int(stated or 4)
-    bits = packed.shape[1] * 32 // outputs if awq else packed.shape[0] * 32 // inputs
-    if packed.dtype != "I32" or bits not in (2, 4, 8) or (awq and bits != 4):
-        return f"format qweight of dtype {packed.dtype} and {bits} bits"
-    per_word, groups, steps = 32 // bits, scales.shape[0], Scales.of(scales, scales.shape[0])
-    # The first version of GPTQ's packing stores one less.
-    less = 0 if awq or quantization.get("checkpoint_format") == "gptq_v2" else 1
-    offset = Scales(1, np.full((1, outputs), 1 << (bits - 1)), "I32")
+    packed, zeros = parts["qweight"], parts.get("qzeros")
+    bits, awq = bits_in(words), words.startswith("uint")
+    if packed.dtype != "I32" or bits not in ((4,) if awq else (2, 4, 8)):
+        return None
+    unpack, scales = integers_unpacker(), values(parts["scales"])
+    groups, outputs = scales.shape
+    inputs = packed.numel * 32 // bits // outputs
+    codes = unpack(_torch(stored(packed)), bits, (inputs, outputs), 1 if awq else 0)
+    offsets = np.zeros_like(scales)  # codes are unpacked less half of their range
     if zeros is not None and zeros.numel:
-        whole = _ordered(unpacked(stored(zeros), bits, 1), awq=awq)[:, :outputs] + less
-        offset = Scales(groups, whole, "I32")
-    group_of = indices if indices is not None else np.arange(inputs) // -(-inputs // groups)
-
-    def band(begin: int, end: int) -> Floats:
-        raw = stored(packed)
-        if awq:
-            codes = _ordered(unpacked(raw[begin:end], bits, 1), awq=True)
-        else:
-            codes = unpacked(raw[begin // per_word : -(-end // per_word)], bits, 0)[: end - begin]
-        group = group_of[begin:end]
-        zero = offset.at(group if offset.shape[0] == groups else np.zeros(1, int))
-        found: Floats = ((codes.astype(np.float32) - zero) * steps.at(group)).T
-        return found
-
-    scaling = "channel" if groups == 1 else f"g{-(-inputs // groups)}"
-    name = f"{'uint' if awq else 'int'}{bits} {scaling}"
-    return Matrix(name, (outputs, inputs), band, axis=1, step=1 if awq else per_word)
+        unpacked = unpack(_torch(stored(zeros)), bits, (groups, outputs), 1)
+        # The first version of GPTQ's packing stores one less.
+        offsets = awq_order(unpacked) if awq else unpacked.float().numpy() + (0 if hints.gptq_v2 else 1)
+    indices = stored(parts["g_idx"]) if "g_idx" in parts and parts["g_idx"].numel else None
+    return scaled((awq_order(codes) if awq else codes).T, scales.T, zeros=offsets.T, indices=indices)
 
 
-def _ordered(columns: Any, *, awq: bool) -> Any:
+def awq_order(columns: Any) -> Any:
     """The columns in their order: AWQ interleaves the eight values of a word."""
-    if not awq:
-        return columns
-    return columns.reshape(*columns.shape[:-1], -1, 8)[..., AWQ_ORDER].reshape(columns.shape)
+    return columns.reshape(len(columns), -1, 8)[..., AWQ_ORDER].reshape(columns.shape)
 
 
-def _rows(
-    name: str, weight: Tensor, steps: Scales | None = None, block: tuple[int, int] | None = None,
-    zeros: Scales | None = None,
-) -> Matrix:  # fmt: skip
-    """A matrix with one stored element a weight, of any dtype, and perhaps scales."""
-    columns = weight.shape[-1]
-    rows = weight.numel // columns
-    raw = stored(weight).reshape(rows, columns)
+def integers_unpacker() -> Callable[..., Any]:
+    """compressed-tensors' function (words, bits, shape, dimension along which they are packed) -> signed integers."""
+    check_installed("compressed_tensors", "pip install compressed-tensors")
+    from compressed_tensors.compressors import unpack_from_int32
 
-    def band(begin: int, end: int) -> Floats:
-        found = floats(raw[begin:end], weight.dtype)
-        return found if steps is None else _scaled(found, begin, end, steps, columns, block, zeros)
-
-    plain = None if steps is not None else lambda begin, end: floats(raw[:, begin:end], weight.dtype)
-    return Matrix(name, (rows, columns), band, columns=plain)
+    unpack: Callable[..., Any] = unpack_from_int32
+    return unpack
 
 
-def _scaled(
-    found: Floats, begin: int, end: int, steps: Scales, columns: int, block: tuple[int, int] | None = None,
-    zeros: Scales | None = None, indices: Any = None,
+def scaled(
+    codes: Any, scales: Any, *, zeros: Any = None, whole: Any = None, indices: Any = None,
+    block: tuple[int, int] | None = None,
 ) -> Floats:  # fmt: skip
-    """Codes of the rows ``begin`` to ``end`` times their scales; ``indices``: the group of each column."""
-    sizes, given = (steps.rows, columns), block or (0, 0)
-    high, wide = (_tile(*each) for each in zip(sizes, steps.shape, given, strict=True))
-    row = np.arange(begin, end) // high
+    """Codes [rows, columns] and a grid of scales, dequantized by compressed-tensors.
 
-    def spread(each: Scales) -> Floats:
-        chosen = each.at(row)
-        return chosen[:, indices] if indices is not None else np.repeat(chosen, wide, axis=1)[:, :columns]
+    ``zeros``: zero points, as many as scales; ``whole``: global scales, by which the others are divided; ``indices``:
+    the group of each column; ``block``: rows and columns that share a scale, where the grid leaves it open.
+    """
+    check_installed("compressed_tensors", "pip install compressed-tensors")
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle import dequantize
+    from torch import float32
 
-    return (found if zeros is None else found - spread(zeros)) * spread(steps)
-
-
-def _tile(size: int, count: int, given: int) -> int:
-    """How many rows or columns share a scale: the block's where the config says so, else as many as fit."""
-    return given if given and -(-size // given) == count else -(-size // count)
-
-
-def _block(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The size of FP8 blocks that a config states; None if it states none, or several."""
-    groups = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
-    stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
-    pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
-    sizes = {tuple(size) for size in pairs if all(type(each) is int and each > 0 for each in size)}
-    return next(iter(sizes)) if len(sizes) == 1 else None
-
-
-def _scaling_in_words(grid: tuple[int, ...], shape: tuple[int, int], block: tuple[int, int] | None) -> str:
-    """``tensor``, ``channel``, ``g128`` or ``block 128x128``."""
-    if grid[0] == shape[0]:
-        return "channel" if grid[1] == 1 else f"g{_tile(shape[1], grid[1], 0)}"
-    if grid[1] == 1:
-        return "tensor"
-    sizes = [_tile(*each) for each in zip(shape, grid, block or (0, 0), strict=True)]
-    return f"block {sizes_text(sizes)}"
+    high, wide = (tile(*sizes) for sizes in zip(codes.shape, scales.shape, block or (0, 0), strict=True))
+    args: dict[str, Any] = {"strategy": "block", "block_structure": [high, wide]}
+    if indices is not None and (indices >= 0).any() and (indices != np.arange(len(indices)) // wide).any():
+        args = {"strategy": "group", "group_size": wide}
+    if whole is not None:  # of the matrix, or of each of the stacked experts
+        whole = np.repeat(whole, len(scales) // len(whole)).reshape(-1, 1, 1, 1)
+    dequantized = dequantize(
+        _torch(codes), _torch(scales), args=QuantizationArgs(**args), dtype=float32,
+        zero_point=None if zeros is None else _torch(zeros),
+        g_idx=_torch(indices).long() if args["strategy"] == "group" else None,
+        global_scale=None if whole is None else _torch(whole),
+    )  # fmt: skip
+    numbers: Floats = dequantized.numpy()
+    return numbers
 
 
-READERS: dict[str, Callable[[Parts, Mapping[str, Any]], Matrix | str]] = {
-    "weight": _weight, "weight_packed": _weight_packed, "qweight": _qweight,
-}  # fmt: skip
-"""The part that holds the weights -> what reads it."""
+def bits_in(words: str) -> int:
+    """4 of "uint4 g32"; 0 where the words name no integers."""
+    number = words.partition(" ")[0].removeprefix("u").removeprefix("int")
+    return int(number) if number.isdecimal() else 0
+
+
+def _scales(scale: Tensor, rows: int) -> Floats:
+    """The grid of scales (or zero points) of a matrix; bytes without a sign are powers of two."""
+    raw = stored(scale).reshape(scale_grid(scale, rows))
+    return floats(raw, "F8_E8M0" if scale.dtype == "U8" else scale.dtype)
+
+
+def _torch(numbers: Any) -> Any:
+    """A torch tensor of an array, copied since those on disk cannot be written, or of a tensor."""
+    import torch
+
+    return torch.from_numpy(np.array(numbers)) if isinstance(numbers, np.ndarray) else numbers
+
+
+def gguf_matrices(model: GgufModel, names: Sequence[str]) -> Mapping[str, Callable[[], Matrix | str]]:
+    """Those of the ``names`` of Hugging Face's modules that a model has -> what reads the matrix.
+
+    llama.cpp's converters reorder the rows of the query and key projections of Llama and its relatives for another form
+    of rotary embedding.  Which architectures do is not written in the file, so both orders are compared and the nearer
+    one counts: the wrong one has a relative error of about 1.4, as unrelated matrices have.
+    """
+    check_installed("gguf", "pip install gguf")
+    from gguf import GGUFReader
+
+    own = names_in_gguf(model, names)
+    readers = [GGUFReader(file) for file in model.files]  # maps the file, and reads its header in some seconds
+    tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+    found = {name: tensors.get(f"{own.get(name, name)}.weight") for name in names}
+    return {name: partial(gguf_matrix, model, name, tensor) for name, tensor in found.items() if tensor is not None}
+
+
+def names_in_gguf(model: GgufModel, names: Sequence[str]) -> dict[str, str]:
+    """Hugging Face's name of a module -> llama.cpp's; a name that llama.cpp does not map is left out.
+
+    llama.cpp knows the names of a language model alone, the hub has some as part of a model with a vision tower.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next((number for number, name in MODEL_ARCH_NAMES.items() if name == model.architecture), None)
+    if arch is None:
+        raise InputError(f"{model.files[0]}: the architecture {model.architecture!r} is not known to gguf")
+    mapped = get_tensor_name_map(arch, model.field("block_count") or 0)
+    own = {}
+    for name in names:
+        rest = name.rpartition("language_model.")[2].removeprefix("model.")
+        alone = (f"model.{rest}", rest) if "language_model." in name else ()
+        spelled = (mapped.get_name(spelling) for spelling in (name, *alone))
+        if theirs := next((known for known in spelled if known is not None), None):
+            own[name] = theirs
+    return own
+
+
+def rotated_heads(model: GgufModel, name: str) -> int:
+    """How many heads the rows of a projection belong to; 0 where their order is the same in both formats."""
+    if not name.endswith(ROTATED):
+        return 0
+    heads = model.field("attention.head_count")
+    count = (model.field("attention.head_count_kv") if name.endswith(ROTATED[1]) else None) or heads
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+def gguf_matrix(model: GgufModel, name: str, tensor: Any) -> Matrix | str:
+    """The matrix of one tensor of ``GGUFReader`` under Hugging Face's name."""
+    from gguf.quants import dequantize
+
+    if ".linear_attn." in name and model.architecture in REORDERED:
+        return "llama.cpp reorders the heads of its linear attention"
+    kind, rows, heads = tensor.tensor_type, int(np.prod(tensor.shape[1:])), rotated_heads(model, name)
+    try:
+        numbers = np.asarray(dequantize(tensor.data.reshape(rows, -1), kind), np.float32)
+    except NotImplementedError:
+        return f"{kind.name}, which gguf cannot dequantize"
+    matrix = Matrix(kind.name.lower().replace("_k", "_K"), numbers)
+    if not heads or rows % (2 * heads):
+        return matrix
+    # Hugging Face's order: first the halves of each head, in which llama.cpp alternates.
+    return replace(matrix, order=np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))

@@ -16,20 +16,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.checkpoint.doctor.finding import Finding, gathered
-from backends.checkpoint.doctor.numbers import TYPES, values
-from backends.checkpoint.doctor.scales import LARGEST
-from backends.checkpoint.doctor.subject import FLOATS, MAIN, Checkpoint, is_quantized, main_of, module_and_part
+from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from backends.checkpoint.doctor.checks import LARGEST
 from backends.checkpoint.files import Tensor
+from backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, is_quantized, main_part, values
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import installed_versions
+from backends.layers.names import module_and_part
 
 BESIDE = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"
 )
 """Tensors beside the weights that engines read or that are computed again."""
-PACKED = re.compile(rf"(?<=\.)({'|'.join(MAIN)})$")
+PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
 SURPLUS = 10_000
 """Tensors that a config may ask for, beside ten times those that are there: of many files there may be one."""
 REDO = "download the files again, or save the model with the class that its config names"
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings from what ``compared`` said."""
     names = sorted(found["missing"])
-    yield from gathered(
+    yield from one_finding(
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
         "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
     )  # fmt: skip
@@ -56,13 +56,13 @@ def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]
         what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
         shapes.setdefault(what, []).append(checkpoint.where_module(name))
     for what, where in shapes.items():
-        yield from gathered("wrong", where, what, "give the config.json that belongs to these files")
-    yield from gathered(
-        "warning", [checkpoint.where_module(name) for name in sorted(found["left_over"])],
+        yield from one_finding("wrong", where, what, "give the config.json that belongs to these files")
+    yield from one_finding(
+        "warning", checkpoint.where_modules(sorted(found["left_over"])),
         "left over: the model that the config describes has no such layer, and nobody will load it", WITHOUT,
     )  # fmt: skip
-    yield from gathered(
-        "warning", [checkpoint.where_module(name) for name in sorted(found["biases"])],
+    yield from one_finding(
+        "warning", checkpoint.where_modules(sorted(found["biases"])),
         "its bias is left over: the model that the config describes has none there, and nobody will add it", WITHOUT,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]
 
 def is_zero(tensor: Tensor) -> bool:
     """Whether a bias adds nothing: AutoGPTQ stores one for every layer."""
-    return tensor.dtype in TYPES and tensor.numel <= LARGEST and not values(tensor).any()
+    return tensor.dtype in NUMBERS and tensor.numel <= LARGEST and not values(tensor).any()
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -140,7 +140,7 @@ def stored_weights(checkpoint: Checkpoint) -> dict[str, Stored]:
     for name, tensor in checkpoint.tensors.items():
         module, part = module_and_part(name)
         parts = checkpoint.modules[module]
-        if part == main_of(parts):
+        if part == main_part(parts):
             packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
             found[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
         elif part == "bias" or not is_quantized(parts):

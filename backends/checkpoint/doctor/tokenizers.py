@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.doctor.finding import Finding
+from backends.checkpoint.doctor.checkpoint import Finding
 from backends.checkpoint.gguf import GgufModel
 from backends.checkpoint.gguf_header import TOKENS
 from backends.common.errors import InputError

@@ -15,7 +15,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from backends.base import Storage
-from backends.checkpoint.doctor.summary import of_gguf
+from backends.checkpoint.doctor.examining import gguf_facts
 from backends.checkpoint.gguf import model_files, read_model
 from backends.checkpoint.gguf_header import GgufTensor
 from demo.smollm2 import find_gguf
@@ -86,7 +86,7 @@ def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
     whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1))
     assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
-    assert [title for title, text in of_gguf(whole) if "blk.*.ffn_down:" in text or "F32" in text] == []
+    assert [title for title, text in gguf_facts(whole) if "blk.*.ffn_down:" in text or "F32" in text] == []
     whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3))
     assert whole.storage().bpw_layer == pytest.approx((3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768))
 

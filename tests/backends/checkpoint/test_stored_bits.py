@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from backends.base import Storage
 from backends.checkpoint import stored_bits
+from backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, safetensors_bytes, write_checkpoint
 from tests.support.stored_formats import CASES, EXL3, SIZES, entries_of
 
@@ -111,7 +112,7 @@ def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) ->
     assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
     entries[f"{head}.weight"] = ("BF16", 10, 4)
     assert stored_bits.storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 16.0, 288 + 640)
-    roles = {role: [each for each in (embedding, layer, head) if stored_bits.role_of(each, None) == role]
+    roles = {role: [each for each in (embedding, layer, head) if role_of(each, None) == role]
              for role in ("embedding", "layer", "head")}  # fmt: skip
     assert roles == {"embedding": [embedding], "layer": [layer], "head": [head]}
 

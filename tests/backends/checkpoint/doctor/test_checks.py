@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from backends.checkpoint.doctor import ends, leftovers, scales
-from backends.checkpoint.doctor.finding import Finding
-from backends.checkpoint.doctor.subject import Checkpoint
-from backends.checkpoint.doctor.summary import of_folder as of_checkpoint
+from backends.checkpoint.doctor import checks
+from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding
+from backends.checkpoint.doctor.examining import folder_facts
 from backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 
@@ -49,7 +48,7 @@ def experts(**input_scales: float | None) -> tuple[Entries, dict[str, bytes]]:
 )
 def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
     entries, values = experts(e0=0.5, e1=0.25, e2=value, e3=value)
-    (found,) = scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
+    (found,) = checks.input_scales(Checkpoint(write_checkpoint(tmp_path, entries, values=values)))
     assert (found.severity, found.more) == ("wrong", 1)
     assert f"model.safetensors: {EXPERTS}." in str(found)
     assert said in str(found)
@@ -61,15 +60,15 @@ def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said
 )
 def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, name: str, said: str) -> None:
     folder = write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
-    (found,) = ends.check(Checkpoint(folder))
+    (found,) = checks.quantized_unawares(Checkpoint(folder))
     assert (found.where, found.what.startswith(said)) == (f"model.safetensors: {name}", True)
-    assert [what for what, _ in of_checkpoint(Checkpoint(folder)) if what in said] == [said.removeprefix("the ")]
+    assert [what for what, _ in folder_facts(Checkpoint(folder)) if what in said] == [said.removeprefix("the ")]
 
 
 def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
     entries, values = experts(e0=0.5, e1=0.25)
     entries |= {f"{EXPERTS}.2.down_proj.weight_packed": ("I32", 4, 1), "lm_head.weight": ("BF16", 4, 4)}
-    assert not list(scales.inputs(Checkpoint(write_checkpoint(tmp_path, entries, values=values))))
+    assert not list(checks.input_scales(Checkpoint(write_checkpoint(tmp_path, entries, values=values))))
 
 
 @pytest.mark.parametrize(("last", "said"), [("W4A16_NVFP4", 0), ("NVFP4", 1)])
@@ -79,7 +78,7 @@ def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said
     own = {f"{EXPERTS}.{at}.down_proj": {"quant_algo": name} for at, name in enumerate(("NVFP4", "NVFP4", last))}
     mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": own}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": mixed}, values)
-    assert len(list(scales.inputs(Checkpoint(folder)))) == said
+    assert len(list(checks.input_scales(Checkpoint(folder)))) == said
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_a_config_says_which_layers_take_16_bits(tmp_path: Path, last: str, said
     ],
 )
 def test_which_configs_ask_for_input_scales(quantization: dict[str, Any], asked: bool) -> None:
-    assert scales.asks_for_input_scales(quantization) == asked
+    assert checks.asks_for_input_scales(quantization) == asked
 
 
 @pytest.mark.parametrize(
@@ -113,14 +112,14 @@ def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], met
     entries: Entries = dict.fromkeys(names, ("F32", 1))
     stored = dict(zip(names, map(number, values), strict=True))
     config = {"quantization_config": {"quant_method": method}}
-    found = list(scales.kv_cache(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
+    found = list(checks.kv_scales(Checkpoint(write_checkpoint(tmp_path, entries, config, stored))))
     assert [each.severity for each in found] == ([said] if said else [])
 
 
 def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) -> None:
     config = {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
     folder = write_checkpoint(tmp_path, {"lm_head.weight": ("BF16", 4, 4)}, config)
-    (found,) = scales.kv_cache(Checkpoint(folder))
+    (found,) = checks.kv_scales(Checkpoint(folder))
     assert found.where == "config.json: quantization_config"
     assert found.severity == "warning"
 
@@ -128,7 +127,7 @@ def test_a_config_that_asks_for_kv_scales_which_are_not_there(tmp_path: Path) ->
 def test_quantized_against_the_config(tmp_path: Path) -> None:
     entries, values = experts(e0=0.5)
     config = {"quantization_config": {"ignore": [f"re:.*{EXPERTS.rpartition('.')[2]}.*", "lm_head"]}}
-    (found,) = ends.check(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
+    (found,) = checks.quantized_unawares(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
     assert found.severity == "wrong"
     assert found.where == f"model.safetensors: {EXPERTS}.0.down_proj"
 
@@ -139,7 +138,8 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    found = list(leftovers.check(Checkpoint(tmp_path)))
+    checkpoint = Checkpoint(tmp_path)
+    found = [*checks.strays_and_pickles(checkpoint), *checks.index(checkpoint)]
     assert [(each.severity, each.where) for each in found] == [
         ("warning", "extra.safetensors"),
         ("note", "pytorch_model.bin"),

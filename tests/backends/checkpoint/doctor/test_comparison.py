@@ -13,11 +13,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from backends.checkpoint.doctor import comparison
+from backends.checkpoint.doctor.checkpoint import Checkpoint
 from backends.checkpoint.doctor.comparison import LayerError, layer_errors
-from backends.checkpoint.doctor.subject import Checkpoint
 from backends.checkpoint.gguf import read_model
 from benchmarks.toy_moe_files import MoeShape, make
-from eval.cli import doctor_table
+from eval.cli import doctor_errors
 from tests.support.toy import TOY_VOCAB, refusal
 from tests.support.transformers_models import changed
 
@@ -196,5 +196,5 @@ def test_gguf_of_a_language_model_that_the_hub_has_with_a_tower(toy_model: Path,
 def test_nothing_compared_is_said_after_why() -> None:
     console = Console(file=io.StringIO())
     left_out = [LayerError("a", "", 1, note="not compared: shapes 1x2 and 2x1")]
-    assert refusal(lambda: doctor_table.show(left_out, console)).startswith("--against: no matrix")
+    assert refusal(lambda: doctor_errors.show(left_out, console)).startswith("--against: no matrix")
     assert console.file.getvalue() == "a: not compared: shapes 1x2 and 2x1\n"

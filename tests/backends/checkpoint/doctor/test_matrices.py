@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from backends.checkpoint.doctor.matrices import Matrix, described, matrix_of
-from backends.checkpoint.doctor.numbers import eight_bits
-from backends.checkpoint.doctor.subject import Checkpoint
+from backends.checkpoint.doctor.checkpoint import Checkpoint
+from backends.checkpoint.doctor.matrices import Matrix, matrix_of
+from tests.support.toy import refusal
 
 ROWS, COLUMNS = 48, 64
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -31,14 +29,11 @@ def checkpoint(folder: Path, parts: dict[str, torch.Tensor], quantization: dict[
     return Checkpoint(folder)
 
 
-def read(found: Checkpoint, pieces: int = 1) -> np.ndarray:
-    """All values of the module, read in some bands."""
-    matrix = matrix_of(found.modules["layer"], found.quantization)
+def read(checkpoint: Checkpoint) -> np.ndarray:
+    """The values of the module."""
+    matrix = matrix_of(checkpoint.modules["layer"], checkpoint.hints)
     assert isinstance(matrix, Matrix), matrix
-    length = matrix.shape[matrix.axis]
-    step = -(-length // pieces // matrix.step) * matrix.step
-    bands = [matrix.band(begin, min(begin + step, length)) for begin in range(0, length, step)]
-    return np.concatenate(bands, axis=matrix.axis)
+    return matrix.numbers
 
 
 def weights(seed: int = 0) -> torch.Tensor:
@@ -92,10 +87,9 @@ def test_values_are_those_of_compressed_tensors(tmp_path: Path, name: str) -> No
         stored = compressor.compress(dict(parts), scheme)
         gold = compressor.decompress(dict(stored), scheme)["weight"].double().numpy()
     found = checkpoint(tmp_path, stored, {"config_groups": {"group_0": {"weights": args}}})
-    assert described(found.modules["layer"], found.quantization) == name
+    assert found.described("layer") == name
     rtol = 2**-8 if name.startswith(("nv", "mx")) else 1e-6  # compressed-tensors rounds these to bfloat16
-    for pieces in (1, 5):
-        np.testing.assert_allclose(read(found, pieces), gold, rtol=rtol, atol=0)
+    np.testing.assert_allclose(read(found), gold, rtol=rtol, atol=0)
     assert np.abs(gold).max() > 0.5
 
 
@@ -124,20 +118,8 @@ def test_gptq_by_hand(tmp_path: Path, version: str) -> None:
     if version == "gptq":
         del parts["g_idx"]
     found = checkpoint(tmp_path, parts, {"quant_method": "gptq", "bits": 4, "checkpoint_format": version})
-    np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
-    assert described(found.modules["layer"], found.quantization) == "int4 g8"
-    matrix = matrix_of(found.modules["layer"], found.quantization)
-    assert isinstance(matrix, Matrix)
-    for axis in (0, 1):  # AWQ's bands begin anywhere, those of GPTQ at a word
-        np.testing.assert_allclose(matrix.cut(axis, 5, 13), gold.T.take(range(5, 13), axis), rtol=1e-6)
-
-
-def test_floats_are_cut_by_columns_without_reading_them_whole(tmp_path: Path) -> None:
-    found = checkpoint(tmp_path, {"weight": weights().bfloat16()})
-    matrix = matrix_of(found.modules["layer"], {})
-    assert isinstance(matrix, Matrix)
-    gold, matrix = read(found), dataclasses.replace(matrix, band=lambda begin, end: pytest.fail("a band was read"))
-    np.testing.assert_array_equal(matrix.cut(1, 3, 9), gold[:, 3:9])
+    np.testing.assert_allclose(read(found), gold.T, rtol=1e-6)
+    assert found.described("layer") == "int4 g8"
 
 
 def test_awq_by_hand(tmp_path: Path) -> None:
@@ -157,8 +139,8 @@ def test_awq_by_hand(tmp_path: Path) -> None:
     gold = (codes - zeros[group]).astype(np.float64) * scales[group].astype(np.float64)
     parts = {"qweight": words(codes), "qzeros": words(zeros), "scales": torch.from_numpy(scales)}
     found = checkpoint(tmp_path, parts, {"quant_method": "awq", "bits": 4})
-    np.testing.assert_allclose(read(found, 3), gold.T, rtol=1e-6)
-    assert described(found.modules["layer"], found.quantization) == "uint4 g8"
+    np.testing.assert_allclose(read(found), gold.T, rtol=1e-6)
+    assert found.described("layer") == "uint4 g8"
 
 
 def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
@@ -175,12 +157,10 @@ def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
     tensors = {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    matrix = matrix_of(Checkpoint(tmp_path).modules[name], {})
+    found = Checkpoint(tmp_path)
+    matrix = matrix_of(found.modules[name], found.hints)
     assert isinstance(matrix, Matrix)
-    for begin, end in [(0, 128), (0, 7), (60, 70), (40, 64), (64, 65)]:
-        np.testing.assert_array_equal(matrix.band(begin, end), gold[begin:end])
-    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
-    np.testing.assert_array_equal(theirs.reshape(128, 3).numpy(), gold)
+    np.testing.assert_array_equal(matrix.numbers, gold)
     assert matrix.stored == "mxfp4 g32"
 
 
@@ -199,10 +179,10 @@ def test_modelopt_scales_inputs_before_its_awq_matrices(tmp_path: Path, dtype: t
         parts = {"weight": torch.tensor([[0x21] * 8] * 2, dtype=dtype), "weight_scale_2": torch.tensor(0.25)}
         parts["weight_scale"], gold = torch.full((2, 1), 2.0).to(torch.float8_e4m3fn), np.array([[0.25, 0.5] * 8] * 2)
     parts["pre_quant_scale"] = torch.arange(1.0, 17)
-    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts), 2), gold * np.arange(1, 17))
+    np.testing.assert_array_equal(read(checkpoint(tmp_path, parts)), gold * np.arange(1, 17))
     parts["pre_quant_scale"] = torch.ones(15)
     (tmp_path / "other").mkdir()
-    assert described(checkpoint(tmp_path / "other", parts).modules["layer"], {}).startswith("unknown (weight of dtype ")
+    assert why_not(checkpoint(tmp_path / "other", parts)).startswith("weight of dtype ")
 
 
 def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
@@ -210,26 +190,32 @@ def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
     scales = torch.arange(1.0, 7).reshape(2, 3)
     found = checkpoint(tmp_path, {"weight": ones, "weight_scale_inv": scales}, {"weight_block_size": [16, 8]})
     gold = scales.repeat_interleave(16, 0)[:20].repeat_interleave(8, 1)
-    np.testing.assert_array_equal(read(found, 4), gold.numpy())
-    assert described(found.modules["layer"], found.quantization) == "fp8 block 16x8"
+    np.testing.assert_array_equal(read(found), gold.numpy())
+    assert found.described("layer") == "fp8 block 16x8"
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("F8_E4M3", torch.float8_e4m3fn), ("F8_E5M2", torch.float8_e5m2), ("F8_E8M0", torch.float8_e8m0fnu)],
-)
-def test_floats_of_eight_bits_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
-    gold = torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
-    np.testing.assert_array_equal(eight_bits(name), gold)
+def why_not(checkpoint: Checkpoint) -> str:
+    """Why the module is not compared."""
+    reason = matrix_of(checkpoint.modules["layer"], checkpoint.hints)
+    assert isinstance(reason, str)
+    return reason
 
 
-def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+def test_what_no_library_dequantizes_is_named(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, {"trellis": torch.zeros(4, 4, 64, dtype=torch.int16)})
-    assert described(found.modules["layer"], {}) == "unknown (format trellis of dtype I16)"
+    assert found.described("layer") == "exl3 4 bits"
+    assert why_not(found) == "exl3 4 bits: neither compressed-tensors nor Transformers dequantizes it"
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checkpoint(tmp_path, {"weight": torch.zeros(2, 16, dtype=torch.int8), "weight_scale": torch.ones(2, 1)})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert refusal(lambda: read(found)) == "compressed_tensors is not installed: pip install compressed-tensors"
 
 
 def test_bytes_whose_scales_are_floats_are_not_fp4(tmp_path: Path) -> None:
     """ModelOpt's W4A16_AWQ stores two int4 in a byte."""
     parts = {"weight": torch.zeros(32, 128, dtype=torch.uint8), "weight_scale": torch.ones(64, 1).bfloat16()}
     found = checkpoint(tmp_path, parts)
-    assert described(found.modules["layer"], {}) == "unknown (format weight of dtype U8 with scales of BF16)"
+    assert found.described("layer") == "unknown (format weight of dtype U8)"
+    assert why_not(found).startswith("format weight of dtype U8: neither ")

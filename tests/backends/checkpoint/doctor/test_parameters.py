@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from backends.checkpoint.doctor import parameters
+from backends.checkpoint.doctor.checkpoint import Checkpoint
 from backends.checkpoint.doctor.examining import Patient, examine
 from backends.checkpoint.doctor.parameters import check, compared, new_names
-from backends.checkpoint.doctor.subject import Checkpoint
 from benchmarks.toy_moe_files import MoeShape, make
 from tests.support.transformers_models import changed
 
