@@ -29,8 +29,8 @@ try:
     from backends import hub
     from backends.base import LoadRequest
     from backends.checkpoint.config import CheckpointConfig
-    from backends.common.engine_log import captured
     from backends.common.errors import CompareQError, InputError, ModelError
+    from backends.common.process import captured
     from backends.vllm.backend import VllmScoreBackend
     from backends.vllm.hooks import TAG
 except ModuleNotFoundError as missing:

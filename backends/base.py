@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common.answers import Answer, Question, Sampling
 from backends.common.packages import computing, installed_versions
 from backends.hub import SILENT, Watch
 
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from backends.common.head import Head
 
 
+Finish = Literal["stop", "length"]
 Spans = tuple[tuple[int, int], ...]
 """The scored positions of a window: ranges [begin, end), none of them empty, in order, and apart from one another."""
 
@@ -214,6 +214,58 @@ class ModelFacts:
     tokenizer: Path | Mapping[int, str] | None = None
     rope_changes_above: int | None = None
     dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt; ``number`` is its place in the run, from 0, and ``seed`` is for this answer alone.
+
+    ``where``: the file and the line that it stands in, for messages.
+
+    Engines that continue tokens get ``token_ids``, the conversation as the model's chat template writes it, up to the
+    header of the answer.  Servers that apply a template themselves get ``messages`` and ``tools`` (JSON types).
+    """
+
+    number: int
+    seed: int = 0
+    token_ids: tuple[int, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn: nothing but these changes the model's own probabilities, such as a repetition penalty.
+
+    ``max_tokens``: the most tokens of an answer; ``temperature``: 0 takes the most probable token each time; ``top_p``:
+    the share of the probability that is drawn from; ``stop``: ids of the tokens that end an answer, for engines that
+    continue tokens; ``template``: variables for the template of a server, and ``as_text``: its answers are wanted as
+    messages and not as tokens.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[int, ...] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    as_text: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to the question of that ``number``.
+
+    ``token_ids``: what was sampled, with the token that ends the answer; None where a server does not tell.
+    ``prompt_ids``: what the model saw before it, None likewise, and where the question had its tokens.  ``finish``:
+    whether the model ended the answer, or ``max_tokens`` did.  ``message``: a server's own form of the answer.
+    """
+
+    number: int
+    token_ids: tuple[int, ...] | None
+    finish: Finish
+    prompt_ids: tuple[int, ...] | None = None
+    message: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

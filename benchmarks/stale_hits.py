@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common.engine_log import captured
+from backends.common.process import captured
 from benchmarks.stale_inputs import ENGINES, Case, Place
 
 ROOT = Path(__file__).resolve().parents[1]

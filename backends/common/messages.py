@@ -45,3 +45,8 @@ def bytes_in_words(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def dtype_name(dtype: object) -> str:
+    """``bfloat16`` for ``torch.bfloat16``; a word that is a name already comes back as it is."""
+    return str(dtype).removeprefix("torch.")

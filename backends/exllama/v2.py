@@ -19,8 +19,8 @@ from pydantic import Field
 
 from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
 from backends.checkpoint.config import CheckpointConfig
-from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError
+from backends.common.messages import dtype_name
 from backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from backends.layers.groups import group_layers
 

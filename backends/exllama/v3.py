@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 
 from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
 from backends.checkpoint import files as checkpoint
-from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError
 from backends.common.head import Head
+from backends.common.messages import dtype_name
 from backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
 from backends.layers.groups import group_layers
 

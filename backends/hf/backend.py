@@ -20,14 +20,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends.base import Capabilities, LayerGroup, LoadRequest, LogitsEngine, ModelFacts, Storage, Window
+from backends.base import (
+    Answer,
+    Capabilities,
+    LayerGroup,
+    LoadRequest,
+    LogitsEngine,
+    ModelFacts,
+    Question,
+    Sampling,
+    Storage,
+    Window,
+)
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common.answers import Answer, Question, Sampling
-from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
-from backends.common.messages import one_line
+from backends.common.messages import dtype_name, one_line
 from backends.common.options import parse_options
 from backends.common.packages import check_installed
 from backends.hf.quantization import (

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from backends.base import Layer
 from backends.checkpoint.files import read_headers, weight_files
-from backends.common.dtypes import dtype_name
+from backends.common.messages import dtype_name
 from backends.layers.groups import deviation
 from backends.layers.names import OTHER_TOWERS, outside_text_model
 from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, with_group_size

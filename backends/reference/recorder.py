@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.common import storage
-from backends.common.dtypes import dtype_name
 from backends.common.head import Contents, head_difference, head_mismatch, largest_finite
+from backends.common.messages import dtype_name
 from backends.reference.store import DTYPES
 
 if TYPE_CHECKING:

@@ -32,10 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import (
+    Answer,
     Capabilities,
     LayerGroup,
     LoadRequest,
     ModelFacts,
+    Question,
+    Sampling,
     ScoringEngine,
     Storage,
     Task,
@@ -45,13 +48,10 @@ from backends.base import (
 from backends.checkpoint import nvfp4_scales
 from backends.checkpoint.config import CheckpointConfig
 from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common.answers import Answer, Question, Sampling
-from backends.common.dtypes import dtype_name
-from backends.common.engine_log import root_cause, warnings_in
 from backends.common.errors import CompareQError, InputError, ModelError
-from backends.common.lifeline import in_worker
-from backends.common.messages import one_line
+from backends.common.messages import dtype_name, one_line
 from backends.common.packages import computing
+from backends.common.process import in_worker, root_cause, warnings_in
 from backends.hub import local_folder
 from backends.layers import groups, noise
 from backends.vllm import install, layers

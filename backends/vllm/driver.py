@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Layer, LayerGroup, Task, TokenScores, Window
-from backends.common.answers import Answer, Finish, Question, Sampling
+from backends.base import Answer, Finish, Layer, LayerGroup, Question, Sampling, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import KVCache, group_kv_caches, group_layers

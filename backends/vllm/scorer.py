@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common.dtypes import dtype_name
 from backends.common.head import Contents
-from backends.common.messages import one_line
+from backends.common.messages import dtype_name, one_line
 from backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
 from backends.reference.reading import StoredRows, open_reference
 from backends.reference.recorder import Recorder

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.checkpoint.config import CheckpointConfig
-from backends.common.dtypes import dtype_name
-from backends.common.messages import one_line
+from backends.common.messages import dtype_name, one_line
 from backends.layers import schemes
 from backends.layers.noise import Noise, vllm_decoder_layers
 from backends.vllm import layers as vllm_layers

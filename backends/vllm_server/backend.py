@@ -16,8 +16,17 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends.base import Capabilities, LoadRequest, ScoringEngine, Task, TokenScores, Window
-from backends.common.answers import Answer, Question, Sampling
+from backends.base import (
+    Answer,
+    Capabilities,
+    LoadRequest,
+    Question,
+    Sampling,
+    ScoringEngine,
+    Task,
+    TokenScores,
+    Window,
+)
 from backends.common.errors import InputError, ModelError
 from backends.vllm_server.client import ServerError
 from backends.vllm_server.served import Card, Sample, ServedModel, ServedModelFiles, is_stamped, real_logprobs

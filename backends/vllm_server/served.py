@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends import hub
-from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from backends.base import Answer, Finish, LoadRequest, ModelFacts, ModelFiles, Question, Sampling, Storage
 from backends.checkpoint import gguf, stored_bits
-from backends.common.answers import Answer, Finish, Question, Sampling
 from backends.common.errors import InputError, ModelError
 from backends.common.json_files import expanded
 from backends.common.messages import shortened

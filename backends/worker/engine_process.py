@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backends.common.lifeline import WORKER, die_with_parent
+from backends.common.process import WORKER, die_with_parent
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""

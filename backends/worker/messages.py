@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from backends.base import LoadRequest, ModelFacts, Task, Window
+from backends.base import LoadRequest, ModelFacts, Question, Sampling, Task, Window
 from backends.common import storage
-from backends.common.answers import Question, Sampling
 from backends.common.errors import ModelError
 from backends.common.messages import one_line
 

@@ -14,8 +14,8 @@ import numpy as np
 
 import backends
 from backends.base import Engine, LoadRequest, TokenScores, Window
-from backends.common.lifeline import in_worker
 from backends.common.messages import one_line
+from backends.common.process import in_worker
 from backends.layers.groups import groups_to_json
 from backends.scoring import segments
 from backends.worker import failures, scoring

@@ -32,9 +32,9 @@ from typing import IO, Any
 
 import backends
 from backends.common import machine
-from backends.common.engine_log import root_cause
 from backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
 from backends.common.messages import one_line
+from backends.common.process import root_cause
 from backends.worker.engine_process import ENDING, end_group
 from backends.worker.messages import (
     AnswerJob,

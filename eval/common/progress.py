@@ -1,7 +1,7 @@
 """Progress with an ETA: a bar on a terminal; elsewhere one line for each finished phase.
 
 Everything goes to a copy of the standard error that is made at the start, so that bars stay visible while an engine's
-own output is captured (``backends/common/engine_log.py``).
+own output is captured (``backends/common/process.py``).
 """
 
 from __future__ import annotations

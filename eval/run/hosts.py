@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from filelock import Timeout
 
 from backends.common import machine
-from backends.common.engine_log import captured
 from backends.common.errors import InputError, StoppedError
 from backends.common.json_files import expanded
+from backends.common.process import captured
 from backends.hub import Watch
 from backends.worker import serving
 from backends.worker.messages import DESCRIBED, Described, DescribeJob

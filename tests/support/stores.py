@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from backends.common.dtypes import dtype_name
 from backends.common.head import Head
+from backends.common.messages import dtype_name
 from backends.reference.recorder import Recorder
 from backends.reference.store import Reader, begin, seal
 

@@ -15,7 +15,7 @@ import torch
 
 import compare_q_vllm
 from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.common.engine_log import captured
+from backends.common.process import captured
 from backends.reference import store as reference
 from backends.vllm.backend import VllmScoreBackend
 from tests.support.definitions import assert_divergences_of

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 import backends
-from backends.common.answers import Answer, Question, Sampling
+from backends.base import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
 from backends.worker.messages import AnswerJob, LoadJob
 from eval import __version__

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.base import Sampling
 from backends.common import json_files
-from backends.common.answers import Sampling
 from backends.common.errors import InputError
 from backends.common.messages import printable
 from eval.cli.arguments import Parser

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from backends.common.dtypes import dtype_name
 from backends.common.head import (
     Head,
     head_difference,
@@ -17,6 +16,7 @@ from backends.common.head import (
     largest_finite,
     spacing,
 )
+from backends.common.messages import dtype_name
 from tests.support.stores import numbers
 
 INF, NAN = math.inf, math.nan

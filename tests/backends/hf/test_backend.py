@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Task, Window
-from backends.common.answers import Question, Sampling
+from backends.base import Question, Sampling, Task, Window
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.worker import scoring

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from backends.common import storage
-from backends.common.dtypes import dtype_name
 from backends.common.errors import InputError, ModelError
 from backends.common.head import Head
+from backends.common.messages import dtype_name
 from backends.reference.reading import open_reference
 from backends.reference.recorder import Recorder
 from backends.reference.store import (

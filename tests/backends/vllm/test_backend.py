@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import LoadRequest, Task
-from backends.common.answers import Question, Sampling
+from backends.base import LoadRequest, Question, Sampling, Task
 from backends.common.errors import ModelError
 from backends.vllm import install
 from backends.vllm.backend import VllmScoreBackend

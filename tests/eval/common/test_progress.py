@@ -88,7 +88,7 @@ def test_a_line_for_each_phase_that_goes_on() -> None:
 NOISY = """
 import logging, sys
 from pathlib import Path
-from backends.common.engine_log import captured
+from backends.common.process import captured
 from eval.common.progress import Progress
 from tqdm import tqdm
 

@@ -15,11 +15,11 @@ from tests.support.processes import runs, wait_until
 pytestmark = pytest.mark.engine
 CHILD = """
 import os, sys, time
-from backends.common import lifeline
+from backends.common import process
 if sys.argv[2] == "polling":
-    lifeline.told_by_the_system = lambda: False
-    lifeline.POLL_S = 0.05
-lifeline.die_with_parent(int(sys.argv[1]))
+    process.told_by_the_system = lambda: False
+    process.POLL_S = 0.05
+process.die_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(60)
 """

@@ -1,0 +1,107 @@
+"""A process that is there for one model: it ends with the process that started it, and its chatter goes into a log.
+
+It ends however the end of the other came about: by kill -9 too.  The log gets the file descriptors 1 and 2, and not
+``sys.stdout``, because vLLM's worker processes and C++ code write past Python.  A worker that is started while the
+capture is on keeps writing to the log for its whole life.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+WORKER = "COMPARE_Q_WORKER"
+"""Set in the environment of a process that is there for one model."""
+POLL_S = 0.5
+"""Seconds between two looks for the parent, where the system does not tell of its end."""
+EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
+WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
+TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
+GENERIC = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
+)
+
+
+def in_worker() -> bool:
+    """Whether this process is there for one model, so that an engine need not start another process for the model."""
+    return WORKER in os.environ
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process by SIGKILL when the process ``parent``, which started it, has ended, or at once if it has.
+
+    Linux sends the signal when the parent's *thread* that started this process ends: start processes from a thread that
+    lives as long as they do.  Processes that this one starts do not inherit the signal, and must call this themselves.
+    Elsewhere a thread looks for the parent, which does not help while C code holds the interpreter.
+    """
+    if not told_by_the_system():
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it ended before the system was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told_by_the_system() -> bool:
+    """Ask Linux for a SIGKILL at the parent's end; False where that is not to be had."""
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(POLL_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def captured(log_file: Path | None) -> Iterator[None]:
+    """Append everything that this process and its new children print to ``log_file``; None: change nothing."""
+    if log_file is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for descriptor in (*saved, log):
+            os.close(descriptor)
+
+
+def root_cause(log: str) -> str | None:
+    """``Type: message`` of the first exception in a log that does not merely report another exception.
+
+    Lines of level WARNING are passed over: vLLM logs tracebacks of errors that it survives.
+    """
+    for line in log.splitlines():
+        match = EXCEPTION.search(line)
+        if match and "WARNING" not in line and not GENERIC.search(line):
+            return f"{match[1]}: {match[2].strip()}"
+    return None
+
+
+def warnings_in(log: str) -> list[str]:
+    """The distinct one-line warnings of a log, without vLLM's own tracebacks and prefixes."""
+    found: dict[str, None] = {}
+    for line in log.splitlines():
+        match = WARNING.search(line)
+        if match and not TRACEBACK.match(match[1]):
+            found[match[1].strip()] = None
+    return list(found)
