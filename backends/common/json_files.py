@@ -42,26 +42,17 @@ def expanded(name: str) -> Path:
 
 def exists(path: Path) -> bool:
     """Whether there is anything at a path; False for a path that no file can have, or that may not be looked at."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    return os.path.exists(path)
 
 
 def is_file(path: Path) -> bool:
     """Whether a path leads to a regular file; False for a path that no file can have, or that may not be looked at."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    return os.path.isfile(path)
 
 
 def is_folder(path: Path) -> bool:
     """Whether a path leads to a folder; False for a path that no file can have, or that may not be looked at."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return os.path.isdir(path)
 
 
 def check_unicode(key: str, *paths: Path | str | None) -> None:

@@ -220,20 +220,20 @@ def load(data: bytes) -> dict[str, Any]:
         raise ValueError("it has no checksum")
     if hashlib.sha256(data[:-TAIL_BYTES]).hexdigest().encode() != tail[1]:
         raise ValueError(WRONG)
-    found = parse(data)
-    del found["sha256"]
-    return found
+    value = parse(data)
+    del value["sha256"]
+    return value
 
 
 def parse(data: bytes) -> dict[str, Any]:
     """A JSON object without a look at its checksum; ValueError for whatever else it may be."""
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {type(found).__name__}, not an object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
+    return value
 
 
 def write_arrays(file: Path, **arrays: Any) -> None:

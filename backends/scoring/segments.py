@@ -254,6 +254,7 @@ def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
     with writing(folder):
         content = storage.dump({"session": session, "record": dict(record)})
         storage.write_whole(folder / f"record.{session}.json", content)
+        storage.sweep(folder)  # what a killed worker left half-written
 
 
 def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
