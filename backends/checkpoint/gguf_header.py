@@ -151,19 +151,19 @@ class _Reader:
             if name in fields:
                 raise ValueError(f"{shortened(name)}: stands twice")
             fields[name] = self.value(self.numbers("I")[0], keep=name == TOKENS)
-        found: dict[str, tuple[GgufTensor, int]] = {}
+        placed: dict[str, tuple[GgufTensor, int]] = {}
         for _ in range(n_tensors):
             tensor, offset = self.tensor()
-            if found.setdefault(tensor.name, (tensor, offset))[0] is not tensor:
+            if placed.setdefault(tensor.name, (tensor, offset))[0] is not tensor:
                 raise ValueError(f"{shortened(tensor.name)}: stands twice")
         check_fields(fields)
         alignment = fields.get("general.alignment", 32)
         start = -(-self.at // alignment) * alignment
-        for tensor, offset in found.values():
+        for tensor, offset in placed.values():
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(fields, tuple(tensor for tensor, _ in found.values()), digest)
+        return GgufHeader(fields, tuple(tensor for tensor, _ in placed.values()), digest)
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
         """The next numbers, little-endian and without padding; ``codes`` as ``struct`` has them."""

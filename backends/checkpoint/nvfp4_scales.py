@@ -56,15 +56,15 @@ def nvfp4_layers(folder: Path) -> dict[str, Nvfp4Layer]:
     if not CheckpointConfig.read(folder).quantization:
         return {}
     tensors = read_headers(weight_files(folder))
-    found = {}
+    layers = {}
     for name, tensor in tensors.items():
         path, _, part = name.rpartition(".")
         if part in STORED:
             weight, activations = STORED[part]
             packed = tensors.get(f"{path}.{weight}")
             if packed is not None and packed.dtype == "U8":
-                found[path] = Nvfp4Layer(part, tensor, tensors.get(f"{path}.{activations}"))
-    return found
+                layers[path] = Nvfp4Layer(part, tensor, tensors.get(f"{path}.{activations}"))
+    return layers
 
 
 def is_expert(path: str) -> bool:
@@ -97,7 +97,7 @@ def unequal(scales: Mapping[str, Tensor]) -> dict[tuple[str, ...], list[float]]:
     """
     single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
     numbers = {paths: [float(values(single[path]).reshape(-1)[0]) for path in paths] for paths in fused_layers(single)}
-    return {paths: each for paths, each in numbers.items() if not max(each) - min(each) <= TOLERANCE * max(each)}
+    return {paths: own for paths, own in numbers.items() if not max(own) - min(own) <= TOLERANCE * max(own)}
 
 
 def numbers_text(numbers: Sequence[float]) -> str:

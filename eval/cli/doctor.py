@@ -44,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
     reference = against or (patients[0] if len(patients) > 1 else None)
     wanted, here, wrong = tensors_wanted(patients), predictions(patients), False
     for number, patient in enumerate(patients):
-        found = examine(patient, None if patient == reference else reference, wanted.get(patient))
+        examination = examine(patient, None if patient == reference else reference, wanted.get(patient))
         errors: list[LayerError] = []
         if against is not None and patient != against:
             errors = compared(patient, against, progress)
-            found = found.with_findings(*comparison.findings(errors))
-        print(*([""] if number else []), *map(printable, lines(found, here.get(patient, []))), sep="\n")
+            examination = examination.with_findings(*comparison.findings(errors))
+        print(*([""] if number else []), *map(printable, lines(examination, here.get(patient, []))), sep="\n")
         if against is not None and patient != against:
             doctor_errors.show(errors, Console())
             draw(args, patient, errors)
-        wrong = wrong or found.is_wrong
+        wrong = wrong or examination.is_wrong
     return 1 if wrong else 0
 
 
@@ -63,8 +63,8 @@ def patients_of(name: str, progress: Progress) -> Iterator[Patient]:
         yield patient_of(name, progress, name)
         return
     for spec in reading.load_model_specs(reading.expand([name])):
-        found = patient_of(spec.located, progress, spec.name, spec.revision)
-        yield replace(found, load_fn=spec.load_fn, has_options=bool(spec.options))
+        patient = patient_of(spec.located, progress, spec.name, spec.revision)
+        yield replace(patient, load_fn=spec.load_fn, has_options=bool(spec.options))
 
 
 def patient_of(name: str, progress: Progress, label: str, revision: str | None = None) -> Patient:
@@ -100,13 +100,13 @@ def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
 
 def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
     """Model -> lines on what would run here, by each engine that knows before it loads a weight, or by its spec's."""
-    found: dict[Patient, list[str]] = {patient: [] for patient in patients if not patient.is_gguf}
+    texts: dict[Patient, list[str]] = {patient: [] for patient in patients if not patient.is_gguf}
     for engine, backend in backends.engines():
-        folders = [each for each in found if each.load_fn in ("", *backend.capabilities.load_fns)]
+        folders = [patient for patient in texts if patient.load_fn in ("", *backend.capabilities.load_fns)]
         predictor = backend.predictor() if folders else ""
         if isinstance(predictor, str):
             for patient in folders if predictor else []:
-                found[patient].append(f"{engine}: {predictor}")
+                texts[patient].append(f"{engine}: {predictor}")
             continue
         try:
             told = apart(predictor, f"asking {engine}", folders=[str(patient.path) for patient in folders])
@@ -114,8 +114,8 @@ def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
             told = [str(error)] * len(folders)
         for patient, groups in zip(folders, told, strict=True):
             asked = f"{engine} with its default options, not the spec's" if patient.has_options else engine
-            found[patient] += [f"{asked}: {text}" for text in kernels(groups)]
-    return found
+            texts[patient] += [f"{asked}: {text}" for text in kernels(groups)]
+    return texts
 
 
 def kernels(told: list[Any] | Mapping[str, str] | str) -> list[str]:
@@ -141,12 +141,12 @@ def in_words(kernel: str, weights: str, activations: str, asked: str, count: int
     return f"{kernel}: {count:,} x {weights}, activations {ran}{otherwise}"
 
 
-def lines(found: Examination, here: Sequence[str]) -> list[str]:
+def lines(examination: Examination, here: Sequence[str]) -> list[str]:
     """An examination as it is printed."""
-    facts = [*found.facts, *(("here", line) for line in here)]
+    facts = [*examination.facts, *(("here", line) for line in here)]
     told = [f"  {title:{TITLE_WIDTH}} {text}" for title, text in facts]
-    told += [f"  {finding}" for finding in found.findings] or [f"  {NOTHING}"]
-    return [found.name, *told, *(f"  not checked: {reason}" for reason in found.unchecked)]
+    told += [f"  {finding}" for finding in examination.findings] or [f"  {NOTHING}"]
+    return [examination.name, *told, *(f"  not checked: {reason}" for reason in examination.unchecked)]
 
 
 def compared(patient: Patient, against: Patient, progress: Progress) -> list[LayerError]:
@@ -180,10 +180,10 @@ def short_form(name: str, path: Path, reference: Path | None) -> tuple[list[str]
     patient = Patient(name, path)
     if not patient.is_gguf and not exists(path / "config.json"):
         return [], False
-    found = examine(patient, None if reference in (None, path) else Patient("", reference))
-    facts = dict(reversed(found.facts))  # the first of the groups of layers
+    examination = examine(patient, None if reference in (None, path) else Patient("", reference))
+    facts = dict(reversed(examination.facts))  # the first of the groups of layers
     layers = facts.get("layers", "").partition(":")[0]
     return [
         f"{name}: {layers}; {facts['size']}; {facts['files']}",
-        *(f"{name}: {each}" for each in found.findings),
-    ], found.is_wrong
+        *(f"{name}: {finding}" for finding in examination.findings),
+    ], examination.is_wrong

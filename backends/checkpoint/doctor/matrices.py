@@ -235,8 +235,8 @@ def gguf_matrices(model: GgufModel, names: Sequence[str]) -> Mapping[str, Callab
     own = names_in_gguf(model, names)
     readers = [GGUFReader(file) for file in model.files]  # maps the file, and reads its header in some seconds
     tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
-    found = {name: tensors.get(f"{own.get(name, name)}.weight") for name in names}
-    return {name: partial(gguf_matrix, model, name, tensor) for name, tensor in found.items() if tensor is not None}
+    stored_as = {name: f"{own.get(name, name)}.weight" for name in names}
+    return {name: partial(gguf_matrix, model, name, tensors[as_]) for name, as_ in stored_as.items() if as_ in tensors}
 
 
 def names_in_gguf(model: GgufModel, names: Sequence[str]) -> dict[str, str]:

@@ -44,25 +44,25 @@ class Stored(NamedTuple):
     tensor: Tensor
 
 
-def check(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Iterator[Finding]:
+def check(checkpoint: Checkpoint, differences: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings from what ``compared`` said."""
-    names = sorted(found["missing"])
+    names = sorted(differences["missing"])
     yield from one_finding(
         "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
         "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
     )  # fmt: skip
     shapes: dict[str, list[str]] = {}
-    for name, stored, wanted, dtype in sorted(found["shapes"]):
+    for name, stored, wanted, dtype in sorted(differences["shapes"]):
         what = f"has the shape {stored} ({dtype}), and the config asks for {wanted}"
         shapes.setdefault(what, []).append(checkpoint.where_module(name))
     for what, where in shapes.items():
         yield from one_finding("wrong", where, what, "give the config.json that belongs to these files")
     yield from one_finding(
-        "warning", checkpoint.where_modules(sorted(found["left_over"])),
+        "warning", checkpoint.where_modules(sorted(differences["left_over"])),
         "left over: the model that the config describes has no such layer, and nobody will load it", WITHOUT,
     )  # fmt: skip
     yield from one_finding(
-        "warning", checkpoint.where_modules(sorted(found["biases"])),
+        "warning", checkpoint.where_modules(sorted(differences["biases"])),
         "its bias is left over: the model that the config describes has none there, and nobody will add it", WITHOUT,
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]
     """``stored``: what ``stored_weights`` says; ``renamed``: name -> the model's own name of it."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
-    unasked = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    unasked = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     counted = Counter(renamed.values())
     missing = [name for name in wanted if name not in counted and name not in tied]
     loaded = {stored[name].module for name, target in renamed.items() if target in wanted}
@@ -105,7 +105,7 @@ def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]
     for name, (module, packed, tensor) in stored.items():
         target = renamed[name]
         if target not in wanted:
-            if BESIDE.search(name) or any(each.search(name) for each in unasked):
+            if BESIDE.search(name) or any(pattern.search(name) for pattern in unasked):
                 continue
             if not name.endswith("bias") or module not in loaded:
                 left.add(module)
@@ -125,27 +125,27 @@ def is_zero(tensor: Tensor) -> bool:
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of all experts of a layer for which other numbers of experts are stored than for most layers."""
-    found = {name: count for name, count in parts.items() if len(wanted.get(name, ())) == 3}
+    counts = {name: count for name, count in parts.items() if len(wanted.get(name, ())) == 3}
     kinds: dict[str, list[str]] = {}
-    for name in found:
+    for name in counts:
         kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
     return [
-        name for names in kinds.values() for name in names if found[name] < max(found[other] for other in names)
+        name for names in kinds.values() for name in names if counts[name] < max(counts[other] for other in names)
     ]  # fmt: skip
 
 
 def stored_weights(checkpoint: Checkpoint) -> dict[str, Stored]:
     """Name that an unquantized checkpoint would have -> what is stored for it."""
-    found: dict[str, Stored] = {}
+    weights: dict[str, Stored] = {}
     for name, tensor in checkpoint.tensors.items():
         module, part = module_and_part(name)
         parts = checkpoint.modules[module]
         if part == main_part(parts):
             packed = part != "weight" or not (tensor.dtype in FLOATS or tensor.dtype.startswith("F8_E"))
-            found[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
+            weights[PACKED.sub("weight", name).removesuffix("_blocks")] = Stored(module, packed, tensor)
         elif part == "bias" or not is_quantized(parts):
-            found[name] = Stored(module, False, tensor)
-    return found
+            weights[name] = Stored(module, False, tensor)
+    return weights
 
 
 def built(checkpoint: Checkpoint) -> Any:
@@ -154,9 +154,9 @@ def built(checkpoint: Checkpoint) -> Any:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-    for each in filter(None, (config, getattr(config, "text_config", None))):
-        if getattr(each, "quantization_config", None) is not None:
-            del each.quantization_config
+    for one in filter(None, (config, getattr(config, "text_config", None))):
+        if getattr(one, "quantization_config", None) is not None:
+            del one.quantization_config
     named = next(iter(config.architectures or ()), "")
     own = getattr(transformers, named, None)
     with torch.device("meta"):

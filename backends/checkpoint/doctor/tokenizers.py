@@ -69,8 +69,8 @@ def of_folder(folder: Path) -> Tokens:
     config = read_object(folder / CONFIG, strict=False) if exists(folder / CONFIG) else {}
     special = {name: token_text(config[name]) for name in SPECIAL if config.get(name) is not None}
     for name in ("config.json", GENERATION):
-        found = read_object(folder / name, strict=False) if exists(folder / name) else {}
-        special |= {f"{name}: {key}": found[key] for key in IDS if found.get(key) is not None}
+        stated_ids = read_object(folder / name, strict=False) if exists(folder / name) else {}
+        special |= {f"{name}: {key}": stated_ids[key] for key in IDS if stated_ids.get(key) is not None}
     stated = tokenizer.get("model")
     model = stated if isinstance(stated, Mapping) else {}
     merges = objects(model.get("merges"))
@@ -85,18 +85,18 @@ def vocabulary_of(tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> dic
     """Id -> token of a tokenizer.json, added tokens included."""
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, Mapping):
-        found = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
+        tokens = {number: token for token, number in vocabulary.items() if isinstance(number, int)}
     else:  # unigram: pairs of token and score
-        found = {
+        tokens = {
             number: str(pair[0]) for number, pair in enumerate(objects(vocabulary)) if isinstance(pair, list) and pair
         }
     added = [token for token in objects(tokenizer.get("added_tokens")) if isinstance(token, Mapping)]
-    return found | {token["id"]: str(token.get("content")) for token in added if isinstance(token.get("id"), int)}
+    return tokens | {token["id"]: str(token.get("content")) for token in added if isinstance(token.get("id"), int)}
 
 
-def objects(found: Any) -> list[Any]:
+def objects(value: Any) -> list[Any]:
     """A list, or an empty one in the place of anything else."""
-    return found if isinstance(found, list) else []
+    return value if isinstance(value, list) else []
 
 
 def template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -191,7 +191,7 @@ def special_token(name: str, mine: Tokens, reference: Tokens) -> Finding:
 def as_set(stated: Any) -> Any:
     """Ids as a set, since their order says nothing and one may stand without a list; anything else as it is."""
     ids = stated if isinstance(stated, list) else [stated]
-    return set(ids) if all(type(each) is int for each in ids) else stated
+    return set(ids) if all(type(token) is int for token in ids) else stated
 
 
 def templates(mine: Tokens, reference: Tokens) -> Iterator[Finding]:

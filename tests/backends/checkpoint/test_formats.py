@@ -1,4 +1,4 @@
-"""Stored bits and weights of one matrix in every format, worked out by hand, and of formats that are not known."""
+"""Stored bits, weights and words of one matrix in every format, by hand; of downloads; of formats not known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import pytest
 
 from backends.base import Storage
 from backends.checkpoint import stored_bits
+from backends.checkpoint.doctor.checkpoint import Checkpoint
+from backends.layers.groups import deviation
+from backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
+from tests.support.downloads import DOWNLOADS
+from tests.support.format_table import PAGE, TABLE, look, table
 from tests.support.stored_formats import CASES, EXL3, GPTQ, HEADS, SIZES, Case, entries_of
 
 
@@ -38,6 +43,29 @@ def test_layer(tmp_path: Path, name: str) -> None:
     both = {**ENDS, **layer, f"{LAYER}.self_attn.o_proj.weight": ("BF16", 8, 4)}
     gold = Storage((case.bits + 512) / (case.weights + 32), 16.0, case.bits + 512 + 640)
     assert stored(tmp_path, case, both, Q) == gold
+
+
+WORDS = {
+    "int4 g32": "int4 g32", "int4 g128": "int4 g128", "int8 packed": "int8 channel",
+    "int4 asymmetric": "uint4 g32", "int4 act order": "int4 g32", "int4 odd": "int4 channel",
+    "nvfp4 a16": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32",
+    "mxfp8 e8m0": "mxfp8 g32", "fp8 channel": "fp8 channel", "fp8 block": "fp8 tensor",
+    "int8 naive": "int8 channel", "modelopt fp8": "fp8 tensor", "modelopt nvfp4 awq": "nvfp4 g16",
+    "gptq 4": "int4 g32", "gptq 2": "int2 channel", "gptq 3": "int3 g32",
+    "gptq 8": "int8 channel", "gptq bare": "int3 channel", "awq": "uint4 g32",
+    "nf4": "nf4 g64", "nf4 as bf16": "nf4 g64", "bitsandbytes int8": "int8 channel",
+    "torchao fp8": "fp8 channel", "torchao int8": "int8 channel", "exl3 2.5 bits": "exl3 2.5 bits",
+    "exl3 unquantized": "float16", "exl2": "exl2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words(tmp_path: Path, name: str) -> None:
+    """What the doctor calls each format; one block of FP8 is a scale of the whole tensor."""
+    case = CASES[name]
+    values = {f"{Q}.{part}": value for part, value in case.values.items()}
+    config = {**case.config, **({"quantization_config": case.quantization} if case.quantization else {})}
+    assert Checkpoint(write_checkpoint(tmp_path, entries_of(case, Q), config, values)).described(Q) == WORDS[name]
 
 
 @pytest.mark.parametrize(
@@ -204,3 +232,32 @@ def test_parts_that_do_not_fit_have_no_size(tmp_path: Path, parts: Entries, valu
     found = stored_bits.storage_of(folder)
     assert found.bpw_layer is None
     assert found.note.startswith(f"{Q}.{next(iter(parts))}: what is stored beside it does not fit it")
+
+
+@pytest.mark.parametrize("name", DOWNLOADS)
+def test_sizes_schemes_and_kv_cache(name: str) -> None:
+    """Beside a head of 640 bits at 16 bits a weight."""
+    download = DOWNLOADS[name]
+    storage, config = look(download)
+    assert storage == Storage(download.bits / download.weights, 16.0, download.bits + 640)
+    stated = declared(config.quantization)
+    assert tuple(stated.of(layer) for layer in download.layers) == download.schemes
+    assert config.kv_cache == download.kv
+
+
+@pytest.mark.parametrize("name", DOWNLOADS)
+def test_mark(name: str) -> None:
+    """No mark where the activations ran that are asked for; a mark where others did."""
+    for scheme in DOWNLOADS[name].schemes:
+        assert scheme is not None
+        asked = scheme.activations or "bfloat16"
+        assert deviation(asked, asked) == ""
+        assert deviation(asked, "bfloat16") == scheme.activations
+        assert deviation(asked, "int8 token") == asked
+
+
+def test_page_has_this_table() -> None:
+    """If it has not: ``python -m tests.support.format_table`` writes it."""
+    found = TABLE.search(PAGE.read_text("utf-8"))
+    assert found is not None
+    assert found[0] == table()

@@ -1,22 +1,64 @@
-"""What single checks say, on headers made by hand."""
+"""Every fault is found, by the name of its layer; a good checkpoint has none; single checks on headers by hand."""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends.checkpoint.doctor import checks
+from backends.checkpoint.doctor import checks, parameters
 from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding
-from backends.checkpoint.doctor.examining import folder_facts
+from backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
 from backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
+from tests.support.broken import FAULTS, LAYER, good, missing_tensor
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 
 EXPERTS = "model.layers.3.mlp.experts"
 STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic": "local"}
+
+
+@pytest.fixture(scope="module")
+def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return good(toy_model, tmp_path_factory.mktemp("good") / "nvfp4")
+
+
+def examined(folder: Path, reference: Path) -> Examination:
+    return examine(Patient("x", folder), Patient("reference", reference), parameters.compared(str(folder)))
+
+
+def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> None:
+    for folder in (good_model, toy_model):
+        found = examined(folder, toy_model)
+        assert (found.findings, found.unchecked) == ((), ())
+    facts = dict(examined(good_model, toy_model).facts)
+    assert facts["layers"].startswith("14 x nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, ")
+    assert facts["head"] == facts["embedding"].replace("model.embed_tokens", "lm_head") == "bfloat16: lm_head"
+    assert facts["KV cache"] == "in the model's dtype"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_the_fault_is_found(
+    fault: Callable[[Path, Path], Path], good_model: Path, toy_model: Path, tmp_path: Path
+) -> None:
+    found = examined(fault(good_model, tmp_path / "broken"), toy_model)
+    severity, text = FAULTS[fault]
+    worst = found.findings[0]
+    assert worst.severity == severity
+    assert text in str(worst)
+    assert found.is_wrong == (severity == "wrong")
+    assert all(len(str(each).splitlines()) == 1 for each in found.findings)
+
+
+def test_what_is_left_over_is_named_too(good_model: Path, toy_model: Path, tmp_path: Path) -> None:
+    found = examined(missing_tensor(good_model, tmp_path / "broken"), toy_model)
+    assert [(each.severity, each.where) for each in found.findings] == [
+        ("wrong", f"model.safetensors: {LAYER}.input_layernorm.weight"),
+        ("warning", "model.safetensors: model.layers.2.input_layernorm"),
+    ]
 
 
 def number(value: float) -> bytes:
@@ -54,15 +96,25 @@ def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said
     assert said in str(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("language_model.output", "the head"), ("embed", "the embedding"), ("backbone.embeddings", "the embedding")],
-)
+@pytest.mark.parametrize(("name", "said"), [("language_model.output", "the head"), ("embed", "the embedding")])
 def test_ends_are_known_by_the_names_by_which_they_are_sized(tmp_path: Path, name: str, said: str) -> None:
-    folder = write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
-    (found,) = checks.quantized_unawares(Checkpoint(folder))
-    assert (found.where, found.what.startswith(said)) == (f"model.safetensors: {name}", True)
-    assert [what for what, _ in folder_facts(Checkpoint(folder)) if what in said] == [said.removeprefix("the ")]
+    checkpoint = Checkpoint(
+        write_checkpoint(tmp_path, {f"{name}.weight": ("I8", 10, 4), f"{name}.weight_scale": ("F32", 1)})
+    )
+    (finding,) = checks.quantized_unawares(checkpoint)
+    assert (finding.where, finding.what.startswith(said)) == (f"model.safetensors: {name}", True)
+    assert [what for what, _ in folder_facts(checkpoint) if what in said] == [said.removeprefix("the ")]
+
+
+def test_stacked_experts_have_parts_of_their_own_names(tmp_path: Path) -> None:
+    """ModelOpt's Llama 4; its scales of activations are ``experts.down_proj_input_scale``."""
+    name = f"{EXPERTS}.down_proj"
+    entries: Entries = {name: ("F8_E4M3", 2, 8, 4), f"{name}_weight_scale": ("F32", 2), f"{name}_input_scale": ("F32",)}
+    checkpoint = Checkpoint(write_checkpoint(tmp_path, entries))
+    (finding,) = checks.input_scales(checkpoint)
+    assert finding.where == f"model.safetensors: {name}.input_scale"
+    assert finding.what == "the scale of its activations is zero"
+    assert checkpoint.described(name) == "fp8 tensor"
 
 
 def test_layers_of_another_scheme_need_no_input_scale(tmp_path: Path) -> None:
