@@ -67,7 +67,7 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
     )  # fmt: skip
     if asked is None:
         return found
-    questions = answers.Asked(*map(np.asarray, (asked.question, asked.right, asked.chars)))
+    questions = answers.Questions(*map(np.asarray, (asked.question, asked.right, asked.chars)))
     return replace(found, answers=answers.summarize(stored.columns, stored.window, questions))
 
 

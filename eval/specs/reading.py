@@ -144,17 +144,18 @@ def with_keys(spec: ModelSpec, **keys: Any) -> ModelSpec:
     return other
 
 
-def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask.
-
-    The reference stays: without it the others would lose their KL divergence.
-    """
+def matching(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
+    """The models whose label holds one of the mask's semicolon-separated words (case ignored); all without a mask."""
     words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    matching = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
-    chosen = [spec for spec in specs if spec in matching or (matching and spec.is_reference)]
-    if not chosen:
+    return [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
+
+
+def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
+    """The models that a mask leaves; the reference stays: without it the others would lose their KL divergence."""
+    named = matching(specs, mask)
+    if not named:
         raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(spec.name for spec in specs)}")
-    return chosen
+    return [spec for spec in specs if spec in named or spec.is_reference]
 
 
 def one_reference(specs: Sequence[ModelSpec]) -> tuple[list[ModelSpec], list[str]]:

@@ -24,7 +24,7 @@ from eval.stats.uncertainty import Value
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """The questions of a run, an entry for each answer, in order of its window: all [W]; see ``eval/text/answers.py``.
 
     ``question``: its number, from 0, ascending; ``right`` bool; ``chars``: characters.
@@ -76,19 +76,22 @@ class AnswerEstimates:
     acc_norm: Accuracy
 
 
-def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: Asked) -> AnswerEstimates:
+def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], questions: Questions) -> AnswerEstimates:
     """The estimates of a model from its scored tokens: ``window`` [N] of each, and ``columns`` [N], in nats, of which
     ``logprob`` must be there and ``ref_logprob`` may be."""
     sums: dict[str, NDArray[Any]] = {
-        name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
+        name: np.bincount(window, columns[name].astype(np.float64), len(questions.question))
         for name in ("logprob", "ref_logprob") if name in columns
     }  # fmt: skip
-    undecided = {name: n_undecided(each, asked.question) for name, each in sums.items()}
-    found = []
-    for scale in (np.ones(len(asked.chars)), asked.chars.astype(np.float64)):
-        chosen = {name: chosen_of(each / scale, asked.question) for name, each in sums.items() if not undecided[name]}
-        found.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), asked.right))
-    return AnswerEstimates(len(np.unique(asked.question)), undecided["logprob"], *found)
+    undecided = {name: n_undecided(by_window, questions.question) for name, by_window in sums.items()}
+    accuracies = []
+    for scale in (np.ones(len(questions.chars)), questions.chars.astype(np.float64)):
+        chosen = {
+            name: chosen_of(by_window / scale, questions.question)
+            for name, by_window in sums.items() if not undecided[name]
+        }  # fmt: skip
+        accuracies.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), questions.right))
+    return AnswerEstimates(len(np.unique(questions.question)), undecided["logprob"], *accuracies)
 
 
 def n_undecided(sums: NDArray[Any], question: NDArray[Any]) -> int:
@@ -135,7 +138,7 @@ def share(hits: Sequence[bool]) -> Value:
 
 def as_digits(right: NDArray[np.bool_]) -> str:
     """A digit for each question, "1" where it is right."""
-    return "".join("1" if each else "0" for each in right)
+    return "".join("1" if is_right else "0" for is_right in right)
 
 
 def discordant(first: str, second: str) -> tuple[int, int]:

@@ -52,8 +52,8 @@ def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
     does; empty without values."""
     if not len(values):
         return {}
-    found = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
-    return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], found.tolist(), strict=True))
+    quantiles = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
+    return dict(zip(["min", *(f"{percent:g}" for percent in PERCENTS), "max"], quantiles.tolist(), strict=True))
 
 
 def histogram_of(kld: NDArray[Any]) -> Histogram:

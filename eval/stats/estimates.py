@@ -33,12 +33,11 @@ from eval.stats.uncertainty import (
     Places,
     Value,
     clustered_error,
-    exponential_of,
+    exp_mean,
     mean_with_errors,
-    perplexity_of_logprobs,
-    perplexity_of_mean,
+    perplexity,
     places_of,
-    root_of_mean,  # fmt: skip
+    root_of_mean,
     short_text_caution,
 )
 
@@ -152,10 +151,10 @@ class Estimates:
         return self.against.same_top if self.against else None
 
 
-def short_text_cautions(found: Sequence[Estimates], text_tokens: int | None) -> list[str]:
+def short_text_cautions(models: Sequence[Estimates], text_tokens: int | None) -> list[str]:
     """The cautions about the errors of these models, each once; ``text_tokens``: tokens of the whole text, if known."""
-    said = (short_text_caution(each.blocks.length, text_tokens) for each in found)
-    return sorted({each for each in said if each})
+    cautions = {short_text_caution(model.blocks.length, text_tokens) for model in models}
+    return sorted(caution for caution in cautions if caution)
 
 
 def summarize(
@@ -171,7 +170,7 @@ def summarize(
     logprob, places = columns["logprob"], places_of(index, begin)
     finite = np.isfinite(logprob)
     mean_logprob = mean_with_errors(logprob, None, places)
-    ppl = perplexity_of_mean(mean_logprob)
+    ppl = perplexity(mean_logprob)
     compared = {"ref_logprob", "ref_top1_logprob", "kld", "same_top"} <= columns.keys()
     return Estimates(
         ppl=ppl,
@@ -189,8 +188,8 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
     model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
     # Where the reference's logits are nan, its most probable token is whatever argmax made of nan.
     both = np.isfinite(model) & np.isfinite(reference)
-    model, reference = (np.where(both, each, np.nan) for each in (model, reference))  # inf - inf would warn
-    ppl, ref_ppl = (perplexity_of_logprobs(each, None, places) for each in (model, reference))
+    model, reference = (np.where(both, logprob, np.nan) for logprob in (model, reference))  # inf - inf would warn
+    ppl, ref_ppl = (perplexity(mean_with_errors(logprob, None, places)) for logprob in (model, reference))
     ratio = mean_with_errors(reference - model, None, places)
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
@@ -199,7 +198,7 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         ref_ppl=ref_ppl,
         ln_ppl_ratio=ratio,
         correlation=correlation(model[both], reference[both]),
-        ppl_ratio=exponential_of(ratio),
+        ppl_ratio=exp_mean(ratio),
         ppl_difference=perplexity_difference(ppl, ref_ppl, model, reference, places),
         kld=mean_with_errors(kld, None, places),
         kld_percentiles=percentiles_of(kld[np.isfinite(kld)]),
@@ -210,7 +209,7 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         same_top=mean_with_errors(columns["same_top"], both, places),
         confidence=by_confidence(kld, columns["ref_top1_logprob"], places),
         **{name: mean_with_errors(column, None, places) for name, column in more.items()},
-        divergence_percentiles={name: percentiles_of(each[np.isfinite(each)]) for name, each in more.items()},
+        divergence_percentiles={name: percentiles_of(column[np.isfinite(column)]) for name, column in more.items()},
     )
 
 
@@ -236,15 +235,14 @@ def by_confidence(kld: NDArray[Any], ref_top1_logprob: NDArray[Any], places: Pla
     """KLD in each bucket of the reference's largest probability; a token whose probability is not finite is in none."""
     known = np.isfinite(ref_top1_logprob)
     place = np.where(known, bucket_of(np.where(known, ref_top1_logprob, 0)), -1)
-    found = []
-    for i, (low, high) in enumerate(itertools.pairwise(CONFIDENCES)):
-        inside = place == i
+    buckets = []
+    for number, (low, high) in enumerate(itertools.pairwise(CONFIDENCES)):
+        inside = place == number
         values = kld[inside & np.isfinite(kld)]
         median = float(np.median(values)) if len(values) else None
-        found.append(
-            Bucket(low, high, float(inside.mean()), mean_with_errors(kld[inside], None, places[inside]), median)
-        )
-    return tuple(found)
+        mean = mean_with_errors(kld[inside], None, places[inside])
+        buckets.append(Bucket(low, high, float(inside.mean()), mean, median))
+    return tuple(buckets)
 
 
 def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
@@ -262,23 +260,23 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
 
     nats = per(n_bytes)
     bits = (None if x is None else x / math.log(2) for x in (nats.value, nats.stderr, nats.stderr_independent))
-    return TextRates(Value(*bits), exponential_of(nats), exponential_of(per(n_words)), n_bytes, n_words)
+    return TextRates(Value(*bits), exp_mean(nats), exp_mean(per(n_words)), n_bytes, n_words)
 
 
 def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:
     """Sums, by block, of the scores that can be compared between models."""
     values = {"nll": -columns["logprob"].astype(np.float64)}
     values |= {name: columns[name] for name in ("kld", "same_top") if name in columns}
-    found: dict[str, tuple[float, ...]] = {}
+    sums: dict[str, tuple[float, ...]] = {}
     whole: list[str] = []
-    for name, each in values.items():
-        finite = np.isfinite(each)
-        found[name] = tuple(np.bincount(places.block, np.where(finite, each, 0)).tolist())
+    for name, scores in values.items():
+        finite = np.isfinite(scores)
+        sums[name] = tuple(np.bincount(places.block, np.where(finite, scores, 0)).tolist())
         if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
             continue  # argmax of nan is some token
         if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
-    return BlockSums(tuple(np.bincount(places.block).tolist()), **found, whole=tuple(whole), length=places.length)
+    return BlockSums(tuple(np.bincount(places.block).tolist()), **sums, whole=tuple(whole), length=places.length)
 
 
 def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:

@@ -126,9 +126,9 @@ def longest_documents(length: int) -> int:
 
     The unit is tokens of the document that a token of the text stands in, in the mean over the tokens.
     """
-    found = max(length // 10, 10_000)
-    unit = int(10 ** (len(str(found)) - 2))
-    return found // unit * unit
+    longest = max(length // 10, 10_000)
+    unit = int(10 ** (len(str(longest)) - 2))
+    return longest // unit * unit
 
 
 def short_text_caution(length: int, text: int | None = None) -> str | None:
@@ -207,26 +207,19 @@ def mean_with_errors(
     return Mean(total / tokens, total, tokens, len(used) - tokens, error, independent)
 
 
-def exponential_of(of: Mean, sign: int = 1) -> Value:
+def exp_mean(mean: Mean, sign: int = 1) -> Value:
     """exp(sign * mean) with its errors; None if it overflows."""
-    if of.value is None or sign * of.value > LARGEST_EXPONENT:
+    if mean.value is None or sign * mean.value > LARGEST_EXPONENT:
         return Value(None)
-    value = math.exp(sign * of.value)
-    errors = (None if e is None else value * e for e in (of.stderr, of.stderr_independent))
-    return Value(value, *(e if e is None or math.isfinite(e) else None for e in errors))
+    value = math.exp(sign * mean.value)
+    errors = (None if error is None else value * error for error in (mean.stderr, mean.stderr_independent))
+    return Value(value, *(error if error is None or math.isfinite(error) else None for error in errors))
 
 
-def perplexity_of_logprobs(
-    logprob: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: Places | None = None
-) -> Perplexity:
-    """Perplexity of float32 log-probabilities [N], of the finite ones (and, of those, where ``finite``)."""
-    return perplexity_of_mean(mean_with_errors(logprob, finite, places))
-
-
-def perplexity_of_mean(of: Mean) -> Perplexity:
+def perplexity(logprob: Mean) -> Perplexity:
     """Perplexity of a mean log-probability."""
-    ppl = exponential_of(of, -1)
-    return Perplexity(ppl.value, of.total, of.tokens, of.non_finite, ppl.stderr, ppl.stderr_independent)
+    ppl = exp_mean(logprob, -1)
+    return Perplexity(ppl.value, logprob.total, logprob.tokens, logprob.non_finite, ppl.stderr, ppl.stderr_independent)
 
 
 def root_of_mean(squares: Mean) -> Value:
@@ -234,4 +227,7 @@ def root_of_mean(squares: Mean) -> Value:
     if not squares.value:
         return Value(squares.value)
     value = math.sqrt(squares.value)
-    return Value(value, *(None if e is None else e / (2 * value) for e in (squares.stderr, squares.stderr_independent)))
+    return Value(
+        value,
+        *(None if error is None else error / (2 * value) for error in (squares.stderr, squares.stderr_independent)),
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from backends.base import Storage
 from eval.results.run_result import ModelResult, RunResult
 from eval.results.texts import TextResult, TextsResult
-from eval.stats.answers import Asked, summarize
+from eval.stats.answers import Questions, summarize
 from eval.stats.estimates import BlockSums
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
@@ -92,7 +92,7 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
         if reference and name != reference:
             columns["ref_logprob"] = sums_of(right[reference])
         count = len(right[name])
-        asked = Asked(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
+        asked = Questions(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
         answers = summarize(columns, np.arange(2 * count), asked)
         found.append(replace(model, estimates=replace(model.estimates, answers=answers)))
     data = {**text.run.data, "method": "answers", "answers": {"num_fewshot": 0}}

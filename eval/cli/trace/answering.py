@@ -15,9 +15,8 @@ from backends.base import Answer, Question, Sampling
 from backends.common.errors import InputError, ModelError
 from backends.worker.messages import AnswerJob, LoadJob
 from eval import __version__
-from eval.cli.trace import files, prompts
-from eval.cli.trace.files import Partial
-from eval.cli.trace.prompts import Prompt
+from eval.cli.trace import files
+from eval.cli.trace.files import Partial, Prompt
 from eval.common.cache import Cache
 from eval.common.processes import apart
 from eval.common.progress import Phase
@@ -30,7 +29,7 @@ ANSWER = TypeAdapter(Answer)
 
 
 @dataclass(frozen=True)
-class Asked:
+class TraceRequest:
     """What ``compare-q trace`` was asked for.  ``sampling`` has no stop tokens yet, which the model says.
 
     ``extends``: whether ``output`` was there when the run began, and is to be added to.
@@ -58,50 +57,50 @@ class Model:
     stop: Mapping[int, str] = field(default_factory=dict)
 
 
-def ready(session: Session, asked: Asked, found: Sequence[Prompt]) -> Model:
+def ready(session: Session, trace: TraceRequest, prompts: Sequence[Prompt]) -> Model:
     """The model, checked, fetched, and with windows as long as its prompts and answers; InputError before it loads."""
-    job = jobs.fetch(checked(session, asked), session)
+    job = jobs.fetch(checked(session, trace), session)
     if job.backend.capabilities.answers == "messages":
         return Model(stamped(job))
     facts = job.facts()
     if not isinstance(facts.tokenizer, Path):
         raise InputError("model_dir: has no tokenizer; compare-q trace needs the model's own, with its chat template")
-    told = apart(
-        prompts.of_folder, "tokenizing the prompts", session.progress, file=str(asked.file),
+    tokenized = apart(
+        files.tokenized_prompts, "tokenizing the prompts", session.progress, file=str(trace.file),
         folder=str(facts.tokenizer), trusted=bool(job.request.options.get("trust_remote_code")),
-        variables=dict(asked.sampling.template),
+        variables=dict(trace.sampling.template),
     )  # fmt: skip
-    for prompt, ids in zip(found, told["ids"], strict=True):
-        if facts.context is not None and len(ids) + asked.sampling.max_tokens > facts.context:
+    for prompt, ids in zip(prompts, tokenized["ids"], strict=True):
+        if facts.context is not None and len(ids) + trace.sampling.max_tokens > facts.context:
             raise InputError(
-                f"{prompt.talk.where}: has {len(ids):,} tokens, and {asked.sampling.max_tokens:,} more for the answer "
+                f"{prompt.talk.where}: has {len(ids):,} tokens, and {trace.sampling.max_tokens:,} more for the answer "
                 f"are beyond the model's context of {facts.context:,}; lower --max-tokens, or leave it out"
             )
         if facts.vocab_size is not None and ids and max(ids) >= facts.vocab_size:
             raise InputError(f"{prompt.talk.where}: token {max(ids)} is beyond the {facts.vocab_size} of the model")
-    longest = max(map(len, told["ids"])) + asked.sampling.max_tokens
+    longest = max(map(len, tokenized["ids"])) + trace.sampling.max_tokens
     job = stamped(jobs.check(replace(job, request=replace(job.request, max_tokens=longest)), session.hosts))
-    return Model(job, told["template"], told["vocab_size"], told["ids"], dict(told["stop"]))
+    return Model(job, tokenized["template"], tokenized["vocab_size"], tokenized["ids"], dict(tokenized["stop"]))
 
 
-def checked(session: Session, asked: Asked) -> Job:
+def checked(session: Session, trace: TraceRequest) -> Job:
     """The spec as a job whose engine can answer; InputError."""
-    spec = asked.spec
+    spec = trace.spec
     _, backend = backends.resolve(spec.load_fn, spec.fwd_fn)
     if not backend.capabilities.answers:
-        able = [each.capabilities for _, each in backends.engines() if each.capabilities.answers]
-        names = ", ".join(name for each in able for name in each.load_fns)
+        able = [engine.capabilities for _, engine in backends.engines() if engine.capabilities.answers]
+        names = ", ".join(name for capabilities in able for name in capabilities.load_fns)
         raise InputError(f"{spec.name}: load_fn: {spec.load_fn!r} answers no prompts; these do: {names}")
-    as_text = asked.output.suffix.lower() == ".jsonl"
+    as_text = trace.output.suffix.lower() == ".jsonl"
     if as_text and backend.capabilities.answers == "tokens":
-        raise InputError(f"-o: {asked.output}: must end in .json: of this engine's answers the tokens are kept")
+        raise InputError(f"-o: {trace.output}: must end in .json: of this engine's answers the tokens are kept")
     if spec.noise_floor:
         raise InputError(f"{spec.name}: noise_floor: is the reference with noise; let the reference itself answer")
     (planned, problems) = jobs.plan([spec], 2, session.hosts)
     if problems:
         raise InputError("\n".join(problems))
     (job,) = planned
-    job.backend.check_answers(job.request, asked.sampling)
+    job.backend.check_answers(job.request, trace.sampling)
     return job
 
 
@@ -111,34 +110,36 @@ def stamped(job: Job) -> Job:
     return replace(job, request=replace(job.request, stamp=stamp))
 
 
-def made_by(asked: Asked, model: Model) -> dict[str, Any]:
+def made_by(trace: TraceRequest, model: Model) -> dict[str, Any]:
     """By what model and how the answers are made, in JSON types."""
-    job, sampling = model.job, replace(asked.sampling, stop=tuple(model.stop))
+    job, sampling = model.job, replace(trace.sampling, stop=tuple(model.stop))
     here = {"options": job.request.options} if job.backend.capabilities.here else {}
     said = {key: value for key, value in asdict(sampling).items() if key not in ("template", "as_text")}
     return {
-        "compare_q": __version__, "model": asked.spec.located, "revision": asked.spec.revision,
+        "compare_q": __version__, "model": trace.spec.located, "revision": trace.spec.revision,
         "load_fn": job.request.load_fn, **here, "stamp": job.request.stamp, "versions": job.described.versions,
         "template": model.template, "template_vars": dict(sampling.template),
-        "sampling": {**said, "stop": list(sampling.stop), "seed": asked.seed},
+        "sampling": {**said, "stop": list(sampling.stop), "seed": trace.seed},
     }  # fmt: skip
 
 
-def answered(session: Session, asked: Asked, model: Model, found: Sequence[Prompt], partial: Partial) -> None:
+def answer_all(
+    session: Session, trace: TraceRequest, model: Model, prompts: Sequence[Prompt], partial: Partial
+) -> None:
     """Have the model answer every prompt that has no answer; ModelError, with the answers so far kept."""
     questions = tuple(
-        question_of(asked, model, number, prompt)
-        for number, prompt in enumerate(found) if prompt.key not in partial.records
+        question_of(trace, model, number, prompt)
+        for number, prompt in enumerate(prompts) if prompt.key not in partial.records
     )  # fmt: skip
     if not questions:
         return
-    if len(questions) < len(found):
-        session.progress.say(f"{len(found) - len(questions)} of {len(found)} prompts are answered already")
-    sampling = replace(asked.sampling, stop=tuple(model.stop))
-    with session.progress.phase(f"answering by {asked.spec.name}", unit="prompts", total=len(questions)) as phase:
+    if len(questions) < len(prompts):
+        session.progress.say(f"{len(prompts) - len(questions)} of {len(prompts)} prompts are answered already")
+    sampling = replace(trace.sampling, stop=tuple(model.stop))
+    with session.progress.phase(f"answering by {trace.spec.name}", unit="prompts", total=len(questions)) as phase:
 
         def keep(answer: Answer) -> None:
-            prompt, ids = found[answer.number], model.ids[answer.number] if model.ids else answer.prompt_ids
+            prompt, ids = prompts[answer.number], model.ids[answer.number] if model.ids else answer.prompt_ids
             if model.vocab_size is not None and max(answer.token_ids or (0,)) >= model.vocab_size:
                 raise ModelError(
                     f"{prompt.talk.where}: answered with token {max(answer.token_ids or ())}, and the tokenizer has "
@@ -155,15 +156,17 @@ def answered(session: Session, asked: Asked, model: Model, found: Sequence[Promp
         stream_answers(session, model.job, AnswerJob(questions, sampling), keep, phase)
 
 
-def question_of(asked: Asked, model: Model, number: int, prompt: Prompt) -> Question:
+def question_of(trace: TraceRequest, model: Model, number: int, prompt: Prompt) -> Question:
     """A prompt as the engine takes it.  Its seed is its own: the answer does not depend on which others are asked."""
-    seed = int.from_bytes(hashlib.sha256(f"{asked.seed} {prompt.key}".encode()).digest()[:4]) >> 1
+    seed = int.from_bytes(hashlib.sha256(f"{trace.seed} {prompt.key}".encode()).digest()[:4]) >> 1
     if model.job.backend.capabilities.answers == "tokens":
         return Question(number, seed, tuple(model.ids[number]), where=prompt.talk.where)
     return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools, where=prompt.talk.where)
 
 
-def stream_answers(session: Session, job: Job, asked: AnswerJob, keep: Callable[[Answer], None], phase: Phase) -> None:
+def stream_answers(
+    session: Session, job: Job, questions: AnswerJob, keep: Callable[[Answer], None], phase: Phase
+) -> None:
     """Have a model answer in a worker of its own, which is gone afterwards; every answer is kept as it comes."""
     hosts, limits = session.hosts, session.hosts.limits
     key = Cache.key("traces", {"model": job.request.stamp, "name": job.request.model_dir})
@@ -179,17 +182,15 @@ def stream_answers(session: Session, job: Job, asked: AnswerJob, keep: Callable[
 
     with hosts.devices.taken(len(job.gpus)) as hold, hosts.running.started(worker):
         worker.perform(LoadJob(job.engine, request, hold.names), limits, show)
-        worker.perform(asked, limits, show)
+        worker.perform(questions, limits, show)
 
 
-def make(session: Session, asked: Asked) -> tuple[list[dict[str, Any]], Model]:
+def make(session: Session, trace: TraceRequest) -> tuple[list[dict[str, Any]], Model]:
     """Write the trace; (its records, the model).  InputError or ModelError in one line."""
-    found = prompts.read(asked.file)
-    model = ready(session, asked, found)
-    made, keys = made_by(asked, model), [prompt.key for prompt in found]
-    with files.opened(asked.output, made, model.job.files.same_model, extends=asked.extends) as partial:
-        partial.check_asked(keys, asked.file)
-        answered(session, asked, model, found, partial)
-        as_text = asked.sampling.as_text
-        content = files.as_messages(made) if as_text else files.as_qbench(made, model.vocab_size)
-        return partial.finish(content, keys), model
+    prompts = files.read_prompts(trace.file)
+    model = ready(session, trace, prompts)
+    made, keys = made_by(trace, model), [prompt.key for prompt in prompts]
+    with files.opened(trace.output, made, model.job.files.same_model, extends=trace.extends) as partial:
+        partial.check_asked(keys, trace.file)
+        answer_all(session, trace, model, prompts, partial)
+        return partial.finish(keys, model.vocab_size), model

@@ -6,7 +6,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from eval.specs import reading
 from eval.specs.types import ModelSpec
 
 if TYPE_CHECKING:
-    from eval.cli.trace.answering import Asked
+    from eval.cli.trace.answering import TraceRequest
 
 LARGEST_SEED = 2**31 - 1
 
@@ -43,10 +44,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-m", "--modelspec", required=True, metavar="SPEC|URL",
                    help="model specification (JSON), or the URL of a running `vllm serve`")  # fmt: skip
     p.add_argument("-mask", "--mask", help="only the model whose label holds one of these words")
-    p.add_argument("--max-tokens", type=positive, default=1024, help="tokens of an answer at most (default: 1024)")
-    p.add_argument("--temperature", type=amount, default=0.0, help="0, the default: the most probable token each time")
-    p.add_argument("--top-p", type=share, default=1.0, help="draw from this share of the probability (default: 1)")
-    p.add_argument("--seed", type=seed, default=0, help="for a temperature above 0 (default: 0)")
+    p.add_argument("--max-tokens", type=number("number of tokens above 0", 1, 10**9, int), default=1024,
+                   help="tokens of an answer at most (default: 1024)")  # fmt: skip
+    p.add_argument("--temperature", type=temperature, default=0.0,
+                   help="0, the default: the most probable token each time")  # fmt: skip
+    p.add_argument("--top-p", type=number("share above 0 and up to 1", math.ulp(0.0), 1), default=1.0,
+                   help="draw from this share of the probability (default: 1)")  # fmt: skip
+    p.add_argument("--seed", type=number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int), default=0,
+                   help="for a temperature above 0 (default: 0)")  # fmt: skip
     p.add_argument("--chat-template-kwargs", type=variables, default={}, metavar="JSON",
                    help='variables for the chat template: \'{"enable_thinking": false}\'')  # fmt: skip
     p.add_argument("--extend", action="store_true", help="answer the prompts that FILE has no answer to, and add them")
@@ -59,56 +64,42 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def number_of(given: str, what: str, least: float, most: float, kind: type[Any] = float) -> Any:
-    """A number of a flag, from ``least`` to ``most``."""
-    try:
-        found = kind(given)
-    except ValueError:
-        found = math.nan
-    if not (least <= found <= most and math.isfinite(found)):
+def number(what: str, least: float, most: float, kind: type[Any] = float) -> Callable[[str], Any]:
+    """What reads the number of a flag, from ``least`` to ``most``."""
+
+    def read(given: str) -> Any:
+        with suppress(ValueError):
+            if least <= (value := kind(given)) <= most:  # never of nan
+                return value
         raise argparse.ArgumentTypeError(f"{given!r} is no {what}")
-    return found
+
+    return read
 
 
-def positive(given: str) -> int:
-    """``--max-tokens``."""
-    return int(number_of(given, "number of tokens above 0", 1, 10**9, int))
-
-
-def amount(given: str) -> float:
+def temperature(given: str) -> float:
     """``--temperature``; 0.01 is the lowest that vLLM does not change."""
-    found = float(number_of(given, "temperature from 0 to 10", 0, 10))
-    if 0 < found < 0.01:
+    value = float(number("temperature from 0 to 10", 0, 10)(given))
+    if 0 < value < 0.01:
         raise argparse.ArgumentTypeError(f"{given!r}: give 0, or 0.01 and more")
-    return found
-
-
-def share(given: str) -> float:
-    """``--top-p``."""
-    return float(number_of(given, "share above 0 and up to 1", math.ulp(0.0), 1))
-
-
-def seed(given: str) -> int:
-    """``--seed``."""
-    return int(number_of(given, f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int))
+    return value
 
 
 def variables(given: str) -> dict[str, Any]:
     """``--chat-template-kwargs``: a JSON object."""
     try:
-        found = json_files.parsed(given.encode(errors="surrogatepass"), "--chat-template-kwargs")
+        value = json_files.parsed(given.encode(errors="surrogatepass"), "--chat-template-kwargs")
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{given!r} is no JSON object")
-    return found
+    return value
 
 
 def run(words: Sequence[str]) -> int:
     """Make a trace; the exit status.  CompareQError for everything that a user can cause."""
     args = parser().parse_args(words)
     files.check_output(args.output, extend=args.extend)
-    asked = asked_for(args)
+    trace = asked_for(args)
     from eval.cli.trace import answering
     from eval.run import hosts
     from eval.run.session import Session, signals_interrupt
@@ -119,21 +110,21 @@ def run(words: Sequence[str]) -> int:
         session.progress.say(said)
     try:
         with signals_interrupt(here.running):
-            records, model = answering.make(session, asked)
+            records, model = answering.make(session, trace)
     except KeyboardInterrupt as interrupt:
         here.running.stop()
         partial = files.partial_of(args.output)
         kept = f"what was answered is in {printable(partial)}, run again to go on"
         print(f"\ninterrupted; {kept if partial.exists() else 'nothing was answered yet'}", file=sys.stderr)
         return 128 + getattr(interrupt, "signal", 2)
-    for line in (*summed(asked, records), *model_lines(model)):
+    for line in (*summed(trace, records), *model_lines(model)):
         print(printable(line))
     return 0
 
 
-def asked_for(args: argparse.Namespace) -> Asked:
+def asked_for(args: argparse.Namespace) -> TraceRequest:
     """The flags as one object; InputError for flags that cannot go together."""
-    from eval.cli.trace.answering import Asked
+    from eval.cli.trace.answering import TraceRequest
 
     if args.top_p < 1 and not args.temperature:
         raise InputError("--top-p: goes with a --temperature above 0; without one the most probable token is taken")
@@ -145,7 +136,7 @@ def asked_for(args: argparse.Namespace) -> Asked:
         as_text=args.output.suffix.lower() == ".jsonl",
     )  # fmt: skip
     extends = args.extend and json_files.exists(args.output)
-    return Asked(args.prompts, args.output, spec_of(args.modelspec, args.mask), sampling, args.seed, extends)
+    return TraceRequest(args.prompts, args.output, spec_of(args.modelspec, args.mask), sampling, args.seed, extends)
 
 
 def spec_of(given: str, mask: str | None) -> ModelSpec:
@@ -155,27 +146,26 @@ def spec_of(given: str, mask: str | None) -> ModelSpec:
             {"load_fn": "vllm_server", "model_dir": given, "label": "the server"}, Path("-m")
         )
     specs = reading.load_model_specs(reading.expand([given]))
-    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    found = [spec for spec in specs if not words or any(word in spec.name.upper() for word in words)]
-    if len(found) != 1:
+    chosen = reading.matching(specs, mask)
+    if len(chosen) != 1:
         names = ", ".join(spec.name for spec in specs)
-        what = f"{len(found)} models of it are chosen, and one answers; choose it with -mask, of"
+        what = f"{len(chosen)} models of it are chosen, and one answers; choose it with -mask, of"
         raise InputError(f"-m: {printable(given)}: {what}: {printable(names)}")
-    return found[0]
+    return chosen[0]
 
 
-def summed(asked: Asked, records: Sequence[dict[str, Any]]) -> list[str]:
+def summed(trace: TraceRequest, records: Sequence[dict[str, Any]]) -> list[str]:
     """What a trace holds, and how it is scored."""
     cut = sum(record["finish_reason"] == "length" for record in records)
-    left_out = " and are left out: as text, an answer cannot be without its end" if asked.sampling.as_text else ""
-    ended = f"; {cut} hit --max-tokens {asked.sampling.max_tokens}{left_out}" if cut else ""
-    if asked.sampling.as_text:
-        return [f"{asked.output}: {len(records) - cut} answers as messages{ended}"]
+    left_out = " and are left out: as text, an answer cannot be without its end" if trace.sampling.as_text else ""
+    ended = f"; {cut} hit --max-tokens {trace.sampling.max_tokens}{left_out}" if cut else ""
+    if trace.sampling.as_text:
+        return [f"{trace.output}: {len(records) - cut} answers as messages{ended}"]
     before, after = (sum(len(record[key]) for record in records) for key in ("input_ids", "response_ids"))
     longest = max(len(record["input_ids"]) + len(record["response_ids"]) for record in records)
-    spec = json.dumps({"dataset": "chat", "path": str(asked.output), "eval_len": longest})
+    spec = json.dumps({"dataset": "chat", "path": str(trace.output), "eval_len": longest})
     return [
-        f"{asked.output}: {len(records)} answers of {after:,} tokens, behind {before:,} of prompts{ended}",
+        f"{trace.output}: {len(records)} answers of {after:,} tokens, behind {before:,} of prompts{ended}",
         f"to score them all, a data spec has the tokenizer_dir and {spec[1:-1]}",
     ]
 

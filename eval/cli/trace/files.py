@@ -1,4 +1,8 @@
-"""A trace on disk: answers are added to a file beside it as they come, and the trace appears when it has all of them.
+"""The files of a trace: prompts that are read, answers as they come, and the trace that has all of them.
+
+A ``.jsonl`` file of prompts has an object a line: ``prompt`` (text), or ``messages`` (and perhaps ``tools``), as
+``"dataset": "chat"`` reads them, up to what is to be answered.  Of any other file each line that is not blank is a
+prompt.  Answers are added to a file beside the trace as they come, and the trace appears when it has all of them.
 
 That file, with ``.partial`` behind the trace's name, is JSON lines: first ``{"compare_q_trace": 1, "made": ...}``, then
 a record an answer, each line with its checksum.  ``made`` (JSON types) says by what model and how the answers were
@@ -8,9 +12,12 @@ made; those of two runs are mixed only where it is the same.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +25,9 @@ from backends.common import json_files, storage
 from backends.common.errors import InputError
 from backends.common.messages import printable, shortened
 from eval.common.files import replacing
-from eval.text.conversations import LARGEST_TRACE
+from eval.common.progress import Progress
+from eval.text import conversations, vocabulary
+from eval.text.conversations import LARGEST_TRACE, Conversation, Template
 
 MARK = "compare_q_trace"
 NOT_COMPARED = ("compare_q", "versions", "model", "revision", "stamp")
@@ -28,6 +37,108 @@ MESSAGES = {"messages": list, "tools": list, "message": dict, "finish_reason": s
 """What a record has, in a trace of tokens and in one of messages."""
 Same = Callable[[str, str], bool]
 """Whether two stamps are of one model."""
+
+
+# Prompts.
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation up to its answer; ``key``: of its content, and which of several with the same content it is."""
+
+    key: str
+    talk: Conversation
+
+    @property
+    def turn(self) -> int:
+        """How many answers stand in it."""
+        return sum(message["role"] == "assistant" for message in self.talk.messages)
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """The prompts of a file; InputError that names the line of the first that is malformed."""
+    name = printable(file)
+    try:
+        lines = json_files.read_bytes(file).decode().removeprefix("\ufeff").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
+    is_json = file.suffix.lower() == ".jsonl"
+    if file.suffix.lower() in (".json", ".parquet", ".csv"):
+        raise InputError(f"{name}: prompts are read from .jsonl, or from plain text with a prompt a line")
+    asked, seen = [], Counter[str]()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"{name}: line {number}"
+            talk = from_json(line, where) if is_json else Conversation((by_user(line.strip()),), (), where)
+            digest = hashlib.sha256(json.dumps([talk.messages, talk.tools], sort_keys=True).encode()).hexdigest()[:16]
+            seen[digest] += 1
+            asked.append(Prompt(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}", talk))
+    if not asked:
+        raise InputError(f"{name}: no prompts in it")
+    return asked
+
+
+def by_user(text: str) -> dict[str, Any]:
+    """A message of the user."""
+    return {"role": "user", "content": text}
+
+
+def from_json(line: str, where: str) -> Conversation:
+    """A line of JSON as a conversation up to its answer."""
+    row = json_files.parsed(line.encode(), where)
+    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
+        raise InputError(f"{where}: must be an object with prompt, or with messages")
+    given = [by_user(row["prompt"])] if "prompt" in row else row["messages"]
+    if "prompt" in row and not isinstance(row["prompt"], str):
+        raise InputError(f"{where}: prompt: must be text, is {conversations.json_type(row['prompt'])}")
+    talk = conversations.conversation_of(given, row.get("tools"), where, f"{where}: messages")
+    if not talk.messages or talk.messages[-1]["role"] in ("assistant", "system"):
+        last = f"ends with the {talk.messages[-1]['role']}" if talk.messages else "is empty"
+        raise InputError(f"{where}: messages: {last}; a prompt ends with what is to be answered, of user or tool")
+    return talk
+
+
+def tokenized_prompts(
+    file: str, folder: str, trusted: bool, variables: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
+    """The prompts of ``file`` by the tokenizer in ``folder``: what a model is shown, and what ends its answers.
+
+    ``ids``: of each prompt, up to the header of the answer; ``template``: its digest; ``vocab_size``: one more than
+    the largest id; ``stop``: [id, token].  Imports Transformers, and so is called apart.
+    """
+    tokenizer = vocabulary.load_tokenizer(Path(folder), trust_remote_code=trusted)
+    template, ids = Template(tokenizer, variables), []
+    asked = read_prompts(Path(file))
+    with progress.phase(f"tokenizing {Path(file).name}", unit="prompts", total=len(asked)) as phase:
+        for prompt in asked:
+            text = template.rendered(prompt.talk.messages, prompt.talk, prompt=True)
+            conversations.check_written(prompt.talk, len(prompt.talk.messages), text)
+            ids.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+            phase.advance()
+    stop = answer_ends(Path(folder), tokenizer)
+    names = [[number, str(tokenizer.convert_ids_to_tokens(number))] for number in stop]
+    size = 1 + max(tokenizer.get_vocab().values())
+    return {"ids": ids, "template": template.digest, "vocab_size": size, "stop": names}
+
+
+def answer_ends(folder: Path, tokenizer: Any) -> Sequence[int]:
+    """The ids that end an answer: of the model's generation config, or else its config, and the tokenizer's own.
+
+    vLLM stops at all of these.
+    """
+    named: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        config = json_files.read_object(folder / name, strict=False) if json_files.is_file(folder / name) else {}
+        inside = config.get("text_config")
+        given = config.get("eos_token_id", inside.get("eos_token_id") if isinstance(inside, dict) else None)
+        if given is not None:
+            named = given if isinstance(given, list) else [given]
+            break
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return [each for each in dict.fromkeys([*named, *own]) if type(each) is int and each >= 0]
+
+
+# Answers, and the trace.
 
 
 def check_output(output: Path, *, extend: bool) -> None:
@@ -43,17 +154,16 @@ def check_output(output: Path, *, extend: bool) -> None:
         raise InputError(f"-o: {name}: is there already; move it away, or add to it with --extend")
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], same: Same) -> str:
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], same_model: Same) -> str:
     """What of two ``made`` is not the same, in words; empty if answers of both may stand in one trace."""
-    found = []
+    others = []
     for key in sorted((one.keys() | other.keys()) - set(NOT_COMPARED)):
         if one.get(key) != other.get(key):
-            mine, theirs = (shortened(json.dumps(each.get(key), ensure_ascii=False), 60) for each in (one, other))
-            found.append(f"{key}: {mine}, not {theirs}")
-    stamps = one.get("stamp"), other.get("stamp")
-    if not found and stamps[0] != stamps[1] and not (all(isinstance(each, str) for each in stamps) and same(*stamps)):  # type: ignore[arg-type]
-        found.append("the model's weights")
-    return "; ".join(found)
+            values = (shortened(json.dumps(made.get(key), ensure_ascii=False), 60) for made in (one, other))
+            others.append(f"{key}: {', not '.join(values)}")
+    mine, theirs = one.get("stamp"), other.get("stamp")
+    is_same = mine == theirs or (isinstance(mine, str) and isinstance(theirs, str) and same_model(mine, theirs))
+    return "; ".join(others) or ("" if is_same else "the model's weights")
 
 
 class Partial:
@@ -99,7 +209,7 @@ class Partial:
             name = printable(self.output)
             raise InputError(f"-o: {name}: has appeared meanwhile; move it away and run again: the answers are kept")
 
-    def finish(self, content: Callable[[list[dict[str, Any]]], str], keys: Sequence[str]) -> list[dict[str, Any]]:
+    def finish(self, keys: Sequence[str], vocab_size: int | None) -> list[dict[str, Any]]:
         """Write the trace: what it had before, then the answers to the prompts of ``keys``, in their order.
 
         Returns its records.
@@ -107,7 +217,8 @@ class Partial:
         self.check_output()
         order = [*list(self.records)[: self.n_found], *keys]
         records = [{"prompt": key, **self.records[key]} for key in dict.fromkeys(order)]
-        text = content(records)
+        as_text = self.output.suffix.lower() == ".jsonl"
+        text = as_messages(self.made, records) if as_text else as_qbench(self.made, records, vocab_size)
         with replacing(self.output) as file:
             file.write_text(text, encoding="utf-8")
         partial_of(self.output).unlink(missing_ok=True)
@@ -135,7 +246,7 @@ def opened(output: Path, made: Mapping[str, Any], same: Same, *, extends: bool) 
         try:
             partial.check_output()
             if json_files.is_file(output):
-                partial.take(output, *of_trace(output), same)
+                partial.take(output, *read_trace(output), same)
                 partial.n_found = len(partial.records)
             if not resume(partial, file, same):
                 partial.write({MARK: 1, "made": partial.made})
@@ -161,7 +272,7 @@ def resume(partial: Partial, file: Path, same: Same) -> bool:
     kinds = {"key": str, **(MESSAGES if partial.output.suffix.lower() == ".jsonl" else TOKENS)}
     head, *rest = (record_of(line, f"{printable(file)}: line {at}", kinds if at > 1 else {MARK: int, "made": dict})
                    for at, line in enumerate(lines, 1))  # fmt: skip
-    partial.take(file, head["made"], {each.pop("key"): each for each in rest}, same)
+    partial.take(file, head["made"], {record.pop("key"): record for record in rest}, same)
     partial.stream.truncate(len(whole))
     return True
 
@@ -169,22 +280,21 @@ def resume(partial: Partial, file: Path, same: Same) -> bool:
 def record_of(line: bytes, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """A line of a partial as an object that has what ``kinds`` names; InputError."""
     with suppress(ValueError):
-        if has(found := storage.load(line + b"\n"), kinds):
-            return found
+        if has(record := storage.load(line + b"\n"), kinds):
+            return record
     raise InputError(f"{where}: is damaged; move it away")
 
 
-def has(found: Any, kinds: Mapping[str, type]) -> bool:
-    """Whether ``found`` is an object with these keys, and a value of its type for each."""
-    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+def has(value: Any, kinds: Mapping[str, type]) -> bool:
+    """Whether a value is an object with these keys, and a value of its type for each."""
+    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
 
 
-def of_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
+def read_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
     """(``made``, records) of a finished trace; ``made`` is None for a trace that others made."""
     name = printable(file)
-    found = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
-    made = found.get("made") if isinstance(found, dict) else None
-    rows = found.get("rows") if isinstance(found, dict) else None
+    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
+    made, rows = (trace.get("made"), trace.get("rows")) if isinstance(trace, dict) else (None, None)
     if not isinstance(made, dict) or not isinstance(rows, list):
         return None, {}
     if not all(isinstance(row, dict) and isinstance(row.get("prompt"), str) for row in rows):
@@ -194,32 +304,24 @@ def of_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
     return made, {row["prompt"]: {key: row[key] for key in TOKENS} for row in rows}
 
 
-def as_qbench(made: Mapping[str, Any], vocab_size: int | None) -> Callable[[list[dict[str, Any]]], str]:
+def as_qbench(made: Mapping[str, Any], records: Sequence[Mapping[str, Any]], vocab_size: int | None) -> str:
     """The content of a trace of tokens, as qbench_prompts.py writes it, and ``made``, ``prompt``, ``finish_reason``."""
-
-    def content(records: list[dict[str, Any]]) -> str:
-        rows = [{"conversation": number, **record} for number, record in enumerate(records)]
-        sizes = [sum(len(row[key]) for row in rows) for key in ("input_ids", "response_ids")]
-        counts = {"rows": len(rows), "input_tokens": sizes[0], "output_tokens": sizes[1]}
-        head = {"model": made["model"], "template_vars": made["template_vars"], "meta": counts, "made": made}
-        known = {} if vocab_size is None else {"vocab_size": vocab_size}
-        return json.dumps({**head, **known, "rows": rows}) + "\n"
-
-    return content
+    rows = [{"conversation": number, **record} for number, record in enumerate(records)]
+    sizes = [sum(len(row[key]) for row in rows) for key in ("input_ids", "response_ids")]
+    counts = {"rows": len(rows), "input_tokens": sizes[0], "output_tokens": sizes[1]}
+    head = {"model": made["model"], "template_vars": made["template_vars"], "meta": counts, "made": made}
+    known = {} if vocab_size is None else {"vocab_size": vocab_size}
+    return json.dumps({**head, **known, "rows": rows}) + "\n"
 
 
-def as_messages(made: Mapping[str, Any]) -> Callable[[list[dict[str, Any]]], str]:
+def as_messages(made: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str:
     """The content of a trace of messages.
 
     Answers that did not end are left out: in a chat template every answer ends, and the end would be scored.
     """
     by = {"model": made["model"], "sampling": made["sampling"]}
-
-    def content(records: list[dict[str, Any]]) -> str:
-        rows = [
-            {"messages": [*record["messages"], record["message"]], "tools": record["tools"], "made": by}
-            for record in records if record["finish_reason"] != "length"
-        ]  # fmt: skip
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-    return content
+    rows = [
+        {"messages": [*record["messages"], record["message"]], "tools": record["tools"], "made": by}
+        for record in records if record["finish_reason"] != "length"
+    ]  # fmt: skip
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

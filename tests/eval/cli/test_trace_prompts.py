@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.cli.trace import prompts
+from eval.cli.trace import files
 from tests.support.chats import MARKED, SUMS, WEATHER, save_chat_tokenizer, write_lines
 from tests.support.toy import refusal
 
@@ -16,12 +16,12 @@ from tests.support.toy import refusal
 def test_lines_of_text_and_of_json(tmp_path: Path) -> None:
     plain = tmp_path / "prompts.txt"
     plain.write_text("Hi\n\n  Rain in Bern?\u2028Now? \nHi\n", encoding="utf-8")
-    found = prompts.read(plain)
+    found = files.read_prompts(plain)
     asked = ["Hi", "Rain in Bern?\u2028Now?", "Hi"]
     assert [each.talk.messages for each in found] == [({"role": "user", "content": text},) for text in asked]
     assert found[2].key == f"{found[0].key}-2"
     rows = [{"prompt": "Hi"}, {"messages": SUMS["messages"][:4]}, {**WEATHER, "messages": WEATHER["messages"][:3]}]
-    again = prompts.read(write_lines(tmp_path / "p.jsonl", *rows))
+    again = files.read_prompts(write_lines(tmp_path / "p.jsonl", *rows))
     assert again[0].key == found[0].key
     assert [each.turn for each in again] == [0, 1, 1]
     assert again[2].talk.tools == tuple(WEATHER["tools"])
@@ -44,20 +44,20 @@ def test_lines_of_text_and_of_json(tmp_path: Path) -> None:
 )
 def test_malformed_prompts(tmp_path: Path, row: Any, gold: str) -> None:
     file = write_lines(tmp_path / "p.jsonl", row)
-    assert refusal(prompts.read, file).startswith(f"{file}: {gold}")
+    assert refusal(files.read_prompts, file).startswith(f"{file}: {gold}")
 
 
 def test_files_that_are_no_prompts(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "p.json").write_text("[]")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert refusal(prompts.read, tmp_path / "empty.txt").endswith("empty.txt: no prompts in it")
-    assert "prompts are read from .jsonl" in refusal(prompts.read, tmp_path / "p.json")
-    assert refusal(prompts.read, tmp_path / "latin.txt").endswith("at byte 3")
+    assert refusal(files.read_prompts, tmp_path / "empty.txt").endswith("empty.txt: no prompts in it")
+    assert "prompts are read from .jsonl" in refusal(files.read_prompts, tmp_path / "p.json")
+    assert refusal(files.read_prompts, tmp_path / "latin.txt").endswith("at byte 3")
 
 
 @pytest.mark.parametrize(
-    ("files", "gold"),
+    ("configs", "gold"),
     [
         ({}, [256]),
         ({"generation_config.json": {"eos_token_id": [258, 7]}, "config.json": {"eos_token_id": 9}}, [258, 7, 256]),
@@ -65,11 +65,11 @@ def test_files_that_are_no_prompts(tmp_path: Path) -> None:
         ({"config.json": {"text_config": {"eos_token_id": 256}}}, [256]),
     ],
 )
-def test_what_ends_an_answer(tmp_path: Path, files: dict[str, Any], gold: list[int]) -> None:
+def test_what_ends_an_answer(tmp_path: Path, configs: dict[str, Any], gold: list[int]) -> None:
     from eval.text.vocabulary import load_tokenizer
 
     folder = save_chat_tokenizer(tmp_path / "t", MARKED)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)
-    for name, content in files.items():
+    for name, content in configs.items():
         (folder / name).write_text(json.dumps(content))
-    assert prompts.ends_of(folder, tokenizer) == gold
+    assert files.answer_ends(folder, tokenizer) == gold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ from benchmarks import coverage
 from eval.stats import uncertainty
 from eval.stats.uncertainty import (
     Mean,
+    Perplexity,
     Places,
     Value,
     clustered_error,
-    exponential_of,
+    exp_mean,
     interval_95,
     longest_documents,
     mean_with_errors,
-    n_waves,  # fmt: skip
-    perplexity_of_logprobs,
+    n_waves,
+    perplexity,
     places_of,
     root_of_mean,
     short_text_caution,
@@ -29,6 +31,11 @@ from eval.stats.uncertainty import (
 LN2 = math.log(2)
 LONG = 10**18
 """Tokens of a text so long that no memory widens its errors."""
+
+
+def perplexity_of(*logprobs: Any) -> Perplexity:
+    """Perplexity of log-probabilities."""
+    return perplexity(mean_with_errors(*logprobs))
 
 
 def block_of(index: np.ndarray) -> np.ndarray:
@@ -224,7 +231,7 @@ def test_mean_is_summed_in_float64() -> None:
 
 def test_perplexity_and_its_errors() -> None:
     """Losses ln 2 and ln 8: mean ln 4, off by ln 2; independent root(ln2^2 / 1), clustered root(2 * 2 ln2^2) / 2."""
-    found = perplexity_of_logprobs(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
+    found = perplexity_of(np.log(np.array([0.5, 0.125], np.float32)), None, at(0, 1))
     assert found.value == pytest.approx(4, rel=1e-7)
     assert (found.tokens, found.non_finite) == (2, 0)
     assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
@@ -232,33 +239,33 @@ def test_perplexity_and_its_errors() -> None:
 
 
 def test_non_finite_positions_are_left_out_and_counted() -> None:
-    found = perplexity_of_logprobs(np.array([-1, np.nan, -np.inf, -3, np.inf], np.float32))
+    found = perplexity_of(np.array([-1, np.nan, -np.inf, -3, np.inf], np.float32))
     assert found.value == pytest.approx(math.exp(2))
     assert (found.tokens, found.non_finite) == (2, 3)
 
 
 def test_nothing_finite_is_unknown() -> None:
-    found = perplexity_of_logprobs(np.array([np.nan], np.float32))
+    found = perplexity_of(np.array([np.nan], np.float32))
     assert (found.value, found.tokens, found.non_finite) == (None, 0, 1)
 
 
 @pytest.mark.parametrize("logprobs", [[-1000], [-1000, -800]])
 def test_overflow_is_unknown_and_not_infinite(logprobs: list[float]) -> None:
-    found = perplexity_of_logprobs(np.array(logprobs, np.float32))
+    found = perplexity_of(np.array(logprobs, np.float32))
     assert (found.value, found.stderr_independent) == (None, None)
 
 
 def test_an_error_that_overflows_is_unknown() -> None:
-    assert exponential_of(Mean(709, 709, 1, 0, 1e3, 0.5)) == Value(math.exp(709), None, 0.5 * math.exp(709))
+    assert exp_mean(Mean(709, 709, 1, 0, 1e3, 0.5)) == Value(math.exp(709), None, 0.5 * math.exp(709))
 
 
 def test_exponential() -> None:
     """exp(ln 4) = 4, of the linear approximation: 4 * 0.1; of the opposite sign 1 / 4."""
     of = Mean(2 * LN2, 0, 9, 0, 0.1, 0.01)
-    up, down = exponential_of(of), exponential_of(of, -1)
+    up, down = exp_mean(of), exp_mean(of, -1)
     assert (up.value, up.stderr, up.stderr_independent) == pytest.approx((4, 0.4, 0.04))
     assert (down.value, down.stderr, down.stderr_independent) == pytest.approx((0.25, 0.025, 0.0025))
-    assert exponential_of(Mean(None, 0, 0, 3)) == Value(None)
+    assert exp_mean(Mean(None, 0, 0, 3)) == Value(None)
 
 
 def test_root() -> None:
