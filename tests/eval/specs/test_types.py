@@ -160,10 +160,6 @@ def test_tables_above_hold_every_key() -> None:
     assert set(MODEL_VALUES) == set(ModelSpec.model_fields)
 
 
-def test_local_text() -> None:
-    assert parse_data_spec({**DATA, "dataset": "text", "path": "a.txt"}, Path("d.json")).path == "a.txt"
-
-
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [
@@ -256,12 +252,6 @@ def test_digests_are_those_from_before_later_keys() -> None:
     assert parse_data_spec({**DATA, "label": "a"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
     assert parse_data_spec({**DATA, "method": "once"}, Path()).digest() != parse_data_spec(DATA, Path()).digest()
     assert parse_model_spec({**MODEL, "noise_floor": True}, Path()).digest() != parse_model_spec(MODEL, Path()).digest()
-
-
-@pytest.mark.parametrize("key", DATA)
-def test_missing_data_key(key: str) -> None:
-    rest = {name: value for name, value in DATA.items() if name != key}
-    assert refusal(parse_data_spec, rest, Path("d.json")) == f"d.json: {key}: missing"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from eval.stats.answers import Questions, difference_error, discordant, mcnemar_p, summarize
+from eval.stats.answers import Questions, difference_error, mcnemar_p, summarize
 from eval.stats.uncertainty import Value
 
 NAN, INF = float("nan"), float("inf")
@@ -93,12 +93,6 @@ def test_scores_that_are_not_finite(sums: list[float], undecided: int) -> None:
     assert len(found.acc.right) == (0 if undecided else 3)
 
 
-def test_a_reference_without_an_answer_leaves_the_accuracy() -> None:
-    found = estimated([-1, -2, -1, -2, -2, -1], [NAN, -2, -1, -2, -2, -1])
-    assert found.acc.accuracy.value == 1 / 3
-    assert found.acc.flips is None
-
-
 def test_against_plain_loops() -> None:
     """200 questions of 2 to 5 answers of 1 to 4 tokens, some of them with several right answers."""
     draw = np.random.default_rng(5)
@@ -135,10 +129,6 @@ def test_against_plain_loops() -> None:
     assert found.acc_norm.accuracy.value == sum(golds["acc_norm"]) / 200
     assert flips.changed.value == sum(golds["changed"]) / 200 > flips.flips.value == sum(golds["flips"]) / 200 > 0.1
     assert flips.lost + flips.won == sum(golds["flips"])
-
-
-def test_discordant() -> None:
-    assert discordant("1100", "1010") == (1, 1)
 
 
 def test_the_error_of_a_difference() -> None:

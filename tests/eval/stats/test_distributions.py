@@ -21,16 +21,6 @@ def test_percentiles() -> None:
     )  # fmt: skip
 
 
-def test_percentiles_of_two_and_of_one() -> None:
-    """The median of an even number is the mean of the middle two, as llama.cpp's is."""
-    assert percentiles_of(np.array([3, 1], np.float32))["50"] == 2
-    assert set(percentiles_of(np.array([7], np.float32)).values()) == {7}
-
-
-def test_percentiles_of_nothing() -> None:
-    assert percentiles_of(np.array([], np.float32)) == {}
-
-
 def test_percentiles_interpolate_in_float64() -> None:
     """Between 2 ** -30 and 1, whose difference is 1 in float32."""
     assert percentiles_of(np.array([2**-30, 1], np.float32))["50"] == 0.5 + 2**-31
@@ -54,11 +44,6 @@ def test_histogram_counts_every_entry_once() -> None:
         low, high = 10 ** (-8 + i / 8), 10 ** (-8 + (i + 1) / 8)
         assert count == sum(low <= float(value) < high for value in kld), i
     assert sum(found.counts) + found.below + found.above == 2000
-
-
-def test_histogram_of_nothing() -> None:
-    found = histogram_of(np.array([], np.float32))
-    assert (sum(found.counts), found.below, found.above) == (0, 0, 0)
 
 
 def test_buckets_are_qbench_s() -> None:

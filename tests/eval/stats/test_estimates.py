@@ -1,14 +1,19 @@
-"""Estimates of a model and against its reference, each worked out by hand for four tokens."""
+"""Estimates of a model and against its reference, worked out by hand for four tokens; where scores are missing, not
+finite, constant, or too few; sums over blocks, and the paired differences of two models."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
-from eval.stats.estimates import Estimates
-from eval.stats.uncertainty import Mean
-from tests.support.four_tokens import LN2, near
+from eval.stats import estimates
+from eval.stats.estimates import BlockSums, Estimates, correlation, paired_difference, summarize, text_rates
+from eval.stats.uncertainty import Mean, Value
+from tests.support.four_tokens import LN2, QUARTERS, four_tokens, near
 
 
 def test_perplexity(four: Estimates) -> None:
@@ -139,3 +144,176 @@ def test_rates_over_bytes_and_words(four: Estimates) -> None:
     assert near(rates.byte_perplexity, root2, root2 * LN2 * clustered / 4, root2 * LN2 * independent / 4)
     assert near(rates.word_perplexity, 16, 16 * LN2 * clustered * 2, 16 * LN2 * independent * 2)
     assert (rates.n_bytes, rates.n_words) == (16, 2)
+
+
+def test_sums_of_blocks(four: Estimates) -> None:
+    found = four.blocks
+    assert (found.tokens, found.whole, found.length) == ((2, 1, 1), ("nll", "kld", "same_top"), 4)
+    assert found.nll == pytest.approx((3 * LN2, 3 * LN2, 2 * LN2))
+    assert (found.kld, found.same_top) == ((0.75, 1, 0.25), (1, 1, 1))
+
+
+def test_difference_of_two_models() -> None:
+    """KLD sums 2, 6 and 1, 2 of 2 and 3 entries: off by 1, 4, mean 1; 1 - 2, 4 - 3: the only wave is
+    cos 45° * -2, root(2 * 2 * 1.6) / 5.  The other way
+    round it has the other sign."""
+    a = BlockSums((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    b = BlockSums((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
+    error = pytest.approx(math.sqrt(6.4) / 5)
+    assert paired_difference(a, b, "kld") == Value(1, error)  # type: ignore[arg-type]
+    assert paired_difference(b, a, "kld") == Value(-1, error)  # type: ignore[arg-type]
+    assert paired_difference(a, a, "kld") == Value(0, 0)
+
+
+def test_difference_of_losses_is_that_against_the_reference() -> None:
+    """A model's blocks against those of the reference's own row: the same as ``ln_ppl_ratio``."""
+    columns = four_tokens()
+    model = summarize(columns, QUARTERS, QUARTERS)
+    reference = summarize({"logprob": columns["ref_logprob"]}, QUARTERS, QUARTERS)
+    found = paired_difference(model.blocks, reference.blocks, "nll")
+    assert found is not None
+    assert model.against is not None
+    ratio = model.against.ln_ppl_ratio
+    assert (found.value, found.stderr) == (pytest.approx(ratio.value), pytest.approx(ratio.stderr))
+
+
+def test_what_cannot_be_compared() -> None:
+    """Other windows; a reference, which has no KLD; a score that left entries out."""
+    a = BlockSums((2, 3), (1.0, 1.0), kld=(2.0, 6.0), whole=("nll", "kld"))
+    assert paired_difference(a, replace(a, tokens=(3, 2)), "nll") is None
+    assert paired_difference(a, replace(a, kld=None, whole=("nll",)), "kld") is None
+    assert paired_difference(replace(a, whole=("kld",)), a, "nll") is None
+    assert paired_difference(a, a, "same_top") is None
+
+
+def test_a_sum_that_leaves_entries_out_is_not_whole() -> None:
+    """An infinite loss: neither losses nor same top (argmax of nan is some token) can be compared, KLD can."""
+    columns = four_tokens()
+    columns["logprob"][1] = -np.inf
+    found = summarize(columns, QUARTERS, QUARTERS).blocks
+    assert found.whole == ("kld",)
+    assert found.nll == pytest.approx((LN2, 3 * LN2, 2 * LN2))
+    columns = four_tokens()
+    columns["kld"][3] = np.inf
+    assert summarize(columns, QUARTERS, QUARTERS).blocks.whole == ("nll", "same_top")
+
+
+def test_same_top_is_compared_only_where_the_reference_is_finite() -> None:
+    """Its most probable token is whatever argmax made of a nan, and the table leaves such an entry out."""
+    half = np.log(np.full(4, 0.5, np.float32))
+    columns = {"logprob": half, "ref_logprob": half, "ref_top1_logprob": half, "kld": np.zeros(4, np.float32),
+               "same_top": np.ones(4, np.bool_)}  # fmt: skip
+    index = np.arange(4)
+    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld", "same_top")
+    columns["ref_logprob"] = np.array([-1, np.nan, -1, -1], np.float32)
+    assert summarize(columns, index, index + 1).blocks.whole == ("nll", "kld")
+
+
+def test_no_rates_where_they_would_be_of_other_text(four: Estimates) -> None:
+    """An infinite loss is in no sum, but its bytes are counted; a text without words has no rate over them."""
+    columns = four_tokens()
+    assert summarize(columns, QUARTERS, QUARTERS).rates is None
+    columns["logprob"][1] = -np.inf
+    assert summarize(columns, QUARTERS, QUARTERS, (16.0, 2.0)).rates is None
+    assert text_rates(Mean(-1, -4, 4, 0), 16, 0) is None
+    assert text_rates(Mean(-1, -4, 4, 0), 0, 2) is None
+    assert text_rates(Mean(None, 0, 0, 0), 16, 2) is None
+
+
+def test_one_token() -> None:
+    """No error of anything, and no correlation; a number for the rest."""
+    columns = {name: values[:1] for name, values in four_tokens().items()}
+    found = summarize(columns, np.array([5]), np.array([5]), (4.0, 1.0))
+    assert (found.ppl.stderr, found.ppl.stderr_independent) == (None, None)
+    assert found.against is not None
+    assert found.against.correlation is None
+    assert found.against.delta_p_rms == Value(0)
+    assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25  # type: ignore[union-attr]
+
+
+def test_short_texts_have_a_caution(four: Estimates) -> None:
+    (said,) = estimates.short_text_cautions([four, four], 4)
+    assert said.startswith("the scored part spans 4 tokens: ")
+    longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
+    assert estimates.short_text_cautions([longer], 20_000) == []
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])
+def test_a_constant_has_no_correlation(value: float) -> None:
+    """The standard deviation of ten times 0.1 is 1.4e-17, not 0."""
+    constant, other = np.full(10, value), np.arange(10.0)
+    assert correlation(constant, other) is None
+    assert correlation(other, constant) is None
+    assert correlation(other, -2 * other) == pytest.approx(-1)
+
+
+def test_non_finite_scores() -> None:
+    """Positions 0, 1 and 4 have both log-probabilities; KLD and entropy take whatever is finite.  ref_ppl is of the
+    same three as the ratio, so that it is PPL(Q) / ratio and PPL(Q) - difference."""
+    columns = {
+        "logprob": np.array([-1.0, -2.0, -np.inf, np.nan, -3.0], np.float32),
+        "entropy": np.array([0.5, 1.0, 1.5, np.nan, 2.0], np.float32),
+        "top1": np.array([True, False, False, True, True]),
+        "ref_logprob": np.array([-1.0, -1.5, -2.0, -np.inf, -2.0], np.float32),
+        "ref_top1_logprob": np.array([-0.1, -0.1, -0.1, -np.inf, np.nan], np.float32),
+        "kld": np.array([0.25, 0.5, np.inf, np.nan, 0.0], np.float32),
+        "same_top": np.array([True, False, True, True, False]),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(columns, np.arange(5), np.arange(1, 6))
+    assert (found.ppl.value, found.ppl.tokens, found.ppl.non_finite) == (pytest.approx(math.exp(2)), 3, 2)
+    for of, value, tokens, left in (
+        (found.kld, 0.25, 3, 2), (found.entropy, 1.25, 4, 1), (found.top1, 2 / 3, 3, 2), (found.same_top, 1 / 3, 3, 2),
+    ):  # fmt: skip
+        assert of is not None
+        assert (of.value, of.tokens, of.non_finite) == (pytest.approx(value), tokens, left)
+    assert found.against is not None
+    ref_ppl, ratio = found.against.ref_ppl, found.against.ln_ppl_ratio
+    assert (ref_ppl.value, ref_ppl.tokens, ref_ppl.non_finite) == (pytest.approx(math.exp(1.5)), 3, 2)
+    assert (ratio.value, ratio.tokens, ratio.non_finite) == (pytest.approx(0.5), 3, 2)
+    assert found.against.ppl_difference.value == pytest.approx(math.exp(2) - math.exp(1.5))
+    assert found.against.kld_percentiles["max"] == 0.5
+    assert [b.share for b in found.against.confidence] == [0, 0, 0, 0.6, 0]
+    assert (found.against.confidence[3].kld.tokens, found.against.confidence[3].kld.non_finite) == (2, 1)
+
+
+def test_nothing_finite() -> None:
+    columns = {name: np.full(3, np.nan, np.float32) for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld")}
+    columns["same_top"] = np.array([True, False, True])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summarize(columns, np.arange(3), np.arange(1, 4), (9.0, 2.0))
+    against = found.against
+    assert against is not None
+    assert (found.ppl.value, against.ref_ppl.value, against.ln_ppl_ratio.value, against.kld.value) == (None,) * 4
+    assert (against.ppl_ratio, against.ppl_difference, against.delta_p_rms) == (Value(None),) * 3
+    assert (against.correlation, against.kld_percentiles, found.rates, found.blocks.whole) == (None, {}, None, ())
+
+
+def test_same_top_needs_both_models() -> None:
+    """Where the reference is nan, its most probable token is not known; top1 does not ask it."""
+    columns = four_tokens()
+    columns["ref_logprob"][0] = np.nan
+    found = summarize(columns, QUARTERS, QUARTERS)
+    assert found.same_top is not None
+    assert found.top1 is not None
+    assert (found.same_top.value, found.same_top.tokens, found.same_top.non_finite) == (pytest.approx(2 / 3), 3, 1)
+    assert (found.top1.value, found.top1.tokens) == (0.5, 4)
+
+
+def test_estimates_are_numbers_and_tuples(four: Estimates) -> None:
+    """As results.json needs them: no numpy type among them."""
+
+    def check(value: object) -> None:
+        if isinstance(value, dict):
+            for each in value.values():
+                check(each)
+        elif isinstance(value, tuple):
+            for each in value:
+                check(each)
+        else:
+            assert type(value) in (int, float, str, bool, type(None)), repr(value)
+
+    check(asdict(four))
+    assert estimates.summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0)) == four

@@ -48,13 +48,6 @@ def at(*blocks: int) -> Places:
     return Places(np.array(blocks), LONG)
 
 
-def test_blocks_are_equal_lengths_of_text() -> None:
-    """12 tokens in 3 blocks, in any order, wherever the text begins."""
-    assert block_of(np.arange(12)).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert block_of(np.arange(100, 112)[::-1]).tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0]
-    assert block_of(np.arange(-5, 1)).tolist() == [0, 0, 1, 1, 2, 2]
-
-
 def test_a_conversation_is_in_one_block() -> None:
     """Conversations begin at 0, 4 and 5 of 12 tokens, the first two tokens are not scored: blocks are 3.3 tokens."""
     places = places_of(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
@@ -84,11 +77,6 @@ def test_number_of_blocks(length: int, count: int) -> None:
     """One for 100 tokens, 3 to 30, and no more than there are tokens; the last token is in the last one."""
     found = block_of(np.array([7, 7 + length - 1]))
     assert found.tolist() == [0, count - 1]
-
-
-def test_no_entries_have_no_block() -> None:
-    assert block_of(np.array([], np.int64)).tolist() == []
-    assert uncertainty.length_of(np.array([], np.int64)) == 0
 
 
 @pytest.mark.parametrize(("groups", "length", "count"), [
@@ -154,12 +142,6 @@ def test_interval() -> None:
     assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09), rel=1e-3)
 
 
-@pytest.mark.parametrize("freedom", [-1, 0])
-def test_an_interval_of_other_degrees_of_freedom_is_refused(freedom: int) -> None:
-    with pytest.raises(ValueError, match=f"1 degree of freedom or more, not {freedom}"):
-        interval_95(10, 2, freedom)
-
-
 def test_caution() -> None:
     assert short_text_caution(20_000) is None
     about = "with less than 20,000, errors (±) may be far too small"
@@ -189,13 +171,6 @@ def test_mean_and_its_errors() -> None:
     assert found.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
 
 
-def test_mean_of_shares() -> None:
-    """llama.cpp's error of a share: root(p (1 - p) / (n - 1))."""
-    found = mean_with_errors(np.array([True, False, True, True]))
-    assert (found.value, found.total, found.tokens) == (0.75, 3, 4)
-    assert found.stderr_independent == pytest.approx(math.sqrt(0.75 * 0.25 / 3), rel=1e-12)
-
-
 def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
     """1 and 3 in two blocks: mean 2, off by -1 and 1, root(2 * 2) / 2 = 1; independent root(1 / 1) = 1."""
     values = np.array([1, np.nan, np.inf, 3, -np.inf], np.float32)
@@ -204,16 +179,6 @@ def test_mean_leaves_out_and_counts_what_is_not_finite() -> None:
     assert mean_with_errors(values, np.array([False, True, True, True, True])) == Mean(3, 3, 1, 4)
     shares = np.array([True, True, False, True])
     assert mean_with_errors(shares, np.array([False, True, True, False])) == Mean(0.5, 1, 2, 2, None, 0.5)
-
-
-@pytest.mark.parametrize("values", [[np.nan, np.inf], []])
-def test_mean_of_nothing_is_unknown(values: list[float]) -> None:
-    given = np.array(values, np.float32)
-    assert mean_with_errors(given, None, at(*[0] * len(given))) == Mean(None, 0, 0, len(values))
-
-
-def test_errors_of_one_token_are_unknown() -> None:
-    assert mean_with_errors(np.array([5], np.float32), None, at(0)) == Mean(5, 5, 1, 0, None, None)
 
 
 def test_errors_of_a_constant_are_zero() -> None:
@@ -236,17 +201,6 @@ def test_perplexity_and_its_errors() -> None:
     assert (found.tokens, found.non_finite) == (2, 0)
     assert found.logprob_sum == pytest.approx(-math.log(16), rel=1e-7)
     assert (found.stderr, found.stderr_independent) == pytest.approx((4 * LN2, 4 * LN2), rel=1e-7)
-
-
-def test_non_finite_positions_are_left_out_and_counted() -> None:
-    found = perplexity_of(np.array([-1, np.nan, -np.inf, -3, np.inf], np.float32))
-    assert found.value == pytest.approx(math.exp(2))
-    assert (found.tokens, found.non_finite) == (2, 3)
-
-
-def test_nothing_finite_is_unknown() -> None:
-    found = perplexity_of(np.array([np.nan], np.float32))
-    assert (found.value, found.tokens, found.non_finite) == (None, 0, 1)
 
 
 @pytest.mark.parametrize("logprobs", [[-1000], [-1000, -800]])

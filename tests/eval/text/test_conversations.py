@@ -1,4 +1,5 @@
-"""Rows -> conversations: what is read, and the one line that each malformed row gets."""
+"""Conversations: rows, and the line that each malformed row gets; which tokens are scored, against golds written by
+hand and Transformers' own mask; and qbench's traces, in the form that its ``qbench_prompts.py`` writes."""
 
 from __future__ import annotations
 
@@ -6,15 +7,30 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from eval.common.cache import Cache
 from eval.common.progress import Progress
 from eval.specs.reading import parse_data_spec
-from eval.text import conversations
+from eval.text import conversations, corpus, vocabulary, windows
 from eval.text.conversations import Conversation
-from tests.support.chats import WEATHER, write_lines
+from eval.text.tokens import Tokens
+from eval.text.windows import EvalData
+from tests.support.chats import (
+    DATED,
+    MARKED,
+    QUESTION,
+    SUMS,
+    THINKING,
+    UNMARKED,
+    WEATHER,
+    encoded,
+    save_chat_tokenizer,
+    write_lines,
+)  # fmt: skip
 from tests.support.toy import refusal
 
 ASK = {"role": "user", "content": "Hello"}
@@ -26,7 +42,7 @@ def said_of(arguments: str) -> dict[str, Any]:
     return {"messages": [{"role": "a", "tool_calls": [{"name": "f", "arguments": arguments}]}]}
 
 
-def read(file: Path, **keys: Any) -> list[Conversation]:
+def rows_of(file: Path, **keys: Any) -> list[Conversation]:
     spec = parse_data_spec({"tokenizer_dir": "t", "dataset": "chat", "path": file.name, "eval_len": 9, **keys}, file)
     return conversations.read(spec, Progress(quiet=True))
 
@@ -37,7 +53,7 @@ def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> 
     table = tmp_path / "a.parquet"
     columns = {"messages": [WEATHER["messages"], [ASK]], "tools": [json.dumps(WEATHER["tools"]), None], "id": [1, 2]}
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
-    one, other = read(lines), read(table)
+    one, other = rows_of(lines), rows_of(table)
     assert [(each.messages, each.tools) for each in one] == [(each.messages, each.tools) for each in other]
     assert one[0].messages[1] == {"role": "assistant", "tool_calls": [CALL]}  # its arguments were JSON in a string
     assert one[0].tools == tuple(WEATHER["tools"])
@@ -48,9 +64,9 @@ def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> 
 def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     talk = [{"from": "human", "value": "Hello", "weight": None}, {"from": "gpt", "value": "Hi", "weight": 1}]
     file = write_lines(tmp_path / "a.jsonl", {"conversations": talk, "talk": [ASK]}, {"conversations": [], "talk": []})
-    assert read(file)[0].messages == (ASK, {"role": "assistant", "content": "Hi", "weight": 1})
-    assert [each.messages for each in read(file, text_column="talk")] == [(ASK,), ()]
-    assert len(read(file, max_text_rows=1)) == 1
+    assert rows_of(file)[0].messages == (ASK, {"role": "assistant", "content": "Hi", "weight": 1})
+    assert [each.messages for each in rows_of(file, text_column="talk")] == [(ASK,), ()]
+    assert len(rows_of(file, max_text_rows=1)) == 1
 
 
 def test_parts_of_text_and_a_null_content_beside_calls(tmp_path: Path) -> None:
@@ -58,7 +74,7 @@ def test_parts_of_text_and_a_null_content_beside_calls(tmp_path: Path) -> None:
     file = write_lines(
         tmp_path / "a.jsonl", {"messages": [parts, {"role": "a", "content": None, "tool_calls": [CALL]}]}
     )
-    assert read(file)[0].messages == (parts, {"role": "a", "tool_calls": [CALL]})
+    assert rows_of(file)[0].messages == (parts, {"role": "a", "tool_calls": [CALL]})
 
 
 @pytest.mark.parametrize(
@@ -96,16 +112,334 @@ def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"messages": [ASK]})
     with file.open("a") as stream:
         stream.write(row if isinstance(row, str) else json.dumps(row))
-    message = refusal(read, file)
+    message = refusal(rows_of, file)
     assert message.startswith(f"path: {file}: line 2: ")
     assert gold in message
 
 
 def test_files_that_hold_no_conversations(tmp_path: Path) -> None:
     assert "conversations are read from .jsonl and .parquet files, qbench's traces from .json" in refusal(
-        read, write_lines(tmp_path / "a.txt")
+        rows_of, write_lines(tmp_path / "a.txt")
     )
-    assert refusal(read, write_lines(tmp_path / "a.jsonl")) == "dataset 'chat': no conversations in it"
+    assert refusal(rows_of, write_lines(tmp_path / "a.jsonl")) == "dataset 'chat': no conversations in it"
     table = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), table)
-    assert "no key messages or conversations; there are: text" in refusal(read, table)
+    assert "no key messages or conversations; there are: text" in refusal(rows_of, table)
+
+
+SCORED = [
+    '<call>{"name": "weather", "arguments": {"town": "Bern"}}</call><|im_end|>', "No, it is dry ☀<|im_end|>",
+    "4<|im_end|>", "It is 6.<|im_end|>",
+]  # fmt: skip
+
+ECHO = {"messages": [{"role": role, "content": "Say yes"} for role in ("user", "assistant", "user", "assistant")]}
+PARTS = {"messages": [{**each, "content": [{"type": "text", "text": "Yes"}]} for each in ECHO["messages"]]}
+
+
+def spec(folder: Path, **keys: Any) -> Any:
+    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "a.jsonl", "eval_len": 512}
+    return parse_data_spec({**base, **keys}, folder / "d.json")
+
+
+def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
+    write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
+    tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
+    progress = Progress(quiet=True)
+    return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
+
+
+def scored_texts(folder: Path, found: Tokens) -> list[str]:
+    """Each run of scored tokens as text; of several documents, since none here begins with a scored token."""
+    tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
+    assert found.chat is not None
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int)))
+    return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
+
+
+@pytest.mark.parametrize(("template", "way"), [(MARKED, "generation mask"), (UNMARKED, "rendered prefixes")])
+def test_scored_tokens(tmp_path: Path, template: str, way: str) -> None:
+    """Contents, calls and ends of turns are scored; headers, what others say and the newline behind a turn are not."""
+    found = tokenized(tmp_path, template)
+    assert found.chat is not None
+    assert (found.chat.told_by, found.chat.across) == (way, 0)
+    assert scored_texts(tmp_path, found) == SCORED
+
+
+def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
+    marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
+    assert marked.chat is not None
+    assert unmarked.chat is not None
+    np.testing.assert_array_equal(marked.ids, unmarked.ids)
+    np.testing.assert_array_equal(marked.chat.scored, unmarked.chat.scored)
+    assert marked.chat.template != unmarked.chat.template
+    tokenizer = vocabulary.load_tokenizer(tmp_path / "a" / "tokenizer", trust_remote_code=False)
+    mask, ids = [], []
+    for talk in conversations.read(spec(tmp_path / "a"), Progress(quiet=True)):
+        own = tokenizer.apply_chat_template(
+            list(talk.messages), tools=list(talk.tools) or None, return_dict=True, return_assistant_tokens_mask=True
+        )
+        if any(own["assistant_masks"]):  # one without an answer has no tokens here
+            mask += own["assistant_masks"]
+            ids += own["input_ids"]
+    assert marked.ids.tolist() == ids
+    assert marked.chat.scored.tolist() == [bool(each) for each in mask]
+
+
+def test_a_template_without_header_that_prints_the_date(tmp_path: Path) -> None:
+    found = tokenized(tmp_path, DATED)
+    assert scored_texts(tmp_path, found)[0] == " weather()<|end|>"
+    tokenizer = vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
+    assert tokenizer.decode(found.ids).startswith("Today: 26 Jul 2024\n[user]Rain in Bern?[/user] weather()<|end|>")
+    other = tokenized(
+        tmp_path, DATED.replace("strftime_now('%d %b %Y')", "today"), chat_template_kwargs={"today": "now"}
+    )
+    assert tokenizer.decode(other.ids).startswith("Today: now\n")
+
+
+def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
+    both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
+    assert both.chat is not None
+    assert both.chat.told_by == "rendered prefixes"
+    asked = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
+    assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
+    last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
+    assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
+    longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
+    np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "gold"),
+    [
+        ("<|im_start|>You are a toy.<|im_end|>" + UNMARKED, "user", "2+2?<|im_end|>"),  # as Qwen2.5 without a system
+        ("{{ 'Be short. ' }}" + UNMARKED, "user", "2+2?<|im_end|>"),  # a system message within the user's, as Mistral's
+        (UNMARKED.replace("m.content + '<", "m.content | tojson + '<"), "tool", '{\\"a\\": \\"x\\"}"<|im_end|>'),
+    ],
+)
+def test_what_others_say_begins_with_their_content(tmp_path: Path, template: str, role: str, gold: str) -> None:
+    parts = [{"type": "text", "text": '{"a": "x"}'}] if "tojson" not in template else '{"a": "x"}'
+    talk = [SUMS["messages"][1], SUMS["messages"][2], {"role": "tool", "content": parts}]
+    talk = talk if role == "tool" else talk[:2]
+    assert scored_texts(tmp_path, tokenized(tmp_path, template, {"messages": talk}, score_roles=[role])) == [gold]
+
+
+def test_marks_in_a_macro_are_not_taken(tmp_path: Path) -> None:
+    """Transformers would place them at the beginning of what the macro writes."""
+    start, end = "{%- macro said(m) %}", "{%- endmacro %}{% for m in messages %}{{ said(m) }}{% endfor %}"
+    prompt = "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    turn = MARKED.partition("{%- for m in messages %}")[2].partition("{%- endfor %}\n{%- if add")[0]
+    found = tokenized(tmp_path, start + turn + end + prompt, SUMS)
+    assert found.chat is not None
+    assert found.chat.told_by == "rendered prefixes"
+    assert scored_texts(tmp_path, found) == SCORED[2:]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    message = refusal(tokenized, tmp_path, THINKING, SUMS)
+    assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template writes")
+    assert 'use "score_turns": "last", or chat_template_kwargs such as' in message
+    reasoned = {"messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]}
+    last = tokenized(tmp_path, THINKING, reasoned, score_turns="last")
+    assert scored_texts(tmp_path, last) == ["<think>3+3</think>It is 6.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "gold"),
+    [
+        (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
+        ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
+        ("{{ messages[0].text + 1 }}", SUMS, "the chat template refuses these messages: "),
+        (
+            "{% for m in messages %}{{ m.role }}{% endfor %}",
+            SUMS,
+            "message 1: the chat template leaves its content out",
+        ),
+        ("{% generation %}a{% endgeneration %}", SUMS, "message 1: the chat template leaves its content out"),
+        (
+            MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
+            SUMS,
+            "message 3: the chat template does not mark",
+        ),
+        (
+            MARKED.replace("{{ m.content or '' }}", "{{ m.content if loop.last }}"),
+            ECHO,
+            "message 2: the chat template does not mark",
+        ),
+        (UNMARKED.replace("m.content", "(m.content | trim)"), PARTS, "message 1: the chat template takes no list of"),
+        ("{{ messages | nothing }}", SUMS, "the chat template refuses these messages: "),
+    ],
+)
+def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
+    assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
+
+
+def test_no_template(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", SUMS)
+    folder = save_chat_tokenizer(tmp_path / "tokenizer", "")
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"chat_template"', '"no_template"'))
+    talks, progress = conversations.read(spec(tmp_path), Progress(quiet=True)), Progress(quiet=True)
+    message = refusal(conversations.tokenize, talks, folder, spec(tmp_path), progress)
+    assert message.startswith("tokenizer_dir: no chat template: ")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "gold", "across"),
+    [
+        ([(0, 2), (2, 4), (4, 6), (6, 8)], [0, 1, 1, 0], 0),
+        ([(0, 3), (3, 5), (5, 8)], [1, 1, 1], 2),  # characters of both sides
+        ([(0, 2), (2, 3), (2, 3), (3, 6), (6, 8)], [0, 1, 1, 1, 0], 0),  # a character in two tokens
+        ([(0, 2), (2, 2), (4, 4), (5, 6), (6, 8)], [0, 0, 1, 1, 0], 0),  # without characters: what lies before
+        ([], [], 0),
+    ],
+)
+def test_tokens_in_a_part(offsets: list[tuple[int, int]], gold: list[int], across: int) -> None:
+    """The part is characters 2 to 5."""
+    scored, crossing = conversations.tokens_in([(2, 6)], offsets)
+    assert (scored.tolist(), crossing) == ([bool(each) for each in gold], across)
+
+
+def built(folder: Path, **keys: Any) -> EvalData:
+    return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
+
+
+def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, QUESTION, SUMS)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    data = built(tmp_path)
+    again = built(tmp_path)
+    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
+    assert (again.digest, again.series, again.conversations) == (data.digest, data.series, data.conversations)
+    plain = vocabulary.plain_tokens(vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False))
+    assert data.vocabulary == vocabulary.digest({**plain, 257: "<|im_start|>", 258: "<|im_end|>"})
+    assert {257, 258} <= data.seen < {*range(259)}
+    talks = data.conversations
+    assert talks is not None
+    assert (talks.total, talks.scored, talks.unscored, talks.too_long) == (3, 2, 1, 0)
+    assert data.starts == talks.begins == (0, 220)
+    assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
+    subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
+    assert windows.subtitle(spec(tmp_path), data) == subtitle
+    assert data.text_size is not None
+    assert data.text_size.n_bytes == sum(len(each.encode()) for each in SCORED)
+    assert windows.data_json(spec(tmp_path), data)["method"] == "chat"
+    assert windows.data_json(spec(tmp_path), data)["conversations"] == {
+        "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,
+        "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": talks.template,
+    }  # fmt: skip
+
+
+def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
+    folder, digests = save_chat_tokenizer(tmp_path / "tokenizer", MARKED), set()
+    for keys in ({}, {"score_roles": ["user"]}, {"score_turns": "last"}, {"chat_template_kwargs": {"bos_token": "b"}}):
+        digests.add(built(tmp_path, **keys).digest)
+    assert len(digests) == 3  # a variable that the template does not use changes the key, and no token
+    (folder / "chat_template.jinja").write_text(UNMARKED.replace("im_start", "im_end"))
+    digests.add(built(tmp_path).digest)
+    assert (len(digests), len(list((tmp_path / "cache" / "tokens").glob("*.npz")))) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "count", "scored", "lengths", "begins"),
+    [
+        ({"long": "truncate"}, 2, 46 + 11, [160, 82], [0, 220]),
+        ({"long": "skip"}, 1, 11, [82], [220]),
+        ({"long": "split"}, 3, 93, [160, 61, 82], [0, 0, 220]),
+        ({"long": "split", "eval_len": 2}, 93, 93, [2] * 93, [0] * 82 + [220] * 11),
+    ],
+)
+def test_long_conversations(
+    tmp_path: Path, keys: dict[str, Any], count: int, scored: int, lengths: list[int], begins: list[int]
+) -> None:
+    write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    data = built(tmp_path, **{"eval_len": 160, **keys})
+    assert (len(data.windows), data.n_scored) == (count, scored)
+    assert [len(window.token_ids) for window in data.windows] == lengths
+    assert data.conversations is not None
+    assert list(data.conversations.begins) == begins
+    whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
+    assert len(set(whole.tolist())) == scored  # no token twice
+
+
+def test_no_window_is_one_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", QUESTION, WEATHER)
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    message = refusal(built, tmp_path, eval_len=9)
+    none = "score_roles: none of 2 conversations has a token of assistant in a window"
+    assert message == f"{none}, and 1 are longer than eval_len"
+
+
+def test_a_set_of_the_hub_is_titled_by_its_path(tmp_path: Path) -> None:
+    found = {"tokenizer_dir": "t", "dataset": "chat", "dataset_path": "org/talks", "eval_len": 9}
+    assert corpus.display_name(parse_data_spec(found, tmp_path / "d.json")) == "org/talks"
+    named = parse_data_spec({**found, "dataset_display_name": "Talks"}, tmp_path / "d.json")
+    assert corpus.display_name(named) == "Talks"
+
+
+TRACE_ASKED = "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+TRACE_ANSWERS = ["<think>2 more</think>4<|im_end|>", "Four<|im_end|>"]
+
+
+def trace(folder: Path) -> dict[str, Any]:
+    """Two answers to one question."""
+    tokenizer = save_chat_tokenizer(folder / "tokenizer", MARKED)
+    asked, answers = encoded(tokenizer, TRACE_ASKED), [encoded(tokenizer, answer) for answer in TRACE_ANSWERS]
+    rows = [{"conversation": 0, "turn": i, "input_ids": asked, "response_ids": each} for i, each in enumerate(answers)]
+    counts = {"rows": 2, "input_tokens": 2 * len(asked), "output_tokens": sum(map(len, answers))}
+    return {"model": "m", "vocab_size": 259, "template_vars": {"enable_thinking": True}, "meta": counts, "rows": rows}
+
+
+def built_trace(folder: Path, content: Any, **keys: Any) -> EvalData:
+    (folder / "trace.json").write_text(json.dumps(content))
+    base = {"tokenizer_dir": "tokenizer", "dataset": "chat", "path": "trace.json", "eval_len": 99}
+    spec = parse_data_spec({**base, **keys}, folder / "d.json")
+    return windows.build(spec, None, Cache(folder / "cache"), Progress(quiet=True))
+
+
+def test_answers_are_scored_and_nothing_else(tmp_path: Path) -> None:
+    """Of a question of p tokens and an answer of R, positions p to p + R - 1, as qbench takes them for perplexity."""
+    content = trace(tmp_path)
+    data = built_trace(tmp_path, content)
+    question = len(content["rows"][0]["input_ids"])
+    lengths = [len(row["response_ids"]) for row in content["rows"]]
+    assert [window.spans for window in data.windows] == [((question, question + length),) for length in lengths]
+    rows = [row["input_ids"] + row["response_ids"] for row in content["rows"]]
+    assert [window.token_ids.tolist() for window in data.windows] == rows
+    assert data.n_scored == content["meta"]["output_tokens"]
+    assert data.n_tokens == data.n_scored + content["meta"]["input_tokens"]
+    assert data.text_note == "bytes and words are not known: the text came as tokens"
+    assert data.conversations is not None
+    assert data.conversations.told_by == "the trace"
+    smaller, padded = (built_trace(tmp_path, content | {"vocab_size": size}).conversations for size in (250, 512))
+    assert smaller is not None
+    assert smaller.told_by == "the trace, of a tokenizer of 250 ids where this one has 259"
+    assert padded == data.conversations
+    assert len(built_trace(tmp_path, content, max_text_rows=1).windows) == 1
+    cut = built_trace(tmp_path, content, eval_len=question + 1)  # the first token of each answer alone
+    assert [window.spans for window in cut.windows] == [((question, question + 1),)] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        ({"messages": []}, "rows: must be a list of rows; .json is read as a trace of qbench_prompts.py"),
+        ([], "rows: must be a list of rows"),
+        ({"rows": [1], "vocab_size": 999}, "vocab_size: is 999, and the tokenizer has 259 ids; give the tokenizer"),
+        ({"rows": [1], "vocab_size": "259"}, "vocab_size: is no number, and the tokenizer has 259 ids"),
+        ({"rows": [1]}, "rows[0].input_ids: must be a list of token ids below 259, the size of the tokenizer"),
+        ({"rows": [{"input_ids": [1], "response_ids": [259]}]}, "rows[0].response_ids: must be a list of token ids"),
+        ({"rows": [{"input_ids": [True], "response_ids": [2]}]}, "rows[0].input_ids: must be a list of token ids"),
+        ({"rows": [{"input_ids": [1], "response_ids": [-1]}]}, "rows[0].response_ids: must be a list of token ids"),
+    ],
+)
+def test_malformed_traces(tmp_path: Path, content: Any, gold: str) -> None:
+    save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    assert refusal(built_trace, tmp_path, content).startswith(f"path: {tmp_path / 'trace.json'}: {gold}")
+
+
+def test_keys_without_meaning_for_traces(tmp_path: Path) -> None:
+    content = trace(tmp_path)
+    message = refusal(built_trace, tmp_path, content, score_roles=["assistant"])
+    assert message == "score_roles: a trace (.json) says itself which tokens are scored; leave it out"

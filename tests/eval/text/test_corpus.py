@@ -169,12 +169,6 @@ def test_every_line_end_is_a_newline(tmp_path: Path) -> None:
     assert corpus.load_text(raw, PROGRESS) == "a\r\nb\rc\n"
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_text_must_be_utf8(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b'{"text": "caf\xe9"}\n')
-    assert str(tmp_path / name) in refusal(path=str(tmp_path / name))
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
 def test_missing_and_empty_files(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
@@ -284,16 +278,6 @@ def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> N
     assert corpus.identity(spec(path=str(moved))) == first
     moved.write_text('{"text": "b"}')
     assert corpus.identity(spec(path=str(moved))) != first
-
-
-@pytest.mark.usefixtures("offline")
-def test_identity_of_a_local_data_set_follows_its_content(tmp_path: Path) -> None:
-    keys = numbered(tmp_path / "a.jsonl", 5)
-    before, identity = text(**keys), corpus.identity(spec(**keys))
-    numbered(tmp_path / "a.jsonl", 6)
-    os.utime(tmp_path / "a.jsonl", (9, 9))
-    assert text(**keys) != before
-    assert corpus.identity(spec(**keys)) != identity
 
 
 @pytest.mark.usefixtures("offline")

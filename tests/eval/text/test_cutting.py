@@ -71,12 +71,6 @@ def test_llamacpp(n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> N
     assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
 
 
-def test_llamacpp_scores_255_of_512() -> None:
-    """Positions 257 to 511: llama-perplexity's logits from n_ctx / 2 on predict them, ``n_ctx - 1 - first`` of them."""
-    (cut,) = cutting.llamacpp(text(1000), 512, BOS)
-    assert scored([cut]) == list(range(257, 512))
-
-
 @pytest.mark.parametrize(
     ("n_tokens", "gold"),
     [

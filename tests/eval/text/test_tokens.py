@@ -106,12 +106,6 @@ def test_a_tokenizer_in_python_tells_no_bytes(tmp_path: Path, toy_model: Path, m
     assert (found.sizes, len(found.ids), found.n_bytes) == (None, 3, 3)
 
 
-def test_llamacpp_drops_one_newline_and_no_more(tmp_path: Path, toy_model: Path) -> None:
-    counts = {text: len(tokenized(tmp_path, toy_model, text, "llamacpp").ids) for text in ("ab", "ab\n", "ab\n\n")}
-    assert counts == {"ab": 2, "ab\n": 2, "ab\n\n": 3}
-    assert len(tokenized(tmp_path, toy_model, "ab\n").ids) == 3
-
-
 def test_llamacpp_reads_carriage_returns(tmp_path: Path, toy_model: Path) -> None:
     """llama-perplexity tokenizes the file's bytes and drops the last newline, not the carriage return before it."""
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfab\r\ncd\r\n")
@@ -158,11 +152,6 @@ def test_a_tokenizer_that_cannot_read_special_tokens_as_text_is_refused(toy_mode
 @pytest.mark.parametrize(("bos", "eos", "gold"), [(5, 6, 5), (0, 6, 0), (None, 6, 6)])
 def test_lm_eval_begins_with_bos_or_eos(bos: int | None, eos: int | None, gold: int) -> None:
     assert tokens.lead_of(SimpleNamespace(bos_token_id=bos, eos_token_id=eos), "lm_eval") == gold
-
-
-def test_lm_eval_needs_one_of_them() -> None:
-    neither = SimpleNamespace(bos_token_id=None, eos_token_id=None)
-    assert "neither BOS nor EOS" in refusal(tokens.lead_of, neither, "lm_eval")
 
 
 def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:

@@ -98,12 +98,6 @@ def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
         assert found == gold
 
 
-def test_formatting_is_no_disagreement(tmp_path: Path) -> None:
-    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", indent=3)
-    assert (data / "tokenizer.json").read_bytes() != (model / "tokenizer.json").read_bytes()
-    assert disagreement(model, data) == ""
-
-
 def test_what_agrees_needs_no_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither do equal files, nor files with other formatting; a tokenizer that may run code is always loaded."""
     data, model = toy_tokenizer(tmp_path / "data", swap), toy_tokenizer(tmp_path / "model", swap)
@@ -197,10 +191,3 @@ def test_a_folder_without_a_tokenizer_cannot_disagree(tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text("{")  # there, and no tokenizer
     assert vocabulary.of_folders((model, False)) == (None,)
     assert disagreement(model, data) == ""
-
-
-def test_a_folder_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, model = toy_tokenizer(tmp_path / "data"), toy_tokenizer(tmp_path / "model", swap)
-    first = disagreement(model, data)
-    monkeypatch.setattr(vocabulary, "load_tokenizer", lambda *_, **keys: pytest.fail("loaded again"))
-    assert disagreement(model, data) == first != ""

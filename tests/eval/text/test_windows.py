@@ -46,14 +46,6 @@ def test_max_rows(max_rows: int | None, gold: list[int]) -> None:
     assert [int(window.token_ids[0]) for window in data.windows] == gold
 
 
-def test_every_position_but_the_first_is_scored() -> None:
-    data = cut(TEN, spec(), None)
-    assert [window.token_ids.tolist() for window in data.windows] == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7]]
-    assert [window.index for window in data.windows] == [0, 1, 2]
-    assert {window.spans for window in data.windows} == {((1, 4),)}
-    assert sum(window.n_scored for window in data.windows) == 9
-
-
 def test_warm_up_is_not_scored() -> None:
     """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
     (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
@@ -68,11 +60,6 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     assert (window.spans, window.n_scored) == (((5, 7),), 2)  # tokens 2 and 3
     assert (data.length, data.top_id) == (7, 72)
     assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
-
-
-def test_too_little_text_says_how_much_there_was() -> None:
-    with pytest.raises(InputError, match="the text has 10 tokens, one window takes 11"):
-        cut(TEN, spec(eval_len=10), None)
 
 
 def test_digest_follows_content() -> None:
@@ -110,13 +97,6 @@ def test_chat_template_of_a_real_tokenizer(tmp_path: Path, toy_model: Path) -> N
     prefix = "system:\nuser:Say something.\na:"
     assert len(window.token_ids) == len(prefix) + 4
     assert window.spans == ((len(prefix) + 1, len(prefix) + 4),)
-
-
-def test_special_tokens_do_not_count_as_vocabulary(tmp_path: Path, toy_model: Path) -> None:
-    text = tmp_path / "t.txt"
-    text.write_text("abcdefgh")
-    local = spec(tokenizer_dir=str(toy_model), dataset="text", path=str(text))
-    assert windows.build(local, None, Cache(tmp_path / "cache"), Progress(quiet=True)).top_id == 255
 
 
 def test_subtitle() -> None:
@@ -166,13 +146,6 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]]) -> None:
             assert LED.ids[start + position] == window.token_ids[position]
     assert of(method, max_rows=1).windows[0].token_ids.tolist() == gold[0][1]
     assert len(of(method, max_rows=1).windows) == 1
-
-
-def test_length_is_that_of_the_longest_window() -> None:
-    short_first = replace(LED, ends=np.array([1, 10]))
-    data = of("lm_eval", short_first)
-    assert [len(window.token_ids) for window in data.windows] == [2, 5, 5, 5]
-    assert data.length == 5
 
 
 def test_once_takes_a_chat_prefix() -> None:
@@ -249,10 +222,6 @@ def test_text_that_is_too_short_for_a_method(method: str, gold: str) -> None:
 def test_text_shorter_than_a_window_is_one(method: str) -> None:
     data = of(method, replace(LED, ends=np.array([10])), eval_len=64)
     assert [window.n_scored for window in data.windows] == [10 if method == "lm_eval" else 9]
-
-
-def test_subtitle_names_another_method() -> None:
-    assert windows.subtitle(spec(method="once"), of("once")) == "wikitext2, 4 × 4 tokens, method once"
 
 
 @pytest.mark.engine
