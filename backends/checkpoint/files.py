@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from backends.common.errors import InputError
 from backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_bytes, read_object, reason
-from backends.common.messages import printable, shortened
+from backends.common.messages import one_line, printable
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 STAMPED = (
@@ -22,13 +22,6 @@ STAMPED = (
     "*.safetensors", "*.bin", "*.pt", "*.pth",
 )  # fmt: skip
 """Patterns of everything in a folder that an engine may open, asked for or not, but for the tokenizer's files."""
-MOST_DIMENSIONS = 8
-"""Of a tensor; no format here has more than four."""
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
-    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4,
-}  # fmt: skip
-"""Bits of one element, of the dtypes whose name does not end in a format of 8 bits (``F8_E4M3``) or of 6."""
 
 
 @dataclass(frozen=True)
@@ -118,47 +111,19 @@ def read_header(file: Path) -> dict[str, Tensor]:
     entries = parsed(raw, where)
     if not isinstance(entries, dict):
         raise InputError(f"{where}: its header must be a JSON object")
-    size = file.stat().st_size - 8 - len(raw)
-    tensors: dict[str, Tensor] = {}
-    for name, entry in entries.items():
-        if name != "__metadata__":
-            if wrong := wrong_entry(entry, size):
-                raise InputError(f"{where}: {shortened(printable(name))}: {wrong}")
-            begin, end = entry["data_offsets"]
-            tensors[name] = Tensor(file, entry["dtype"], tuple(entry["shape"]), 8 + len(raw) + begin, end - begin)
-    ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes))
-    for (name, one), (other, two) in itertools.pairwise(ordered):
-        if one.start + one.nbytes > two.start:
-            names = shortened(printable(f"{name} and {other}"))
-            raise InputError(f"{where}: {names}: their bytes overlap")
-    return tensors
-
-
-def wrong_entry(entry: Any, size: int) -> str:
-    """What is wrong with one entry of a header whose tensors have ``size`` bytes together; empty if nothing is."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
-        return "must be an object with dtype, shape and data_offsets"
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not is_sizes(shape) or len(shape) > MOST_DIMENSIONS:
-        return f"shape must be a list of at most {MOST_DIMENSIONS} sizes"
-    if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return "data_offsets must be where its bytes begin and end"
-    if offsets[1] > size:
-        return "cut off before the end of its bytes"
-    dtype = entry["dtype"]
-    bits = BITS.get(dtype) or {"F8_": 8, "F6_": 6}.get(dtype[:3])
-    stored = 8 * (offsets[1] - offsets[0])
-    if bits is None and len(dtype) > 20:
-        return "its dtype is unknown"
-    if math.prod(shape) > stored if bits is None else math.prod(shape) * bits != stored:
-        return f"{stored // 8:,} bytes are not the size of {dtype} of shape {shape}"
-    return ""
-
-
-def is_sizes(found: Any) -> bool:
-    """Whether something is a list of integers, none of them negative."""
-    return isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
+    try:
+        with safe_open(file, "numpy"):  # it checks names, dtypes, shapes and where the bytes are
+            pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{where}: {one_line(error)}") from None
+    data = 8 + len(raw)
+    return {
+        name: Tensor(
+            file, entry["dtype"], tuple(entry["shape"]), data + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+        )
+        for name, entry in entries.items() if name != "__metadata__"
+    }  # fmt: skip
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:

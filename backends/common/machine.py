@@ -274,8 +274,6 @@ def words(hardware: Mapping[str, Any]) -> str:
     names = Counter(map(str, gpus if isinstance(gpus, list) else []))
     found = [f"{count} × {name}" if count > 1 else name for name, count in names.items()]
     found += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
-    visible = hardware.get("CUDA_VISIBLE_DEVICES")  # in results of compare_q 0.1
-    found += [] if visible is None else [f"CUDA_VISIBLE_DEVICES={visible}"]
     return ", ".join([*found, *([str(hardware["cpu"])] if hardware.get("cpu") else [])])
 
 
