@@ -220,9 +220,9 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
     found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     if args.ray:
-        from eval.cluster import ray_hosts
+        from eval import cluster
 
-        return ray_hosts.on_cluster(found, args.ray, Cache(args.cache_dir), remark)
+        return cluster.on_cluster(found, args.ray, remark)
     remark(said or None)
     return found
 

@@ -71,7 +71,7 @@ def test_a_table_is_finished_on_the_node_that_is_left(
     ) as driver:  # fmt: skip
         assert driver.stdout is not None
         lost = next(node for node in cluster.worker_nodes if "node1" in node.get_resource_and_label_spec().resources)
-        wait_until(lambda: list(tmp_path.glob("node1/nodes/*/scores/[0-9a-f]*.safetensors")) or driver.poll(), 120)
+        wait_until(lambda: list(tmp_path.glob("node1/nodes/*/*/scores/[0-9a-f]*.safetensors")) or driver.poll(), 120)
         cluster.remove_node(lost, allow_graceful=False)
         said = driver.stdout.read()
     assert driver.returncode == 0, said

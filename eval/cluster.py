@@ -1,0 +1,488 @@
+"""``--ray``: models run on the nodes of a Ray cluster, and what compare_q runs there.
+
+Ray places every worker, by the GPUs, processors and resources that its model takes; its object store carries windows,
+scores, and a reference that no common disk has; and Ray says when a node is lost.  We say which nodes may have a model:
+scores belong to a kind of hardware, so that all that is part of their key is asked on the nodes, and a model runs on
+nodes of one kind, those that its ``resources`` leave, else the kind of which the cluster has most.
+
+On a node the worker is an ordinary ``WorkerProcess`` with its engine process, deadline and log: when the process of Ray
+ends, in whatever way, the engine process ends the worker.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import chdir, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import backends
+from backends.common import machine, storage
+from backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
+from backends.common.messages import bytes_in_words, one_line
+from backends.reference.store import MANIFEST, read_manifest
+from backends.worker import describing
+from backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
+from eval import __version__
+from eval.common.cache import Cache, default_root
+from eval.common.processes import Deadline, Wanted, WorkerProcess, outcome
+from eval.common.progress import Tell
+from eval.run.devices import Devices, Hold, Kind
+from eval.run.hosts import Hosts
+
+INSTALL = "pip install 'ray>=2.49'"
+"""The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
+ROOT = Path(__file__).resolve().parents[1]
+READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
+"""Seconds that a node may take to start a process of ours (two local nodes took 2), and to close a worker, which itself
+gives an engine 30."""
+ENVIRON = Path("/proc/self/environ")
+MOST_LOST = 3
+"""Workers of one model that may be lost with their nodes; what ends a fourth is more likely the model."""
+HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
+RESERVED_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+"""What Ray takes in other ways than by name."""
+
+
+def code() -> tuple[Any, ...]:
+    """Which compare_q this is."""
+    return __version__, machine.commit(), machine.code()[1][:12]
+
+
+def undo_changes_of_ray(*, holds_gpus: bool) -> None:
+    """Set what Ray changes in the environment to what this process was started with: one thread, and no GPUs.
+
+    ``holds_gpus``: Ray has given this process GPUs, which are those that its worker sees.
+    """
+    lines = ENVIRON.read_bytes().split(b"\0") if ENVIRON.exists() else []
+    before = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
+    for name in ("OMP_NUM_THREADS",) if holds_gpus else ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+
+
+class Node:
+    """What Ray runs on a node, and a worker there, whose files lie in ``folder``, in the node's cache, until it ends.
+
+    ``directory``: where relative paths of the specs start, as they do for the driver.
+    """
+
+    def __init__(self, directory: str, *, holds_gpus: bool) -> None:
+        undo_changes_of_ray(holds_gpus=holds_gpus)
+        with suppress(OSError):
+            os.chdir(directory)
+        self.cache = Cache(default_root())
+        self.folder = self.cache.root / "nodes" / storage.temporary_name()
+
+    def facts(self) -> dict[str, Any]:
+        """What this node is: its compare_q, the hardware, and what of the environment changes arithmetic."""
+        here = {"processor": machine.processor(), "gpus": machine.gpus(), "settings": machine.settings()}
+        return {"code": code(), **here}
+
+    def describe(self, question: DescribeJob, python: str | None) -> tuple[Described, str]:
+        """(what this node has of an engine, the content of the request's model as it lies here, empty if it does not).
+
+        InputError if the node's Python cannot run workers.
+        """
+        described = describing.describe(question) if python is None else Hosts().describe(python, question)
+        with suppress(CompareQError, OSError):
+            return described, backends.engine_class(question.engine).files(question.request).content()
+        return described, ""
+
+    def sees(self, file: Path, content: bytes) -> bool:
+        """Whether this node has a file of the driver's, with this content, at the same path."""
+        return os.access(file, os.R_OK) and file.read_bytes() == content
+
+    def lacks(self, key: str, sizes: Mapping[str, int]) -> tuple[Path, list[str]]:
+        """(the folder in this node's cache for the reference store of a key, those of its files that are not there)."""
+        self.cache.check_writable()
+        folder = self.cache.path("references", key, "")
+        folder.mkdir(exist_ok=True)
+        return folder, [name for name, size in sizes.items() if storage.size_of(folder / name) != size]
+
+    def add(self, file: Path, content: bytes) -> None:
+        """Write a file into that folder."""
+        storage.write_whole(file, content)
+
+    def start(self, wanted: Wanted) -> str:
+        """Start a worker in the Python that is wanted, else in this one; the id of this node.
+
+        The folders of workers that are gone are deleted.
+        """
+        import ray
+
+        self.cache.check_writable()
+        self.folder.mkdir(parents=True)
+        self.hold = storage.hold(self.folder)
+        for other in self.folder.parent.iterdir():
+            if storage.is_abandoned(other) and not other.is_symlink():
+                shutil.rmtree(other, ignore_errors=True)
+        self.log_file, self.log_of_driver, self.log_read = self.folder / "log", wanted.log_file, 0
+        self.folders: dict[Path, Path] = {}
+        self.sent: dict[Path, int] = {}
+        log_file = None if wanted.log_file is None else self.log_file
+        self.worker = WorkerProcess(replace(wanted, python=wanted.python or sys.executable, log_file=log_file))
+        self.worker.start()
+        return str(ray.get_runtime_context().get_node_id())
+
+    def perform(
+        self, job: LoadJob | ScoreJob, deadline: Deadline, windows: bytes, *, sends: bool
+    ) -> Iterator[tuple[Any, list[tuple[Path, bytes]], bytes]]:
+        """What ``progress`` says of each message of the worker, which does a job of the driver's; the error of its end.
+
+        ``windows``: the content of the job's file; ``sends``: the driver does not see what the job records.
+        """
+        if isinstance(job, ScoreJob):
+            folder, task = self.folder / job.session, job.task
+            self.folders = {folder / "scores": job.scores}
+            if sends and task.record is not None:
+                self.folders[folder / "record"] = task.record
+                task = replace(task, record=folder / "record")
+            for each in self.folders:
+                each.mkdir(parents=True)
+            (folder / "windows").write_bytes(windows)
+            job = replace(job, task=task, windows=folder / "windows", scores=folder / "scores")
+        else:  # Ray has chosen the GPUs, and the model's copy here has dates of its own
+            stamp = backends.engine_class(job.engine).files(job.request).stamp()
+            request = replace(job.request, stamp=stamp, log_file=self.worker.log_file)
+            job = replace(job, request=request, devices=None, cores=None)
+        try:
+            for message in self.worker.messages(job, deadline):
+                yield self.progress(message)
+        except CompareQError as error:
+            yield self.progress(None)
+            raise type(error)(str(error).replace(str(self.log_file), str(self.log_of_driver))) from None
+
+    def progress(self, message: Any) -> tuple[Any, list[tuple[Path, bytes]], bytes]:
+        """(a message, None after the last one; files, by the driver's paths; what the log has grown by).
+
+        The files are new, or have another size than when they were sent: what a message tells of has come by then.
+        """
+        files, log = [], b""
+        for folder, of_driver in self.folders.items():
+            for file in storage.files_in(folder):
+                size = None if storage.TEMPORARY.fullmatch(file.name) else storage.size_of(file)
+                if size is not None and self.sent.get(file) != size:
+                    files.append((of_driver / file.name, file.read_bytes()))
+                    self.sent[file] = size
+        with suppress(OSError), self.log_file.open("rb") as stream:
+            stream.seek(self.log_read)
+            log = stream.read()
+            self.log_read += len(log)
+        return message, files, log
+
+    def close(self) -> None:
+        """Let the worker end, and delete its folder."""
+        self.worker.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class Cluster:
+    """A connected cluster: ``agents``: node -> an actor of ours there, which holds nothing; ``hosts``: node -> name.
+
+    ``say``: says a line that has not been said yet; ``places``: a model's label -> the nodes that may have it;
+    ``copying``: held while a reference is copied to a node.
+    """
+
+    ray: Any
+    say: Callable[[str], None]
+    agents: dict[str, Any] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    kinds: list[Kind] = field(default_factory=list)
+    places: dict[str, Kind] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
+    copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+
+    def resources(self) -> dict[str, Mapping[str, float]]:
+        """Node -> what Ray says that it has, of the nodes that are there now."""
+        return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
+
+    def actor(self, nodes: Sequence[str], gpus: int = 0, **options: Any) -> Any:
+        """An actor on one of these nodes, once one has room for it."""
+        options = {"num_cpus": 0, "label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"}, **options}
+        return self.ray.remote(Node).options(**options, num_gpus=gpus).remote(os.getcwd(), holds_gpus=gpus > 0)
+
+    def result(self, asked: Any, seconds: float | None = None) -> Any:
+        """What a call has returned; the error of ours that it raised, LostWorkerError if its node does not answer."""
+        try:
+            return self.ray.get(asked, timeout=seconds)
+        except self.ray.exceptions.GetTimeoutError:
+            raise LostWorkerError(f"our process there said nothing for {seconds:.0f} s") from None
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, CompareQError):
+                raise error.cause from None
+            raise ModelError(f"its node raised {one_line(error.cause or error)}") from None  # a bug of ours
+        except self.ray.exceptions.RayError as error:
+            raise LostWorkerError(one_line(error, 160)) from None
+
+    def look(self) -> None:
+        """Find out what the nodes are; InputError if none can run a worker."""
+        there = self.resources()
+        self.agents = {node: self.actor([node]) for node in there}
+        asked = {node: agent.facts.remote() for node, agent in self.agents.items()}
+        self.hosts = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+                      for node in self.ray.nodes()}  # fmt: skip
+        alike: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        for node in there:
+            try:
+                facts = self.result(asked[node], READY_S)
+                facts["gpus"] = facts["gpus"][: math.floor(there[node].get("GPU", 0))]  # Ray hands out the first ones
+                problem = problem_of(facts, there[node])
+            except CompareQError as error:
+                facts, problem = {}, str(error)
+                if "failed to import" in problem:
+                    problem = (
+                        f"it has no compare_q that runs ({problem.rpartition(': ')[2]}): install it in the Python that "
+                        f"runs ray on this node, or put this checkout at {ROOT} there"
+                    )
+            if problem:
+                if problem != HEAD_ONLY:
+                    self.say(f"--ray: node {self.hosts[node]}: not used: {problem}")
+                self.ray.kill(self.agents.pop(node))
+                continue
+            gpu, processor = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]], facts["processor"]
+            on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
+            kind = (gpu, processor["cpu"], processor["instructions"], sorted(facts["settings"].items()), on_cpu)
+            alike.setdefault(repr(kind), []).append((node, facts))
+        self.kinds = [kind_of_nodes(nodes, there) for _, nodes in sorted(alike.items())]
+        if not self.kinds:
+            raise InputError("--ray: no node of the cluster can run a model")
+
+    def place(
+        self, label: str, resources: Mapping[str, float], python: str | None, question: DescribeJob, content: str | None
+    ) -> tuple[Described, Kind]:
+        """(what the nodes have of a model's engine, the kind of node that it runs on), which ``label`` stands for.
+
+        ``content``: of the model's files, None if these are still to be fetched.  InputError if no node fits.
+        """
+        if taken := sorted(RESERVED_RESOURCES & resources.keys()):
+            raise InputError(f"resources: {taken[0]}: compare_q counts these itself; the key gpus says how many")
+        there, reasons, answers = self.resources(), [], {}
+        fitting = [restricted(kind, there, resources) for kind in self.kinds]
+        for kind in sorted(fitting, key=lambda kind: (-kind.slots, kind.name)):
+            asked = {node: self.agents[node].describe.remote(question, python) for node in kind.nodes}
+            for node, answer in asked.items():
+                try:
+                    answers[node], content_there = self.result(answer)
+                    if content not in (None, content_there):
+                        answers.pop(node)
+                        raise ModelError(f"{question.request.model_dir} is not there, or another model")
+                except (InputError, ModelError) as error:
+                    reasons.append(f"node {self.hosts[node]}: {error}")
+            if answers:
+                told = list(answers.values())
+                usual = max(told, key=lambda described: (told.count(described), repr(described)))
+                same = tuple(node for node, described in answers.items() if described == usual)
+                reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
+                self.places[label] = chosen = replace(kind, nodes=same)
+                for reason in reasons:
+                    self.say(f"{label}: not used: {reason}")
+                return usual, chosen
+        wanted = ", ".join(f"{name}: {number:g}" for name, number in resources.items())
+        raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
+
+
+def problem_of(facts: Mapping[str, Any], resources: Mapping[str, float]) -> str:
+    """Why a node takes no model; empty if it does."""
+    if facts["code"] != code():
+        theirs, ours = (" ".join(map(str, each)) for each in (facts["code"], code()))
+        return f"its compare_q is {theirs}, this one {ours}"
+    names = {gpu.name for gpu in facts["gpus"]}
+    if len(names) > 1:
+        return f"it has GPUs of several kinds ({', '.join(sorted(names))}), of which Ray gives any"
+    return "" if resources.get("CPU") or facts["gpus"] else HEAD_ONLY
+
+
+def kind_of_nodes(nodes: Sequence[tuple[str, Mapping[str, Any]]], there: Mapping[str, Mapping[str, float]]) -> Kind:
+    """A kind from its nodes and what these say of themselves."""
+    largest, facts = max(nodes, key=lambda each: len(each[1]["gpus"]))
+    cpus, ids = there[largest].get("CPU", 0), tuple(node for node, _ in nodes)
+    return Kind(Devices(facts["gpus"]), facts["processor"], facts["settings"], cpus, ids)
+
+
+def restricted(kind: Kind, there: Mapping[str, Mapping[str, float]], wanted: Mapping[str, float]) -> Kind:
+    """The kind with the nodes that are there and have what is wanted."""
+    nodes = tuple(
+        node
+        for node in kind.nodes
+        if node in there and all(there[node].get(name, 0) >= number for name, number in wanted.items())
+    )
+    return replace(kind, nodes=nodes)
+
+
+class RayWorker:
+    """A worker on a node of a cluster: see the protocol ``Worker`` of eval/run/hosts.py.
+
+    It asks Ray for room when its model is to be loaded, and not before.  ``node``: the name of its
+    node, empty before that.
+    """
+
+    def __init__(self, cluster: Cluster, wanted: Wanted) -> None:
+        self.cluster, self.wanted, self.log_file = cluster, wanted, wanted.log_file
+        self.killed = threading.Event()
+        self.has_died = False
+        self.actor: Any = None
+        self.node = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return not (self.killed.is_set() or self.has_died)
+
+    def start(self) -> None:
+        """Nothing: a place is asked for when the model is to be loaded."""
+
+    def perform(self, job: Any, deadline: Deadline, show: Tell) -> Any:
+        return outcome(self.messages(job, deadline), show)
+
+    def messages(self, job: LoadJob | ScoreJob, deadline: Deadline) -> Iterator[Any]:
+        """The messages of a job."""
+        try:
+            if not self.node:
+                self.node = self.place()
+            yield from self.fetched(job, deadline)
+        except LostWorkerError as error:
+            if self.killed.is_set():
+                raise StoppedError("interrupted") from None
+            self.killed.set()
+            where = f"node {self.node}" if self.node else "its node"
+            self.cluster.losses[self.wanted.label] += 1
+            if self.cluster.losses[self.wanted.label] > MOST_LOST:
+                raise ModelError(f"{where} was lost, as {MOST_LOST} workers of this model before: {error}") from None
+            raise LostWorkerError(f"{where} was lost") from None
+        except ModelError as error:
+            self.has_died = True
+            raise ModelError(f"on node {self.node}: {error}" if self.node else str(error)) from None
+
+    def place(self) -> str:
+        """The name of the first node that has room, on which a worker is started; waits for it."""
+        kind, cluster = self.cluster.places[self.wanted.label], self.cluster
+        gpus, resources = kind.devices.needed(self.wanted.gpus), dict(self.wanted.resources)
+        self.actor = cluster.actor(kind.nodes, gpus, num_cpus=0 if gpus else kind.cpus, resources=resources)
+        started = self.actor.start.remote(self.wanted)
+        while not cluster.ray.wait([started], timeout=POLL_S)[0]:
+            if self.killed.is_set():
+                raise StoppedError("interrupted")
+            if not set(kind.nodes) & cluster.resources().keys():
+                raise ModelError(f"no node with {kind.name} is left in the cluster")
+        return cluster.hosts[cluster.result(started)]
+
+    def fetched(self, job: LoadJob | ScoreJob, deadline: Deadline) -> Iterator[Any]:
+        """The messages of a job, while what its worker writes is brought here."""
+        windows, sends = b"", False
+        if isinstance(job, ScoreJob):
+            windows, record = job.windows.read_bytes(), job.task.record
+            sends = record is not None and not self.is_seen(record)
+            if job.task.reference is not None:
+                reference = yield from self.brought(job.task.reference)
+                job = replace(job, task=replace(job.task, reference=reference))
+            job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
+        asked = self.actor.perform.options(num_returns="streaming").remote(job, deadline, windows, sends=sends)
+        for reference_of_item in asked:
+            message, files, added_to_log = self.cluster.result(reference_of_item)
+            self.keep(files, added_to_log)
+            if message is not None:
+                yield message
+
+    def keep(self, files: Sequence[tuple[Path, bytes]], added_to_log: bytes) -> None:
+        """Write what has come from the node; InputError if that cannot be."""
+        try:
+            for file, content in files:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                storage.write_whole(file, content)
+            if self.log_file is not None:
+                with self.log_file.open("ab") as log:
+                    log.write(added_to_log)
+        except OSError as error:
+            where = error.filename or self.log_file
+            raise InputError(f"{where}: what came from a node cannot be kept: {error.strerror}") from None
+
+    def is_seen(self, folder: Path) -> bool:
+        """Whether the node sees a folder of the driver's: it is asked for a file that was made just now."""
+        with storage.beside(folder / "seen") as token:
+            token.write_text(token.name, encoding="utf-8")
+            return bool(self.cluster.result(self.actor.sees.remote(token, token.name.encode())))
+
+    def brought(self, store: Path) -> Generator[Told, None, Path]:
+        """Where the node finds a reference store (the generator's result): where it is, or in a copy in its cache."""
+        result, actor = self.cluster.result, self.actor
+        try:
+            whole = (store / MANIFEST).read_bytes()
+        except OSError:
+            raise ModelError(f"{store}: has no checksums, so that --ray cannot send it; run without --ray") from None
+        if result(actor.sees.remote(store / MANIFEST, whole)):
+            return store
+        manifest = read_manifest(store)
+        key = Cache.key("copied reference", {"identity": manifest.identity})
+        with self.cluster.copying[self.node, key]:
+            copy, lacking = result(actor.lacks.remote(key, manifest.files))
+            for name in (*lacking, MANIFEST):
+                result(actor.add.remote(copy / name, (store / name).read_bytes()))
+        if lacking:
+            size = bytes_in_words(sum(manifest.files[name] for name in lacking))
+            yield Told("say", f"{self.wanted.label}: copied {size} of the reference to node {self.node}")
+        return Path(copy)
+
+    def kill(self) -> None:
+        """Ray ends the actor, whose engine process ends the worker, and whoever waits for the actor is told."""
+        self.killed.set()
+        if self.actor is not None:
+            with suppress(Exception):  # the node may be gone
+                self.cluster.ray.kill(self.actor)
+
+    def close(self) -> None:
+        if self.node and not self.killed.is_set():
+            with suppress(CompareQError):
+                self.cluster.result(self.actor.close.remote(), CLOSE_S)
+        self.kill()
+
+
+class ClusterDevices(Devices):
+    """The GPUs of a cluster, counted: Ray says which of them a model gets, and where."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__()
+        self.n_slots = slots
+
+    @property
+    def slots(self) -> int:
+        return self.n_slots
+
+    def _in_its_way(self, hold: Hold) -> list[Hold]:
+        """Ray itself lets the others wait, whatever they hold here."""
+        return [*self.waiting, *(other for other in self.holds if other is not hold)]
+
+
+def on_cluster(here: Hosts, address: str, say: Callable[[str], None]) -> Hosts:
+    """Hosts whose workers run on the cluster at an address (``auto``: the one of this machine).
+
+    InputError without Ray, or without a cluster.  No model takes a place before the reference is there, or keeps one
+    while it waits for the reference on another text: a reference whose node was lost needs one of them.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what Ray says of its nodes would stand in the table
+    try:
+        import ray
+    except ImportError:
+        raise InputError(f"--ray: ray is not installed: {INSTALL}") from None
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal() and "/" not in address:  # Ray waits two minutes for one where nobody listens
+            socket.create_connection((host, int(port)), timeout=5).close()
+        with chdir(ROOT):  # what is first on the path of Ray's processes: another ``eval`` must not be
+            ray.init(address=address, namespace="compare_q", log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # OSError, ValueError, RuntimeError, by what is wrong
+        raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None
+    cluster = Cluster(ray, cache(say))
+    cluster.look()
+    devices, make_worker = ClusterDevices(sum(kind.slots for kind in cluster.kinds)), partial(RayWorker, cluster)
+    return replace(here, devices=devices, make_worker=make_worker, nodes=cluster, in_process=False)

@@ -1,0 +1,244 @@
+"""A node of a cluster and its driver, without Ray between them: a call is done at once, by a real worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from backends.base import LoadRequest, Task
+from backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
+from backends.common.machine import Gpu
+from backends.reference.store import Reader, begin, seal
+from backends.scoring import segments
+from backends.worker.messages import DescribeJob, LoadJob, ScoreJob, write_windows
+from eval import cluster
+from eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
+from eval.common.cache import ENVIRONMENT
+from eval.common.processes import Deadline, Wanted
+from tests.support.scores import random_windows
+from tests.support.stores import IDENTITY, record, state_store
+
+WINDOWS = random_windows(4)
+
+
+class GoneError(Exception):
+    """What Ray raises of a node that is gone."""
+
+
+class Direct:
+    """The handle of an actor, or one of its methods, as Ray has them: ``remote`` does at once what it is asked."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __getattr__(self, name: str) -> Direct:
+        return Direct(getattr(self.target, name))
+
+    def options(self, **_: Any) -> Direct:
+        return self
+
+    def remote(self, *given: Any, **named: Any) -> Any:
+        return self.target(*given, **named)
+
+
+def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
+    """A cluster that does at once what it is asked."""
+    errors = {name: type(name, (Exception,), {}) for name in ("GetTimeoutError", "RayTaskError")}
+    there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
+    ray: Any = SimpleNamespace(
+        exceptions=SimpleNamespace(**errors, RayError=GoneError), get=lambda asked, timeout: asked,
+        kill=lambda actor: None, nodes=lambda: there, **other,
+    )  # fmt: skip
+    return Cluster(ray, print, hosts={node: node for node in nodes})
+
+
+def request(**options: Any) -> LoadRequest:
+    return LoadRequest("fake", "fake", "none", 40, {"vocab_size": 50_000, **options})
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
+    context = SimpleNamespace(get_node_id=lambda: "n")
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "node"))
+    made = Node(os.getcwd(), holds_gpus=True)
+    yield made
+    if hasattr(made, "worker"):
+        made.close()
+
+
+def shown(kind: str, content: Any) -> None:
+    """Nobody looks."""
+
+
+def check_committed(folder: Path, kind: str, content: Any) -> None:
+    """What is done has come by then."""
+    assert kind != "done" or segments.committed(folder, segments.ALONE) == frozenset(range(4))
+
+
+def started(node: Node, log: Path) -> RayWorker:
+    """A worker that has got its place on this node."""
+    worker = RayWorker(cluster_of(), Wanted("fake", "fake", log_file=log))
+    worker.actor, worker.node = Direct(node), node.start(worker.wanted)
+    return worker
+
+
+@pytest.mark.engine
+def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
+    """A worker keeps its model for another text.  Its scores are here before it says that they are done."""
+    worker = started(node, tmp_path / "log")
+    worker.perform(LoadJob("fake", request()), Deadline(), shown)
+    write_windows(tmp_path / "windows", WINDOWS)
+    for text, keeps in (("one", True), ("two", False)):
+        here = tmp_path / text
+        job = ScoreJob(Task(), tmp_path / "windows", here, segments.ALONE, f"{text}-0", keeps=keeps)
+        worker.perform(job, Deadline(), partial(check_committed, here))
+        assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
+        assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
+        there = node.folder / f"{text}-0" / "scores"
+        assert {file.name: file.read_bytes() for file in there.iterdir()} == {
+            file.name: file.read_bytes() for file in here.iterdir()
+        }
+    worker.close()
+    assert not node.folder.exists()
+
+
+@pytest.mark.engine
+def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: Node, tmp_path: Path) -> None:
+    worker = started(node, tmp_path / "log")
+    worker.perform(LoadJob("fake", request(fail=2, failure="abort")), Deadline(), shown)
+    write_windows(tmp_path / "windows", WINDOWS)
+    job = ScoreJob(Task(), tmp_path / "windows", tmp_path / "scores", segments.ALONE, "one")
+    with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
+        worker.perform(job, Deadline(), shown)
+    assert (worker.has_died, worker.is_alive) == (True, False)
+    assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
+
+
+def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
+    there, store, worker = tmp_path / "there", tmp_path / "store", RayWorker(cluster_of(), Wanted("fake"))
+    begin(store, IDENTITY)
+    node.folders, node.sent, node.log_file, node.log_read = {there: store}, {}, tmp_path / "log", 0
+    for first in (0, 2):  # the second share has the head
+        record(there, range(first, first + 2), closed=first == 2)
+        worker.keep(*node.progress(None)[1:])
+        assert node.progress(None)[1] == [], "what has come does not come again"
+    seal(store, IDENTITY, 4)
+    assert Reader(store).manifest.files == state_store(tmp_path / "whole", windows=4).manifest.files
+    Reader(store).verify()
+
+
+def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
+    """(what is told of bringing a reference store, where it is then)."""
+    said: list[Any] = []
+    bringing = worker.brought(store)
+    while True:
+        try:
+            said.append(next(bringing))
+        except StopIteration as end:
+            return said, end.value
+
+
+def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(node: Node, tmp_path: Path) -> None:
+    store = state_store(tmp_path / "store")
+    worker = RayWorker(cluster_of(), Wanted("fake"))
+    worker.actor = Direct(node)
+    assert brought(worker, store.path) == ([], store.path)
+    assert worker.is_seen(tmp_path)
+    worker.actor = Direct(SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False))
+    assert not worker.is_seen(tmp_path)
+    said, copy = brought(worker, store.path)
+    assert copy.is_relative_to(tmp_path / "node")
+    assert "of the reference to node" in said[0].content
+    Reader(copy).verify()
+    assert brought(worker, store.path) == ([], copy)
+    record(store.path, [2])
+    seal(store.path, IDENTITY, 3)
+    assert brought(worker, store.path)[0][0].content.startswith("fake: copied "), "what has grown"
+    assert Reader(copy).manifest.files == Reader(store.path).manifest.files
+
+
+def test_a_worker_is_lost_with_its_node_three_times_and_then_its_model_fails(tmp_path: Path) -> None:
+    def gone(*_: Any, **__: Any) -> Any:
+        raise GoneError("The node was terminated")
+
+    made = cluster_of()
+    made.ray.get = gone
+    for error, reason in [(LostWorkerError, "node n was lost")] * 3 + [(ModelError, "as 3 workers of this model")]:
+        worker = RayWorker(made, Wanted("fake"))
+        worker.actor, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
+        with pytest.raises(error, match=reason):
+            worker.perform(LoadJob("fake", request()), Deadline(), shown)
+        assert not worker.is_alive
+    worker.node = ""
+    made.places["fake"] = kind_of_nodes([("n", facts())], {"n": {"CPU": 2.0}})
+    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(start=lambda wanted: 0)))}
+    vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
+    with pytest.raises(StoppedError):
+        worker.place()
+    with pytest.raises(ModelError, match="no node with Some CPU is left"):
+        RayWorker(made, Wanted("fake")).place()
+
+
+def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
+    described, content = node.describe(DescribeJob("fake", request()), None)
+    assert (described.installed, content) == (("built in", ""), "")
+    assert problem_of(node.facts(), {"CPU": 1.0}) == ""
+    with pytest.raises(InputError, match="cannot be started"):
+        node.describe(DescribeJob("fake", request()), str(tmp_path / "python"))
+
+
+def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives an actor one thread and no GPU, which this process was not started with."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "17")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "17")
+    cluster.undo_changes_of_ray(holds_gpus=True)
+    assert os.environ.get("OMP_NUM_THREADS") != "17"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "17", "the GPUs that Ray gave"
+    cluster.undo_changes_of_ray(holds_gpus=False)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "17"
+
+
+def facts(*gpus: str, **other: Any) -> dict[str, Any]:
+    """What a node says of itself."""
+    return {
+        "code": cluster.code(), "settings": {"A": "1"}, "gpus": [Gpu("0", name, "580", 80.0) for name in gpus],
+        "processor": {"cpu": "Some CPU", "instructions": "avx2", "cores": 4}, **other,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "resources", "problem"),
+    [
+        (facts("H200", "H200"), {"GPU": 2.0}, ""),
+        (facts(), {"CPU": 2.0}, ""),
+        (facts(), {}, "neither CPUs nor GPUs for models"),
+        (facts("H200", "H100"), {"GPU": 2.0}, "several kinds (H100, H200)"),
+        (facts(code=("0.0", None, "0123")), {"CPU": 2.0}, "its compare_q is 0.0 None 0123, this one "),
+    ],
+)
+def test_which_nodes_take_models(found: Any, resources: dict[str, float], problem: str) -> None:
+    said = problem_of(found, resources)
+    assert problem in said
+    assert bool(said) == bool(problem)
+
+
+def test_a_kind_has_the_gpus_of_its_largest_node_and_names_its_own_processor() -> None:
+    there = {"one": {"GPU": 1.0, "big": 1.0}, "two": {"GPU": 2.0}}
+    kind = kind_of_nodes([("one", facts("H200")), ("two", facts("H200", "H200"))], there)
+    assert (kind.name, kind.slots, kind.nodes) == ("H200", 4, ("one", "two"))
+    assert [gpu.name for gpu in kind.devices.planned(0)] == ["H200", "H200"]
+    gpus = kind.devices.planned(1)
+    assert kind.hardware(gpus, torch=True, cpu_only=False) == {"gpus": ["H200"], "driver": "580", "A": "1"}
+    assert kind.hardware(gpus, torch=True, cpu_only=True) == {**facts()["processor"], "A": "1"}
+    assert restricted(kind, there, {"big": 1}).nodes == ("one",)
+    assert restricted(kind, {"two": there["two"]}, {}).nodes == ("two",)
+    assert restricted(kind, there, {"big": 2}).nodes == ()
