@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.checkpoint.config import ConfigHints, unpadded
 from backends.checkpoint.files import Tensor
-from backends.checkpoint.hints import ConfigHints, unpadded
 from backends.common.errors import InputError
 from backends.common.json_files import parsed
 from backends.layers.schemes import sizes_text, with_group_size

@@ -25,10 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.base import Storage
-from backends.checkpoint.config import CheckpointConfig
+from backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
 from backends.checkpoint.files import read_headers, weight_files
 from backends.checkpoint.formats import Parts, StoredWeights, stored_weights
-from backends.checkpoint.hints import ConfigHints, config_hints
 from backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backends.checkpoint import formats
-from backends.checkpoint.config import CheckpointConfig
+from backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
 from backends.checkpoint.files import Tensor, read_headers, weight_files
 from backends.checkpoint.formats import Parts, is_quantized, main_part
-from backends.checkpoint.hints import ConfigHints, config_hints
 from backends.common.errors import InputError
 from backends.common.json_files import exists, read_object
 from backends.layers.names import Role, by_module, role_of

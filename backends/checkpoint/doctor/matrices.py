@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.checkpoint.config import ConfigHints
 from backends.checkpoint.files import Tensor
 from backends.checkpoint.formats import (
     FLOATS,
@@ -32,7 +33,6 @@ from backends.checkpoint.formats import (
     values,
 )
 from backends.checkpoint.gguf import GgufModel
-from backends.checkpoint.hints import ConfigHints
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from backends.common.packages import check_installed
