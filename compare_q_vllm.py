@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found, _ = hosts.of_this_machine()
         session = Session(Cache(default_root()), Progress(), verbose=args.verbose, hosts=found)
         with signals_interrupt(found.running):
-            result = runner.run(session, data_spec, [model_spec]).results.models[0]
+            result = runner.run(session, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
         if result.ppl is None:
             raise ModelError(result.error)
     except CompareQError as error:

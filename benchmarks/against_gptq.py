@@ -72,8 +72,8 @@ def compare_q(args: argparse.Namespace, folder: Path, engine: dict[str, Any]) ->
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(args.model.resolve()), "engine": engine}
     here = Path.cwd() / "spec.json"
     session = Session(Cache(folder / "cache"), Progress(), hosts=hosts.of_this_machine()[0])
-    specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
-    result = runner.run(session, *specs, args.windows).results
+    specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
+    (result,) = runner.run(session, *specs, args.windows).results.texts
     (scored,) = result.models
     if scored.estimates is None or scored.estimates.ppl.value is None:
         sys.exit(f"compare_q: {scored.error or 'no perplexity'}")

@@ -78,11 +78,11 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
     session = Session(Cache(folder), Progress(), hosts=hosts.of_this_machine()[0])
-    finished = runner.run(session, reading.parse_data_spec(data, here), parsed, args.chunks)
-    result = finished.results.models[1]
-    if result.estimates is None:
+    finished = runner.run(session, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
+    result, cut = finished.results.texts[0].models[1], finished.data[0]
+    if result.estimates is None or cut is None:
         sys.exit(f"compare_q: {result.error}")
-    return finished.data, result.estimates
+    return cut, result.estimates
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:

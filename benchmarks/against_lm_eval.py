@@ -90,8 +90,8 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
     session = Session(Cache(folder / "cache"), Progress(), hosts=hosts.of_this_machine()[0])
-    specs = reading.parse_data_spec(data, here), [reading.parse_model_spec(model, here)]
-    result = runner.run(session, *specs).results.models[0]
+    specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
+    result = runner.run(session, *specs).results.texts[0].models[0]
     if result.estimates is None or result.estimates.rates is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result.estimates.rates

@@ -19,7 +19,7 @@ from typing import Any
 
 from backends.common import machine
 from benchmarks.table import timings
-from eval.api import Comparison, compare
+from eval.api import compare
 from eval.results import results_json
 
 TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
@@ -48,8 +48,7 @@ def specs(model: Path, rows: Sequence[str], common: dict[str, Any]) -> list[dict
 def measured(data: dict[str, Any], models: list[dict[str, Any]], cache: Path) -> dict[str, Any]:
     """One table: its rows, where their seconds went, and the speed of ``compiled`` over the speed of ``again``."""
     comparison = compare(data, models, cache_dir=cache)
-    assert isinstance(comparison, Comparison)
-    rows = results_json.run_json(comparison.run, ["benchmarks.compiled"])["models"]
+    rows = results_json.text_json(comparison.results.texts[0])["models"]
     found = [{key: row.get(key) for key in KEPT} | {"seconds": timings.timing_of(row)} for row in rows]
     speed = {row["label"]: row["tokens_per_second"] for row in found}
     known = speed.get("again") and speed.get("compiled")

@@ -45,8 +45,8 @@ class Compared:
 
 def compared(models: Path, results: Path) -> list[Compared]:
     """Every row of vLLM that the results have."""
-    run, _ = results_json.load(results)
-    ran = {model.label: model for model in run.models if not model.error}
+    (text,) = results_json.load(results)[0].texts
+    ran = {model.label: model for model in text.models if not model.error}
     specs = [spec for spec in reading.load_model_specs([models]) if spec.load_fn == "vllm_score" and spec.name in ran]
     folders = sorted({spec.located for spec in specs})
     predictor = VllmScoreBackend.predictor()

@@ -226,7 +226,7 @@ def comparable(file: Path) -> Any:
 
 def models_of(found: Any) -> list[dict[str, Any]]:
     """Every model of every text."""
-    return [model for text in found.get("texts", [found]) for model in text["models"]]
+    return [model for text in found["texts"] for model in text["models"]]
 
 
 def difference(a: Any, b: Any) -> float:

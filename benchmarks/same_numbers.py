@@ -5,7 +5,7 @@
 
 BEFORE and AFTER are folders of checkouts.  Both show every published table (in the format of results.json that the
 table has in this checkout), and both score small models of a closed-form engine, or of a random Llama in Transformers,
-on one text, on three texts of which one is questions (where lm-eval is installed), and in two runs that are then merged.
+on one text, on three texts of which one is questions (where lm-eval is installed), and twice to be merged.
 Compared are the terminal's table at two widths and with all columns, the statistics, the pairs, CSV and Markdown as
 text, and results.json number by number.  Prints what differs; exit status 1 if anything does.
 """
@@ -18,11 +18,13 @@ import difflib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,8 @@ PUBLISHED = (
 )  # fmt: skip
 MERGED = (("results/cpu/results.json", "results/cpu/report.html"),
           ("results/h200/table/report.html", "results/h200/table/results.json"))  # fmt: skip
-EVERY_COLUMN = (
-    "label,engine,kernel,where,kv_cache,bpw,head_bpw,vram,size,ppl,ratio,kld,kld_median,kld_p99,kld_p99.9,kld_max,"
-    "reverse_kld,js,tv,same_top,top5,top1,entropy,bits_per_byte,questions,acc,acc_norm,flips,flips_norm,changed,"
-    "changed_norm,mcnemar_p,mcnemar_p_norm,non_finite,load,seconds,speed,beside"
-)
+EVERY_COLUMN = "every column"
+"""Stands for the names of all columns, which differ between checkouts."""
 ASKED = {
     "wide": ("260", ["--statistics", "--pairs", "--timing", "-o", "results.json", "--csv", "wide.csv",
                      "--markdown", "wide.md"]),
@@ -50,10 +49,10 @@ RENAMED = {"layer_bpw": "bpw_layer", "head_bpw": "bpw_head", "vram_gb": "vram_gi
 """Fields of results.json and CSV -> what later versions call them."""
 TIMES: dict[str, Any] = {
     "created": "2026-11-24T00:00:00+00:00", "load_seconds": 1.0, "score_seconds": 2.0, "timing": None,
-    "commit": None, "from_cache": False,
+    "commit": None, "command": [], "from_cache": False,
 }  # fmt: skip
 """Keys whose values are another run's in another run -> what is written instead before a scored run is shown."""
-NOT_COMPARED = {*TIMES, "format", "command", "tokens_per_second", "beside", "seconds", "scores_key", "spec_sha256"}
+NOT_COMPARED = {*TIMES, "format", "tokens_per_second", "beside", "seconds", "scores_key", "spec_sha256"}
 """Keys of a scored run that may differ.  Keys of token scores may change with the code, scores may not."""
 SEVERAL = ("prose", "code", "endings")
 
@@ -65,10 +64,17 @@ class Checkout:
     root: Path
     out: Path
 
+    @cached_property
+    def columns(self) -> str:
+        """The names of all columns, with commas between."""
+        refused = self.run(["--columns", "?"])
+        return re.search(r"there are: (.*)", refused)[1].replace(" ", "").partition(";")[0]  # type: ignore[index]
+
     def run(self, words: Sequence[str], width: str = "200", folder: str = "") -> str:
         """What the command line prints, on both streams; its files lie in ``folder`` of ``out``."""
         where = self.out / folder
         where.mkdir(parents=True, exist_ok=True)
+        words = [self.columns if word == EVERY_COLUMN else word for word in words]
         environment = {**os.environ, "COLUMNS": width, "PYTHONPATH": str(self.root), "NO_COLOR": "1"}
         ran = subprocess.run(
             [sys.executable, str(self.root / "eval" / "compare_q.py"), *words],
@@ -127,7 +133,7 @@ def shown(pair: Sequence[Checkout], name: str, files: Sequence[Sequence[str]]) -
             texts = list(map(with_new_names, texts)) if file.endswith(".csv") else texts
             compared.append((f"{name}: {file}", text_differences(*texts)))
     raw = [json.loads((each.out / name / "results.json").read_text(encoding="utf-8")) for each in pair]
-    return [*compared, (f"{name}: results.json", json_differences(*raw, without={"format"}))]
+    return [*compared, (f"{name}: results.json", json_differences(raw[0], raw[1], without={"format"}))]
 
 
 def scored(pair: Sequence[Checkout], folder: Path, engine: str) -> Compared:
@@ -144,7 +150,7 @@ def scored(pair: Sequence[Checkout], folder: Path, engine: str) -> Compared:
             if not (each.out / output).exists():
                 raise SystemExit(f"{each.root}: {name}: no results:\n{said}")
         raw = [json.loads((each.out / f"{name}.json").read_text(encoding="utf-8")) for each in pair]
-        compared.append((f"scored {engine}, {name}", json_differences(*raw, without=NOT_COMPARED)))
+        compared.append((f"scored {engine}, {name}", json_differences(raw[0], raw[1], without=NOT_COMPARED)))
         for each, found in zip(pair, raw, strict=True):
             (each.out / f"{name}.json").write_text(json.dumps(at_one_time(found)), encoding="utf-8")
         compared += shown(pair, f"shown {name}", [[str(each.out / f"{name}.json")] for each in pair])
@@ -228,7 +234,7 @@ def with_new_names(text: str) -> str:
     return stream.getvalue()
 
 
-def json_differences(before: Any, after: Any, without: set[str]) -> list[str]:
+def json_differences(before: Any, after: Any, *, without: set[str]) -> list[str]:
     """The places at which the values of two results.json differ; ``without``: keys that are not compared."""
     one, other = (dict(values_in(in_texts(found), without)) for found in (before, after))
     places = sorted(one.keys() | other.keys())
@@ -254,7 +260,7 @@ def values_in(found: Any, without: set[str], place: str = "") -> Iterator[tuple[
     """(place, value) of every number, text and null."""
     if isinstance(found, dict):
         for key, value in found.items():
-            if key not in without:
+            if key not in without and place.endswith("/provenance") <= (key != "kv_cache"):  # which a field has too
                 yield from values_in(value, without, f"{place}/{RENAMED.get(key, key)}")
     elif isinstance(found, list):
         for number, value in enumerate(found):

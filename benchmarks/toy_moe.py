@@ -78,7 +78,7 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
     return [
         {key: row[key] for key in keys}
         | {"layers": groups_to_json(model.layers), "kv_cache": model.provenance.get("kv_cache_layers")}
-        for row, model in zip(frame, comparison.run.models, strict=True)
+        for row, model in zip(frame, comparison.results.texts[0].models, strict=True)
     ]
 
 

@@ -1,20 +1,23 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-from eval.api import compare, load
+from eval.api import compare, load, show
 
 data = {"tokenizer_dir": "/models/bf16", "dataset": "text", "path": "text.txt", "eval_len": 2048, "eval_stride": 2048}
 models = [
     {"load_fn": "vllm_score", "label": "bf16", "model_dir": "/models/bf16", "reference": True},
     {"load_fn": "vllm_score", "label": "NVFP4", "model_dir": "/models/nvfp4"},
 ]
-table = compare(data, models, rows=16).frame()
-print(table[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
+result = compare(data, models, rows=16)
+print(result.frame()[["label", "bpw_layer", "ppl", "kld", "kld_stderr"]])
+print(result.pairs())  # how each two models differ, with paired errors
 
-load("a/results.json", "b/results.json").frame()  # finished runs, merged as --from does
+show(load("a/results.json", "b/results.json"))  # finished runs, merged as --from does, as a table
 """
 
 from __future__ import annotations
 
+import html
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,34 +25,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from backends.common.errors import InputError
 from backends.common.messages import one_line
 from eval.common.cache import Cache, default_root
 from eval.common.progress import Progress
-from eval.results import results_json, texts_json
-from eval.results.run_result import ModelResult, RunResult
-from eval.results.texts import TextsResult
-from eval.run import hosts, runner
+from eval.results import flat, merging, results_json
+from eval.results.differences import Difference, difference_or_reason
+from eval.results.run_result import Results, TextResult
+from eval.run import hosts, runner, token_scores
 from eval.run.session import Session
 from eval.specs import reading as spec_files
 from eval.specs.types import DataSpec, ModelSpec
-from eval.table import footnotes, registry
-from eval.table.columns import fields_of
+from eval.table import columns, footnotes, markdown, registry, terminal
 from eval.text import corpus
+from eval.text.windows import EvalData
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Spec = str | Path | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
-RENAMED = {"layer_bpw": "bpw_layer", "head_bpw": "bpw_head", "vram_gb": "vram_gib"}
-"""Fields whose names in results.json are upstream's -> their names in a frame."""
 OTHERS = (
     "deviations", "ln_ppl_ratio", "ln_ppl_ratio_stderr", "word_perplexity", "tokens", "reference", "noise_floor",
     "from_cache", "error", "notes",
 )  # fmt: skip
 """Fields of results.json that are no columns of a table."""
-COLUMNS = (*(RENAMED.get(field, field) for each in registry.COLUMNS for field in each.fields), *OTHERS)
+COLUMNS = (*(field for each in registry.COLUMNS for field in each.fields), *OTHERS)
 """Columns of a frame: those that a table can have (``eval/table/registry.py``), with their errors, and ``OTHERS``."""
 DTYPES = {
     **dict.fromkeys(COLUMNS, "float64"),
@@ -58,16 +62,26 @@ DTYPES = {
     **dict.fromkeys(("tokens", "non_finite", "file_bytes"), "Int64"),
     **dict.fromkeys(("reference", "noise_floor", "from_cache"), "bool"),
 }
+LABELS_IN_REPR = 4
+"""Labels that a result's ``repr`` names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """A finished run: ``run`` holds all, ``frame`` what most readers want; ``save`` makes a file for ``--from``."""
+    """A finished run of one or more texts: ``results`` holds all, ``frame`` what most readers want.
 
-    run: RunResult
+    ``data`` and ``cache``: the windows of each text, and where the scores of their tokens are; a run that was read back
+    has none.
+    """
+
+    results: Results
+    data: tuple[EvalData | None, ...] = ()
+    cache: Cache | None = None
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A row for each model, in the order of the specs; an unknown value is NaN, None or NA, and ``notes`` say why.
+        """A row for each model, in the order of the specs, of several texts for each text and model, with the text's
+        name in the column ``text``.  An unknown value is NaN, None or NA, and ``notes`` say why; a text that failed is
+        one row with its ``error`` and without a label.
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all, and what else is
         known of a row.  InputError for a name that is none.
@@ -81,67 +95,137 @@ class Comparison:
         or were scored meanwhile.  ``deviations``: in which way layers ran otherwise than the checkpoint asks.
         ``error``: why a model failed.
         """
-        return as_frame([row(model, self.run) for model in self.run.models], columns)
+        import pandas as pd
 
-    def save(self, file: str | Path) -> None:
-        """Write results.json, as ``-o`` does."""
-        results_json.write_json(self.run, Path(file), ["eval.api"])
-
-
-@dataclass(frozen=True)
-class TextsComparison:
-    """A finished run of several texts: ``texts`` holds all; ``frame`` and ``save`` as of ``Comparison``."""
-
-    texts: TextsResult
-
-    def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A row for each text and model, as ``Comparison.frame`` has it, with the text's name in the column ``text``.
-
-        A text that failed is one row with its ``error`` and without a label.
-        """
-        rows: list[dict[str, Any]] = []
-        for text in self.texts.texts:
-            flags = {"reference": False, "noise_floor": False, "from_cache": False}
-            models = (
-                [row(model, text.run) for model in text.run.models] if text.run else [flags | {"error": text.error}]
-            )
-            rows += [{"text": text.name, **each} for each in models]
-        return as_frame(rows, columns, ("text",))
+        chosen = COLUMNS if columns is None else fields_of(columns)
+        names = [*(["text"] if len(self.results.texts) > 1 else []), *chosen]
+        types = {name: DTYPES.get(name, "object") for name in names}
+        rows = [row for text in self.results.texts for row in rows_of(text)]
+        return pd.DataFrame(rows, columns=names, dtype=object).astype(types)
 
     def means(self) -> pd.DataFrame:
         """A row for each model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``: the macro means over
-        the texts (``eval/results/texts.py``), NaN unless every text has a value."""
+        the texts (``eval/results/run_result.py``), NaN unless every text has a value."""
         import pandas as pd
 
-        rows = [texts_json.means_json(self.texts, label) for label in self.texts.labels]
+        rows = [results_json.means_json(self.results, label) for label in self.results.labels]
         return pd.DataFrame(rows).astype({name: "float64" for name in rows[0] if name != "label"})
 
+    def pairs(self) -> pd.DataFrame:
+        """A row for each two models: the ``first`` minus the ``second``, paired token by token.
+
+        ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with
+        ``..._stderr`` and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
+        Of several texts for each text, with its name in the column ``text``.
+        """
+        import pandas as pd
+
+        several = len(self.results.texts) > 1
+        rows = [
+            {**({"text": text.name} if several else {}), "first": first.label, "second": second.label,
+             **difference_fields("ln_ppl_ratio", difference_or_reason(first, second, "nll")),
+             **difference_fields("kld", difference_or_reason(first, second, "kld"))}
+            for text in self.results.scored for first, second in itertools.combinations(text.models, 2)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
+        """The plot of ``-p``, which is written to ``file`` if that is given; InputError if there is nothing to draw.
+
+        ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
+        ``dark``, ``card``.
+        """
+        from eval.plots import figures, measures, style
+        from eval.plots.texts import dumbbell
+
+        kind, size = options.pop("measure", None), options.pop("x_axis", None)
+        try:
+            if len(self.results.texts) > 1:
+                drawn = dumbbell.texts_figure(
+                    self.results, size=measures.SIZES[size] if size else None, kind=kind, **options
+                )
+            else:
+                (text,) = self.results.texts
+                measure = measures.chosen(text, kind, None)
+                drawn = figures.scatter_figure(text, size=measures.SIZES[size or "bpw"], measure=measure, **options)
+        except (ValueError, KeyError) as error:
+            raise InputError(f"plot: {one_line(error)}") from None
+        if file is not None:
+            style.save_figure(drawn, Path(file))
+        return drawn
+
+    def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
+        """The scores of every token of a model, as ``--tokens-out`` writes them; of several texts of the named one.
+
+        InputError for a run that was read back, whose windows are not known, and for a model without scores.
+        """
+        import pandas as pd
+
+        names = [each.name for each in self.results.texts]
+        if (text is None and len(names) > 1) or (text is not None and text not in names):
+            raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
+        place = 0 if text is None else names.index(text)
+        model = next((model for model in self.results.texts[place].models if model.label == label), None)
+        if model is None:
+            raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
+        data = self.data[place] if self.data else None
+        if data is None or self.cache is None:
+            raise InputError("tokens: a run that was read back has none; compare the models again (from the cache)")
+        stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, data.windows)
+        if stored is None:
+            raise InputError(
+                f"tokens: {label} has no scores of single tokens{f': {model.error}' if model.error else ''}"
+            )
+        return pd.DataFrame({**{name: getattr(stored, name) for name in token_scores.INDEX}, **stored.columns})
+
     def save(self, file: str | Path) -> None:
-        """Write results.json, as ``-o`` does."""
-        texts_json.write_json(self.texts, Path(file), ["eval.api"])
+        """Write results.json, as ``-o`` does; ``load`` and ``--from`` read it."""
+        results_json.write_json(self.results, Path(file), ["eval.api"])
+
+    def __repr__(self) -> str:
+        """Number of models and texts, and the first labels."""
+        labels, texts = self.results.labels, len(self.results.texts)
+        more = ", ..." if len(labels) > LABELS_IN_REPR else ""
+        named = ", ".join(labels[:LABELS_IN_REPR])
+        return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}{more}>"
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        text = self.results.texts[0]
+        several = len(self.results.texts) > 1
+        shown = columns.blocks(self.results).all if several else columns.table_columns(text)
+        title = columns.title_of(self.results) if several else text.subtitle
+        head = "".join(f"<th>{html.escape(each.column.title)}</th>" for each in shown)
+        rows = [
+            "".join(f"<td>{html.escape(markdown.plain_cell(each.cells[row]))}</td>" for each in shown)
+            for row in range(len(shown[0].cells))
+        ]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None, first: Sequence[str] = ()) -> pd.DataFrame:
-    """Rows by ``COLUMNS`` as a frame of these columns (None: all), with others ``first``."""
-    import pandas as pd
-
-    chosen = [*first, *(COLUMNS if columns is None else frame_names(columns))]
-    types = {name: DTYPES.get(name, "object") for name in chosen}
-    return pd.DataFrame(rows, columns=chosen, dtype=object).astype(types)
-
-
-def row(model: ModelResult, run: RunResult) -> dict[str, Any]:
-    """One model's values by ``COLUMNS``."""
-    found = results_json.flat_json(model, run)
-    return {RENAMED.get(name, name): value for name, value in found.items()} | {
-        "notes": "; ".join(footnotes.model_notes(model, run)) or None
-    }
+def rows_of(text: TextResult) -> list[dict[str, Any]]:
+    """The values of a text's models by ``COLUMNS``, or its error."""
+    if text.error:
+        return [{"text": text.name, "reference": False, "noise_floor": False, "from_cache": False, "error": text.error}]
+    return [
+        {"text": text.name, **flat.flat_json(model, text.models)}
+        | {"notes": "; ".join(footnotes.model_notes(model, text)) or None}
+        for model in text.models
+    ]
 
 
-def frame_names(columns: Sequence[str]) -> list[str]:
+def difference_fields(name: str, difference: Difference | str) -> dict[str, float | None]:
+    """A difference, its error and its interval."""
+    known = None if isinstance(difference, str) else difference
+    low, high = (known.limits if known else None) or (None, None)
+    value, stderr = (known.value, known.stderr) if known else (None, None)
+    return {name: value, f"{name}_stderr": stderr, f"{name}_low": low, f"{name}_high": high}
+
+
+def fields_of(names: Sequence[str]) -> list[str]:
     """The columns of a frame for names of ``--columns``."""
-    fields = fields_of(registry.checked(columns)) or []
-    return [RENAMED.get(field, field) for field in fields]
+    return columns.fields_of(registry.checked(names)) or []
 
 
 def compare(
@@ -155,11 +239,11 @@ def compare(
     divergences: bool = False,
     verbose: bool = False,
     quiet: bool = False,
-) -> Comparison | TextsComparison:
+) -> Comparison:
     """Score models on a text, or on several; scores that are in the cache are not made again.
 
     ``data``, ``models``: spec files, or dicts with the same keys, whose relative paths start at the working directory.
-    With several texts each model loads once, and the result is a ``TextsComparison``.
+    With several texts each model loads once.
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
     ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
 
@@ -178,23 +262,27 @@ def compare(
         if line != spec_files.NO_REFERENCE or session.logits_file is None:
             session.progress.say(line)
     specs = data_specs(data)
-    if len(specs) > 1:
-        of_texts = runner.run_texts(session, dict(zip(corpus.names_of(specs), specs, strict=True)), chosen, rows)
-        if of_texts.signal:
-            raise KeyboardInterrupt
-        return TextsComparison(of_texts.results)
-    finished = runner.run(session, specs[0], chosen, rows)
+    finished = runner.run(session, dict(zip(corpus.names_of(specs), specs, strict=True)), chosen, rows)
     if finished.signal:
         raise KeyboardInterrupt
-    return Comparison(finished.results)
+    return Comparison(finished.results, finished.data, session.cache)
 
 
-def load(*files: str | Path) -> Comparison | TextsComparison:
+def load(*files: str | Path) -> Comparison:
     """A finished run (results.json or report.html), or several of one text merged; InputError as of ``--from``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    found, _ = texts_json.load([Path(file) for file in files])
-    return TextsComparison(found) if isinstance(found, TextsResult) else Comparison(found)
+    return Comparison(merging.load([Path(file) for file in files])[0])
+
+
+def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:
+    """Print the table of a run, or of a results.json, with its footnotes, as the command line does; returns the run.
+
+    ``columns``: names as ``--columns`` takes them.
+    """
+    shown = result if isinstance(result, Comparison) else load(result)
+    terminal.show(shown.results, Console(), None if columns is None else registry.checked(columns))
+    return shown
 
 
 def data_specs(data: Spec | Sequence[Spec]) -> list[DataSpec]:

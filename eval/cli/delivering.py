@@ -14,120 +14,145 @@ from rich.console import Console
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import measures
-from eval.results import results_csv, results_json
-from eval.results.near_lossless import near_lossless
-from eval.results.run_result import RunResult
-from eval.results.texts import TextsResult
+from eval.results import flat, results_json
+from eval.results.differences import near_lossless
+from eval.results.run_result import Results, TextResult
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
 
 if TYPE_CHECKING:
     from backends.base import Window
-    from eval.run.runner import FinishedRun
+    from eval.run.runner import Finished
 
-Inspect = Callable[[], Any]
-"""Makes what the HTML report shows of single tokens; called only if a report is written."""
+Inspect = Callable[[], Sequence[Any]]
+"""Makes what the HTML report shows of single tokens of each text, None for one that failed; called only if a report is
+written."""
 
 
-def nothing_scored(result: RunResult | TextsResult) -> list[str]:
-    """Why no model was scored, a line for each model, and text where there are several; empty if one was."""
-    if isinstance(result, RunResult):
-        failed = [f"{model.label}: {model.error}" for model in result.failed]
-        return failed if len(failed) == len(result.models) else []
-    if any(len(run.failed) < len(run.models) for run in result.runs):
+def nothing_scored(results: Results) -> list[str]:
+    """Why no model was scored, a line for each text that failed and each model; empty if one was."""
+    if any(len(text.failed) < len(text.models) for text in results.scored):
         return []
-    failed = [f"{text.name}: {text.error}" for text in result.texts if text.run is None]
-    for label in result.labels:
-        reasons = dict.fromkeys(model.error for model in result.of_label(label) if model is not None)
+    failed = [f"{text.name}: {text.error}" for text in results.texts if text.error]
+    for label in results.labels:
+        reasons = dict.fromkeys(model.error for model in results.of_label(label) if model is not None)
         failed += [f"{label}: {reason}" for reason in reasons]
     return failed
 
 
-def is_incomplete(result: RunResult | TextsResult) -> bool:
+def is_incomplete(results: Results) -> bool:
     """Whether a model or a text failed."""
-    if isinstance(result, RunResult):
-        return bool(result.failed)
-    return len(result.runs) < len(result.texts) or any(run.failed for run in result.runs)
+    return any(text.error or text.failed for text in results.texts)
 
 
-def deliver(args: argparse.Namespace, finished: FinishedRun, cache: Cache, outputs: Outputs) -> None:
+def deliver(args: argparse.Namespace, finished: Finished, cache: Cache, outputs: Outputs) -> None:
     """All that was asked for of a run that has just finished."""
 
-    def inspect() -> Any:
+    def inspect() -> Sequence[Any]:
         from eval.html import inspector
 
-        return inspector.inspect_tokens(finished.results, finished.data, cache)
+        return [
+            None if data is None else inspector.inspect_tokens(text, data, cache)
+            for text, data in zip(finished.results.texts, finished.data, strict=True)
+        ]
 
-    run = replace(finished.results, title=args.title)
-    show(args, run, outputs)
+    results = replace(finished.results, title=args.title)
+    show(args, results, outputs)
     if args.tokens_out:
-        copy_scores(cache, run, finished.data.windows, args.tokens_out, outputs)
-    write(args, run, inspect, outputs)
+        copy_scores(cache, finished, args.tokens_out, outputs)
+    write(args, results, inspect, outputs)
 
 
-def show(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
-    """Print the table, and whatever else is to be printed."""
-    table = columns.ordered(run, args.sort)
+def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
+    """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
+    table, console = columns.ordered(results, args.sort), Console()
     with outputs.writing("standard output"):
-        terminal.show(table, Console(), args.columns)
+        terminal.show(table, console, args.columns, by_text=args.by_text)
         if args.timing:
-            terminal.show_timing(table, Console())
-        show_details(args, table)
+            terminal.show_timing(table, console)
+        if args.statistics or args.pairs or args.pair:
+            for text in table.scored:
+                if len(table.texts) > 1:
+                    terminal.heading(console, text.name)
+                show_details(args, text)
 
 
-def show_details(args: argparse.Namespace, table: RunResult) -> None:
+def show_details(args: argparse.Namespace, text: TextResult) -> None:
     """Print the statistics of every row, and how rows differ, if that is asked for."""
     if args.statistics:
-        print("", *llama_statistics.statistics_lines(table), sep="\n")
-    chosen = [*(pairs.neighbours(table) if args.pairs else []), *pairs.pairs_by_label(table, args.pair)]
+        print("", *llama_statistics.statistics_lines(text), sep="\n")
+    chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
     if chosen:
-        print("", *pairs.pair_lines(chosen, table.data.get("text_tokens"), near_lossless(table.models)), sep="\n")
+        print("", *pairs.pair_lines(chosen, text.data.get("text_tokens"), near_lossless(text.models)), sep="\n")
 
 
-def write(args: argparse.Namespace, run: RunResult, inspect: Inspect, outputs: Outputs) -> None:
+def write(args: argparse.Namespace, results: Results, inspect: Inspect, outputs: Outputs) -> None:
     """Write the files of a run and draw its plots; CSV and Markdown have the order of the table."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    table = columns.ordered(run, args.sort)
+    table = columns.ordered(results, args.sort)
+
+    def write_markdown(file: Path) -> None:
+        markdown.write(table, file, args.columns, by_text=args.by_text, timing=args.timing)
 
     def write_report(file: Path) -> None:
-        from eval.html import report
+        from eval.html import report, texts_report
 
-        report.write(run, inspect(), file, command, run.title or report.TITLE, args.columns)
+        if len(results.texts) > 1:
+            texts_report.write_report(results, inspect(), file, command, args.columns)
+        else:
+            report.write(results, inspect()[0], file, command, results.title or report.TITLE, args.columns)
 
-    write_each(
-        outputs,
-        (args.output, "results", lambda file: results_json.write_json(run, file, command)),
-        (args.csv, "CSV", lambda file: results_csv.write_csv(table, file, columns.fields_of(args.columns))),
-        (args.markdown, "Markdown", lambda file: markdown.write(table, file, args.columns, timing=args.timing)),
+    wanted: tuple[tuple[Path | None, str, Callable[[Path], None]], ...] = (
+        (args.output, "results", lambda file: results_json.write_json(results, file, command)),
+        (args.csv, "CSV", lambda file: flat.write_csv(table, file, columns.fields_of(args.columns))),
+        (args.markdown, "Markdown", write_markdown),
         (args.html, "report", write_report),
     )
-    draw(args, run, outputs)
-
-
-def write_each(outputs: Outputs, *wanted: tuple[Path | None, str, Callable[[Path], None]]) -> None:
-    """Write the files that were asked for, each called by its name when it is there; one that fails stops no other."""
     for file, name, write_file in wanted:
         if file:
             with outputs.writing(file):
                 write_file(file)
                 print(f"{name}: {file}")
+    draw(args, results, outputs)
 
 
-def draw(args: argparse.Namespace, run: RunResult, outputs: Outputs) -> None:
+def draw(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     """Draw the plot and the pictures that were asked for."""
+    several = len(results.texts) > 1
     for file in filter(None, (args.plot_file, args.card)):
-        size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(run, args.measure, args.kld_value)
         with outputs.writing(file):
-            from eval.plots import figures  # a package that is missing is this output's failure alone
-
-            figures.draw(
-                run, file, size=size, measure=measure, max_x=args.max_x, max_y=args.max_y, title=run.title,
-                dark=args.dark, log_y=args.log_y, card=file == args.card,
-            )  # fmt: skip
+            (draw_texts if several else draw_text)(args, results, file)
     if args.plots:
         with outputs.writing(args.plots):
-            from eval.plots import pictures
+            if several:
+                from eval.plots.texts import dumbbell
 
-            pictures.write_all(run, args.plots, outputs, dark=args.dark, title=run.title or "")
+                dumbbell.write_all(results, args.plots, outputs, dark=args.dark, title=results.title or "")
+            else:
+                from eval.plots import pictures
+
+                pictures.write_all(results.texts[0], args.plots, outputs, dark=args.dark, title=results.title or "")
+
+
+def draw_text(args: argparse.Namespace, results: Results, file: Path) -> None:
+    """Draw the plot of the only text."""
+    (text,) = results.texts
+    size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(text, args.measure, args.kld_value)
+    from eval.plots import figures  # a package that is missing is this output's failure alone
+
+    figures.draw(
+        text, file, size=size, measure=measure, max_x=args.max_x, max_y=args.max_y, title=results.title,
+        dark=args.dark, log_y=args.log_y, card=file == args.card,
+    )  # fmt: skip
+
+
+def draw_texts(args: argparse.Namespace, results: Results, file: Path) -> None:
+    """Draw the plot of several texts."""
+    from eval.plots.texts import dumbbell
+
+    size = measures.SIZES[args.x_axis] if args.x_axis else None
+    dumbbell.draw(
+        results, file, size=size, title=results.title, dark=args.dark, card=file == args.card, kind=args.measure
+    )
 
 
 def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]) -> list[Path]:
@@ -138,18 +163,30 @@ def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]
     return [folder / part / f"{name}.parquet" for part in parts for name in file_names(labels)] if folder else []
 
 
-def copy_scores(
-    cache: Cache, run: RunResult, windows: Sequence[Window], folder: Path, outputs: Outputs, of: str = ""
+def copy_scores(cache: Cache, finished: Finished, folder: Path, outputs: Outputs) -> None:
+    """``--tokens-out``: the token scores of every model, of several texts in a folder for each text."""
+    from eval.run.token_scores import file_names
+
+    texts = finished.results.texts
+    several = len(texts) > 1
+    names = file_names([text.name for text in texts]) if several else [""]
+    for text, data, name in zip(texts, finished.data, names, strict=True):
+        if data is not None:
+            of = f" on {text.name}" if several else ""
+            copy_scores_of_text(cache, text, data.windows, folder / name, outputs, of)
+
+
+def copy_scores_of_text(
+    cache: Cache, text: TextResult, windows: Sequence[Window], folder: Path, outputs: Outputs, of: str
 ) -> None:
-    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free.
+    """The token scores of every scored model on a text; a failed model's file name stays free.
 
     ``of``: what is said behind a label, of several texts.
     """
     from eval.run import token_scores
 
-    models = run.models
-    names = token_scores.file_names([model.label for model in models])
-    for model, name in zip(models, names, strict=True):
+    names = token_scores.file_names([model.label for model in text.models])
+    for model, name in zip(text.models, names, strict=True):
         stored = None if model.error else token_scores.of_row(cache, model.scores_key, windows)
         if stored is not None:
             file = folder / f"{name}.parquet"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -26,21 +26,20 @@ from backends.common.errors import CompareQError, InputError
 from backends.common.json_files import is_file
 from backends.common.messages import one_line, printable
 from backends.common.options import strings_in
-from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags, several_texts
+from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
 from eval.common import streams
 from eval.common.cache import Cache
 from eval.common.outputs import CURE, Outputs
 from eval.common.progress import Progress
 from eval.plots.measures import ACCURACIES, has_answers
-from eval.results import texts_json
-from eval.results.texts import TextsResult
+from eval.results import merging
 from eval.specs import qbench, reading
 from eval.specs.types import DataSpec, ModelSpec
 from eval.table import pairs
 
 if TYPE_CHECKING:
     from eval.run.hosts import Hosts
-    from eval.run.runner import FinishedRun, FinishedTexts
+    from eval.run.runner import Finished
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -191,19 +190,16 @@ def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs
         divergences=args.divergences,
     )  # fmt: skip
     with signals_interrupt(session.hosts.running):
-        if len(texts) == 1:
-            return deliver(args, runner.run(session, next(iter(texts.values())), model_specs, args.rows), cache)
-        return deliver(args, runner.run_texts(session, texts, model_specs, args.rows), cache)
+        return deliver(args, runner.run(session, texts, model_specs, args.rows), cache)
 
 
-def deliver(args: argparse.Namespace, finished: FinishedRun | FinishedTexts, cache: Cache) -> int:
+def deliver(args: argparse.Namespace, finished: Finished, cache: Cache) -> int:
     """Show, write and plot a run that has just ended; the exit status."""
     if failures := delivering.nothing_scored(finished.results):
         complain("\n".join(failures))
         return 128 + finished.signal if finished.signal else 2
     outputs = Outputs(args.verbose)
-    show: Any = several_texts if isinstance(finished.results, TextsResult) else delivering
-    show.deliver(args, finished, cache, outputs)
+    delivering.deliver(args, finished, cache, outputs)
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
             print(cache_listing.limited(cache, args.cache_limit))
@@ -229,22 +225,19 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 
 def show_again(args: argparse.Namespace) -> int:
     """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
-    found, kept = texts_json.load(args.source)
-    runs = found.runs if isinstance(found, TextsResult) else (found,)
-    if args.measure == "kld" and not any(run.reference for run in runs):
+    results, excerpts = merging.load(args.source)
+    if args.measure == "kld" and not any(text.reference for text in results.scored):
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
-    if args.measure in ACCURACIES and not any(map(has_answers, runs)):
+    if args.measure in ACCURACIES and not any(map(has_answers, results.scored)):
         raise InputError(f"--{args.measure}: {', '.join(map(str, args.source))} has no answers, and so no accuracy")
-    pairs.check_labels(args.pair, [model.label for model in runs[0].models])
+    pairs.check_labels(args.pair, results.labels)
     output_flags.check_outputs(args)
-    names = [text.name for text in found.texts] if isinstance(found, TextsResult) else [""]
-    output_flags.check_texts(args, names)
-    remark(plot_flags.unused_picture_flags(args, len(names)))
+    output_flags.check_texts(args, [text.name for text in results.texts])
+    remark(plot_flags.unused_picture_flags(args, len(results.texts)))
     outputs = Outputs(args.verbose)
-    show: Any = several_texts if isinstance(found, TextsResult) else delivering
-    result = replace(found, title=args.title or found.title)
-    show.show(args, result, outputs)
-    show.write(args, result, lambda: kept, outputs)
+    results = replace(results, title=args.title or results.title)
+    delivering.show(args, results, outputs)
+    delivering.write(args, results, lambda: excerpts, outputs)
     return status_of(outputs)
 
 

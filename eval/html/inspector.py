@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from eval.common import processes
 from eval.common.cache import Cache
-from eval.results.run_result import RunResult
+from eval.results.run_result import TextResult
 from eval.run import token_scores
 from eval.run.token_scores import StoredScores
 from eval.text import vocabulary
@@ -112,7 +112,7 @@ class Disagreement:
         return np.asarray(np.sqrt(np.maximum(variance, 0.0)), np.float64)
 
 
-def inspect_tokens(run: RunResult, data: EvalData, cache: Cache) -> Inspection | None:
+def inspect_tokens(run: TextResult, data: EvalData, cache: Cache) -> Inspection | None:
     """The inspection of a run; None if no model has stored scores.  InputError if the tokens cannot be decoded."""
     keys = [model.scores_key if not model.error else "" for model in run.models]
     worst: list[list[tuple[Damaged, Piece]] | None] = []

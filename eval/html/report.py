@@ -1,7 +1,7 @@
 """``--html``: one file that shows a run in a browser, without a network.
 
-The file holds its data as JSON (``{"run": results.json, "inspection": ...}``, and what the page need not find again:
-group styles, schemes, footnotes, the table as text, Student's t) and the plain JavaScript of ``eval/html/page/``,
+The file holds its data as JSON (``{"results": results.json, "inspections": [...]}``, and what the page need not find
+again: group styles, schemes, footnotes, the table as text, Student's t) and the JavaScript of ``eval/html/page/``,
 which draws everything from these data.  The file's content policy lets nothing be loaded and no other script run,
 whatever a label or a token of the text holds.
 """
@@ -17,15 +17,15 @@ import re
 import shlex
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.common.files import replacing
 from eval.plots import front, grouping
-from eval.results import results_csv, results_json
-from eval.results.differences import SCORES, best_labels
-from eval.results.near_lossless import near_lossless
-from eval.results.run_result import RunResult
+from eval.results import flat, results_json
+from eval.results.differences import SCORES, best_labels, near_lossless
+from eval.results.run_result import Part, Results, TextResult
 from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, UNIT, student_t
 from eval.table import columns, markdown
 from eval.table.footnotes import footnotes
@@ -49,23 +49,23 @@ TITLE = "Quantized models compared"
 
 
 def write(
-    run: RunResult, inspection: Inspection | Any, file: Path, command: Sequence[str], title: str = TITLE,
+    results: Results, inspection: Inspection | Any, file: Path, command: Sequence[str], title: str = TITLE,
     names: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write the report atomically.  ``inspection``: as made, or as JSON types from an earlier report, or None;
-    ``names``: of the table's columns, None for those of a wide table."""
-    found = whole_page(page_payload(run, inspection, command, names), title)
+    """Write the report of one text atomically.  ``inspection``: as made, or as JSON types from an earlier report, or
+    None; ``names``: of the table's columns, None for those of a wide table."""
+    found = whole_page(page_payload(results, inspection, command, names), title)
     with replacing(file) as part:
         part.write_text(found, encoding="utf-8", errors="backslashreplace")
 
 
 def page_payload(
-    run: RunResult, inspection: Inspection | Any, command: Sequence[str], chosen: Sequence[str] | None = None
+    results: Results, inspection: Inspection | Any, command: Sequence[str], chosen: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The data that the page draws, JSON types."""
-    found = results_json.run_json(run, command)
-    excerpts = inspection_json(inspection)
-    return {"run": found, "inspection": excerpts, **run_data(run, commands_of(found), chosen), **shared_data()}
+    found = results_json.results_json(results, command)
+    of_text = run_data(results, results.texts[0], commands_of(found), chosen)
+    return {"results": found, "inspections": [inspection_json(inspection)], **of_text, **shared_data()}
 
 
 def inspection_json(inspection: Inspection | Any) -> Any:
@@ -73,8 +73,11 @@ def inspection_json(inspection: Inspection | Any) -> Any:
     return inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection)
 
 
-def run_data(run: RunResult, commands: Sequence[Any], chosen: Sequence[str] | None) -> dict[str, Any]:
-    """What the page need not find again of one run, JSON types."""
+def run_data(
+    results: Results, run: TextResult, commands: Sequence[Any], chosen: Sequence[str] | None
+) -> dict[str, Any]:
+    """What the page need not find again of one text of a run, JSON types."""
+    alone = replace(results, texts=(run,))
     shown = [each.column.name for each in columns.table_columns(run, chosen)]
     labels = [(model.marked_label, model.group) for model in run.models]
     groups = [grouping.split_label(*each)[0] for each in labels]
@@ -84,12 +87,12 @@ def run_data(run: RunResult, commands: Sequence[Any], chosen: Sequence[str] | No
         "names": list(zip(groups, grouping.drawn_names(labels), strict=True)),
         "schemes": [schemes.index(scheme) for scheme in schemes],
         "commands": [shell_command(each) for each in commands],
-        "markdown": markdown.markdown_text(run, chosen).split("\n"),
-        "csv": results_csv.csv_text(run, columns.fields_of(chosen)).split("\r\n"),
+        "markdown": markdown.markdown_text(alone, chosen).split("\n"),
+        "csv": flat.csv_text(alone, columns.fields_of(chosen)).split("\r\n"),
         "shown": shown,
         "chosen": chosen is not None,
         "styles": group_styles(groups),
-        "footnotes": page_footnotes(run, shown),
+        "footnotes": page_footnotes(run, results.parts, shown),
         "near": [model.label in near for model in run.models],
         "best": {name: [model.label in best_labels(run.models, name) for model in run.models] for name in SCORES},
     }
@@ -109,8 +112,8 @@ def shared_data() -> dict[str, Any]:
 
 
 def commands_of(run: dict[str, Any]) -> list[Any]:
-    """The command lines of a run (``run_json``): its own, or of each run that was merged."""
-    return [each["origin"].get("command") for each in run["parts"]] if "parts" in run else [run["command"]]
+    """The command lines of a run (``results_json``): its own, or of each run that was merged."""
+    return [each["origin"].get("command") for each in run["parts"]] or [run["command"]]
 
 
 def shell_command(command: Any) -> str:
@@ -123,9 +126,9 @@ def shell_command(command: Any) -> str:
     return shlex.join([*start, *words[1:]])
 
 
-def page_footnotes(run: RunResult, shown: Sequence[str]) -> list[str]:
+def page_footnotes(run: TextResult, parts: Sequence[Part], shown: Sequence[str]) -> list[str]:
     """The table's footnotes, without what only the command line or the terminal has."""
-    notes = [*footnotes(run, letters=False), *columns.column_notes(run, shown)]
+    notes = [*footnotes(run, parts, letters=False), *columns.column_notes(run, shown)]
     return [FOREIGN.sub("", note) for note in notes]
 
 

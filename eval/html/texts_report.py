@@ -1,6 +1,6 @@
 """``--html`` of several texts: one file with the table and the drawing of all texts, and below these one text's report.
 
-The file holds ``{"texts": results.json, "inspections": [...]}`` and what the page need not find again: ``pages`` (of
+The file holds ``{"results": results.json, "inspections": [...]}`` and what the page need not find again: ``pages`` (of
 each text what ``report.run_data`` has of a run), ``shared``, and ``overview``, the values that the drawing shows.
 """
 
@@ -17,9 +17,9 @@ from eval.html.inspector import PASSAGES, WORST
 from eval.plots import grouping, measures
 from eval.plots.measures import Measure
 from eval.plots.texts.rows import Row, floor_of, missing_note, rows_of
-from eval.results.texts import TextResult, TextsResult
-from eval.results.texts_json import texts_json
-from eval.table import text_columns
+from eval.results.results_json import results_json
+from eval.results.run_result import Results, TextResult
+from eval.table import columns
 
 LARGEST = 2_000_000
 """Bytes that a report takes at most, if leaving out excerpts can keep it below."""
@@ -44,7 +44,7 @@ EMPTY: dict[str, Any] = {**dict.fromkeys(LISTS, ()), "styles": {}, "best": {}, "
 
 
 def write_report(
-    result: TextsResult, inspections: Sequence[Any], file: Path, command: Sequence[str],
+    result: Results, inspections: Sequence[Any], file: Path, command: Sequence[str],
     names: Sequence[str] | None = None,
 ) -> None:  # fmt: skip
     """Write the report atomically.
@@ -81,19 +81,19 @@ def shortened(inspection: Any, passages: int, worst: int) -> Any:
 
 
 def page_payload(
-    result: TextsResult, inspections: Sequence[Any], command: Sequence[str], names: Sequence[str] | None = None
+    result: Results, inspections: Sequence[Any], command: Sequence[str], names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The data that the page draws, JSON types; ValueError if every text failed."""
-    if not result.runs:
+    if not result.scored:
         raise ValueError("every text failed")
-    found = texts_json(result, command)
+    found = results_json(result, command)
     commands = [found["command"]]
-    compared = any(run.reference for run in result.runs)
+    compared = any(text.reference for text in result.scored)
     return {
-        "texts": found,
+        "results": found,
         "inspections": [report.inspection_json(each) for each in inspections],
         "pages": [
-            EMPTY if text.run is None else report.run_data(text.run, commands, names) for text in result.texts
+            EMPTY if text.error else report.run_data(result, text, commands, names) for text in result.texts
         ],
         "shared": report.shared_data(),
         "overview": {
@@ -109,18 +109,18 @@ def page_payload(
 
 def of_text(text: TextResult, *, compared: bool) -> list[str]:
     """The columns of a text in the table of all; on a phone the first ones are seen, and so PPL comes last."""
-    return sorted(text_columns.columns_of(text, compared=compared), key="ppl".__eq__)
+    return sorted(columns.columns_of(text, compared=compared), key="ppl".__eq__)
 
 
-def mean_is_known(result: TextsResult) -> Iterator[bool]:
+def mean_is_known(result: Results) -> Iterator[bool]:
     """Of each model whether it has a macro mean."""
     return (result.mean_ppl(label).value is not None for label in result.labels)
 
 
-def drawing(result: TextsResult, measure: Measure) -> dict[str, Any]:
+def drawing(result: Results, measure: Measure) -> dict[str, Any]:
     """One drawing of all texts, its rows from above."""
     rows = sorted(rows_of(result, measure, None), key=lambda row: row.place)
-    paired = any(run.reference for run in result.runs)
+    paired = any(text.reference for text in result.scored)
     of = "" if measure.kld else f" of {measure.distance}" if paired else ", mostly common to all models"
     caption = (
         f"Bar: from the least to the largest of the texts; line across it: their mean; whiskers: 95 % intervals{of}."

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from eval.plots import front, grouping, measures, scatter, style, y_axis
 from eval.plots.measures import BPW, PPL, Measure, Size
 from eval.plots.scatter_points import Level, Point, points_within
-from eval.results.run_result import MARK, RunResult
+from eval.results.run_result import MARK, TextResult
 
 TO_SCALE = 1.0
 """Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
@@ -24,7 +24,7 @@ NO_BARS = "no error bars: errors of percentiles are not known"
 
 
 def draw(
-    run: RunResult, file: Path, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf,
+    run: TextResult, file: Path, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf,
     max_y: float = math.inf, title: str | None = None, dark: bool = False, log_y: bool | None = None,
     card: bool = False,
 ) -> None:  # fmt: skip
@@ -43,7 +43,7 @@ def draw(
 
 
 def scatter_figure(
-    run: RunResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
+    run: TextResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
 ) -> Figure:  # fmt: skip
     """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD over
@@ -83,12 +83,12 @@ def scatter_figure(
     )
 
 
-def marked_subtitle(run: RunResult, labels: Collection[str]) -> str:
+def marked_subtitle(run: TextResult, labels: Collection[str]) -> str:
     """The run's subtitle, and the meaning of the mark where one of these labels has it."""
     return run.subtitle + (MARKED if any(MARK in label for label in labels) else "")
 
 
-def scatter_points(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
+def scatter_points(run: TextResult, size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
     """(points of the plot of a measure over a size, one line for each model that cannot be drawn)."""
     drawn, left_out = [], []
     for model in run.models:
@@ -105,7 +105,7 @@ def scatter_points(run: RunResult, size: Size, measure: Measure) -> tuple[list[P
     return drawn, left_out
 
 
-def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str:
+def error_note(run: TextResult, labels: Collection[str], measure: Measure) -> str:
     """What the error bars of these models show; empty if there are no bars, unless the measure has no error.
 
     The error of a perplexity is mostly the text's, and common to all models: bars of that error would say that no two
@@ -125,7 +125,7 @@ def error_note(run: RunResult, labels: Collection[str], measure: Measure) -> str
     return f"{bars} {measure.distance}{apart}"
 
 
-def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:
+def scatter_levels(run: TextResult, measure: Measure) -> list[Level]:
     """The horizontal line at the reference's perplexity or accuracy, or at the noise floor's KLD."""
     if measure.more:
         heights = [measure.of(model) for model in run.models if model.is_reference]
@@ -141,7 +141,7 @@ def scatter_levels(run: RunResult, measure: Measure) -> list[Level]:
     return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
 
 
-def finite_reference(run: RunResult) -> float | None:
+def finite_reference(run: TextResult) -> float | None:
     """The reference's perplexity; None also where it is infinite, as where it excludes a token of the text."""
     found = run.reference_ppl
     return found if found is not None and math.isfinite(found) else None

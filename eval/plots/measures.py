@@ -8,7 +8,7 @@ from typing import Literal
 
 from backends.base import Storage
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from eval.results.run_result import ModelResult, RunResult, several_references
+from eval.results.run_result import ModelResult, TextResult, several_references
 from eval.stats.answers import Accuracy, difference_error
 from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
@@ -101,7 +101,7 @@ AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 
 
-def chosen(run: RunResult, kind: str | None, value: str | None) -> Measure:
+def chosen(run: TextResult, kind: str | None, value: str | None) -> Measure:
     """What ``-kld``, ``-ppl``, ``-acc`` and ``--kld-value`` ask for.
 
     Without them accuracy of a run of answers, whose perplexity is over wrong ones too; else KLD where a model has one
@@ -115,12 +115,12 @@ def chosen(run: RunResult, kind: str | None, value: str | None) -> Measure:
     return KLD_VALUES[value or "mean"] if wanted else PPL
 
 
-def has_answers(run: RunResult) -> bool:
+def has_answers(run: TextResult) -> bool:
     """Whether the run's text is the answers to questions."""
     return "answers" in run.data
 
 
-def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+def error_of(run: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """The standard error that a plot draws, and whether it is of the distance from the reference (paired).
 
     None for a percentile, whose error is not known.
@@ -146,7 +146,7 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
 
 
-def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
+def ppl_error(run: TextResult, model: ModelResult) -> tuple[float | None, bool]:
     """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (its own error, False) if unpaired.
 
     This error says how far the point would move if the reference stayed in place.  The error of the difference of both
@@ -165,7 +165,7 @@ def ppl_error(run: RunResult, model: ModelResult) -> tuple[float | None, bool]:
     return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
 
 
-def accuracy_error(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+def accuracy_error(run: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """(percentage points: error of the difference from the reference's accuracy, True); (its own error, False) else.
 
     The own error is mostly about which questions were asked, and common to all models.
@@ -181,7 +181,7 @@ def accuracy_error(run: RunResult, model: ModelResult, measure: Measure) -> tupl
     return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
 
 
-def kld_axis(run: RunResult, measure: Measure = KLD) -> str:
+def kld_axis(run: TextResult, measure: Measure = KLD) -> str:
     """The KLD axis; it names the reference where that fits."""
     named = f"{measure.axis} against {run.reference['label']}" if run.reference else measure.axis
     if several_references(run.models):

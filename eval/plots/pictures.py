@@ -14,7 +14,7 @@ from eval.plots import curves, figures, front, measures, spread, style, y_axis
 from eval.plots.curves import Line
 from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.spread import Divergence
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.run import token_scores
 
 Picture = Callable[[], Figure]
@@ -27,7 +27,7 @@ OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIE
 """And of answers to questions."""
 
 
-def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
+def write_all(run: TextResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
     """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; prints the files written.
 
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
@@ -52,7 +52,7 @@ def write_all(run: RunResult, folder: Path, outputs: Outputs, *, dark: bool = Fa
                 print(f"plot: {file}")
 
 
-def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
+def all_pictures(run: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
     """Name of a picture -> the function that draws it; ValueError from that function if the run has nothing to draw."""
     found: dict[str, Picture] = {
         name: partial(figures.scatter_figure, run, size=size, measure=measure, title=title or None, dark=dark)
@@ -74,7 +74,7 @@ def all_pictures(run: RunResult, *, dark: bool = False, title: str = "") -> dict
     }
 
 
-def scatter_of(run: RunResult) -> dict[str, tuple[Size, Measure]]:
+def scatter_of(run: TextResult) -> dict[str, tuple[Size, Measure]]:
     """Which scatter plots a run has."""
     return {**OF_ANSWERS, **SCATTER} if measures.has_answers(run) else SCATTER
 
@@ -93,7 +93,7 @@ def divergence(model: ModelResult) -> Divergence:
     return Divergence(model.marked_label, *kld, model.group)
 
 
-def by_position(run: RunResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
+def by_position(run: TextResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
     """Loss, or KLD, over the position in the window; a model has one style in both."""
     points = [figures.scatter_points(run, BPW, measure)[0] for measure in (KLD, PPL)]
     best = {point.label for point in front.pareto_front(points[0] or points[1])}

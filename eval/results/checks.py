@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NotRequired
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from backends.layers import groups
-from eval.results.run_result import SAME_AS, ModelResult, StoredRun
+from eval.results.run_result import SAME_AS, ModelResult, Results, TextResult
 from eval.stats.answers import AnswerEstimates
 from eval.stats.distributions import PERCENTS
 from eval.stats.estimates import DIVERGENCES, Estimates
@@ -47,7 +47,7 @@ class Passage(TypedDict):
     ref_logprob: Numbers | None
     logprob: list[Numbers | None]
     kld: list[Numbers | None]
-    chosen: NotRequired[str]  # not in reports of 0.1
+    chosen: str
 
 
 @with_config(ConfigDict(strict=True))
@@ -61,23 +61,50 @@ class Inspection(TypedDict):
 _INSPECTION = TypeAdapter(Inspection)
 
 
-def check_run(run: StoredRun) -> None:
-    """ValueError for a run that no run writes, and that table, plots or report could not show."""
-    labels = [model.label for model in run.models]
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError("no models" if not labels else "models with one label")
-    for model in run.models:
-        check_model(model)
-    if not is_count(run.data.get("text_tokens")):
-        raise ValueError("data: text_tokens is no number of tokens")
-    for reference in (run.reference, *(part.reference for part in run.parts)):
-        if reference is not None and not isinstance(reference.get("label"), str):
-            raise ValueError("reference: has no label")
-        for key in ("key", SAME_AS):
-            if reference is not None and not isinstance(reference.get(key), str | None):
-                raise ValueError(f"reference: {key} is no text")
-    for origin in (run.origin, *(part.origin for part in run.parts)):
+def check_results(results: Results) -> None:
+    """ValueError for results that no run writes, and that table, plots or report could not show."""
+    names = [text.name for text in results.texts]
+    if len(set(names)) < len(names):
+        raise ValueError("texts: two have one name")
+    if not results.scored:
+        raise ValueError("texts: none has results")
+    if results.parts and len(results.texts) > 1:
+        raise ValueError("parts: only runs of one text are merged")
+    for text in results.texts:
+        place = f"{text.name}: " if len(names) > 1 else ""
+        if not text.name:
+            raise ValueError("texts: a text has no name")
+        if not text.error:
+            check_text(text, place)
+            if tuple(model.label for model in text.models) != results.labels:
+                raise ValueError(f"{place}models: are not the models of {results.scored[0].name}")
+    for reference in (part.reference for part in results.parts):
+        check_reference(reference)
+    for origin in (results.origin or {}, *(part.origin for part in results.parts)):
         check_origin(origin)
+
+
+def check_text(text: TextResult, place: str) -> None:
+    """ValueError for the results of a text that no run writes; ``place``: what stands before the reason."""
+    labels = [model.label for model in text.models]
+    if not labels or len(set(labels)) < len(labels):
+        raise ValueError(f"{place}no models" if not labels else f"{place}models with one label")
+    for model in text.models:
+        check_model(model, f"{place}{model.label}")
+    if not is_count(text.data.get("text_tokens")):
+        raise ValueError(f"{place}data: text_tokens is no number of tokens")
+    check_reference(text.reference, place)
+
+
+def check_reference(reference: dict[str, Any] | None, place: str = "") -> None:
+    """ValueError for a reference that no table could name."""
+    if reference is None:
+        return
+    if not isinstance(reference.get("label"), str):
+        raise ValueError(f"{place}reference: has no label")
+    for key in ("key", SAME_AS):
+        if not isinstance(reference.get(key), str | None):
+            raise ValueError(f"{place}reference: {key} is no text")
 
 
 def check_origin(origin: dict[str, Any]) -> None:
@@ -89,23 +116,23 @@ def check_origin(origin: dict[str, Any]) -> None:
         raise ValueError("versions: is no object of texts")
 
 
-def check_model(model: ModelResult) -> None:
-    """ValueError for a row of the table; the place begins with its label."""
+def check_model(model: ModelResult, label: str) -> None:
+    """ValueError for a row of the table; ``label`` says which one."""
     for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", groups.kv_caches_from_json)):
         try:
             read(model.provenance.get(name, ()))
         except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{model.label}: provenance.{name}: are no groups of layers") from None
+            raise ValueError(f"{label}: provenance.{name}: are no groups of layers") from None
     rest = dataclasses.replace(model, spec={}, provenance={})
-    for place, value in numbers_in(rest, model.label):
+    for place, value in numbers_in(rest, label):
         if isinstance(value, int) and not place.endswith(".first") and not is_count(value):
             raise ValueError(f"{place}: {value} is no count")
         if value < 0 and place.endswith(("stderr", "stderr_independent", "seconds", "bpw_layer", "bpw_head", "bits")):
             raise ValueError(f"{place}: {value} is below 0")
     if model.timing is not None and model.timing.moments != sorted(model.timing.moments):
-        raise ValueError(f"{model.label}: timing: is not in order")
+        raise ValueError(f"{label}: timing: is not in order")
     if model.estimates is not None:
-        check_estimates(model.estimates, model.label)
+        check_estimates(model.estimates, label)
 
 
 def check_estimates(found: Estimates, label: str) -> None:

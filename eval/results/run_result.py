@@ -1,9 +1,16 @@
-"""The results of a run: one ModelResult a model, in the order of the specs; and of runs read back or merged."""
+"""The results of a run: a list of texts, of each text a row for each model, and the means over the texts.
+
+One text is a list of one.  A macro mean weighs all texts alike, whatever their lengths: of KL divergence it is the mean
+of the texts' means; of perplexity it is the exponential of the mean of the texts' ln PPL, the geometric mean, so that a
+text with a large perplexity does not drown the others.  The texts' errors are independent: stderr = sqrt(sum of
+stderr ** 2) / number of texts.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends.base import LayerGroup, Storage
@@ -11,7 +18,7 @@ from backends.common import machine
 from backends.layers import groups
 from eval.results.timing import Timing
 from eval.stats.estimates import Estimates
-from eval.stats.uncertainty import Mean, Perplexity
+from eval.stats.uncertainty import Mean, Perplexity, Value
 
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""
@@ -30,7 +37,8 @@ class ModelResult:
     ``kld`` and ``same_top`` are None without a reference, for the reference itself, and where an engine cannot tell
     them, as ``notes`` then say; ``notes`` are printed below the table.  ``scores_key`` is the key of the model's token
     scores in the cache.  ``reference_key``, in a merged run with several references: the key of the reference that the
-    model's KLD is against.  ``timing`` is None in results of compare_q 0.2.
+    model's KLD is against.  ``part``: the number of the run that it comes from among those that were merged; None: of
+    no merged run.  ``timing`` is None where a worker did not tell it.
     """
 
     label: str
@@ -48,6 +56,7 @@ class ModelResult:
     provenance: dict[str, Any] = field(default_factory=dict)
     scores_key: str = ""
     reference_key: str = ""
+    part: int | None = None
     notes: tuple[str, ...] = ()
     error: str = ""
 
@@ -112,12 +121,8 @@ class ModelResult:
 
     @property
     def kv_cache(self) -> str:
-        """The precision in which its keys and values were kept ("bf16", "fp8 +bf16"); empty: the engine does not tell.
-
-        The key "kv_cache" of ``provenance``; results of compare_q 0.2 have vLLM's option, whose "auto" is the model's.
-        """
-        told = self.provenance.get("kv_cache") or self.provenance.get("kv_cache_dtype") or ""
-        kept = str(self.provenance.get("dtype") or "" if told == "auto" else told)
+        """The precision in which keys and values were kept ("bf16", "fp8 +bf16"); empty: the engine does not tell."""
+        kept = str(self.provenance.get("kv_cache") or "")
         for name, brief in BRIEF.items():
             kept = kept.replace(name, brief)
         return kept
@@ -153,18 +158,20 @@ def floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """A whole run: its data (JSON types), its subtitle for plots, its models, and the reference of their KLDs.
+class TextResult:
+    """The models' results on one text, whose ``data`` are JSON types; ``subtitle`` says in plots what the text is.
 
-    ``reference`` (JSON types) has at least ``label``, and ``contents``, "states" or "logits", while its store is there;
-    None without a reference.  ``title``: the user's title of report and plots; None: each has its own.
+    ``name`` tells the texts of a run apart.  ``reference`` (JSON types) describes the reference of the KLDs, with at
+    least its ``label``, and ``contents``, "states" or "logits", while its store is there; None without a reference.
+    A text that failed has the reason as its ``error``, and no models.
     """
 
-    data: dict[str, Any]
-    subtitle: str
-    models: tuple[ModelResult, ...]
+    name: str
+    data: dict[str, Any] = field(default_factory=dict)
+    subtitle: str = ""
+    models: tuple[ModelResult, ...] = ()
     reference: dict[str, Any] | None = None
-    title: str | None = None
+    error: str = ""
 
     @property
     def reference_ppl(self) -> float | None:
@@ -184,10 +191,15 @@ class RunResult:
         """The models that have no score."""
         return tuple(model for model in self.models if model.error)
 
+    @property
+    def is_answers(self) -> bool:
+        """Whether its windows are answers to questions, wrong ones too, so that its PPL says nothing of a text."""
+        return "answers" in self.data
+
 
 @dataclass(frozen=True)
 class Part:
-    """One of the runs that were merged (``eval/results/merge``): its file, its ``ORIGIN``, and the reference of
+    """One of the runs that were merged (``eval/results/merging.py``): its file, its ``ORIGIN``, and the reference of
     its KLDs.
 
     ``labels``: the merged run's rows that come from this one.  ``reference_ppl``: the reference's perplexity in it.
@@ -222,11 +234,68 @@ class Part:
 
 
 @dataclass(frozen=True)
-class StoredRun(RunResult):
-    """A finished run that was read back; ``origin`` (``ORIGIN``, JSON types) goes unchanged into every copy.
+class Results:
+    """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order.
 
-    ``parts``: the runs that it was merged from; empty for one that ran as a whole.
+    ``title``: the user's title of report and plots; None: each has its own.  ``origin`` (``ORIGIN``, JSON types) of a
+    run that was read back goes unchanged into every copy; None: the run has just been made.  ``parts``: the runs, of
+    one text, that it was merged from; empty for one that ran as a whole.
     """
 
-    origin: dict[str, Any] = field(default_factory=dict)
+    texts: tuple[TextResult, ...]
+    title: str | None = None
+    origin: dict[str, Any] | None = None
     parts: tuple[Part, ...] = ()
+
+    @property
+    def scored(self) -> tuple[TextResult, ...]:
+        """The texts that did not fail."""
+        return tuple(text for text in self.texts if not text.error)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all models."""
+        return tuple(model.label for model in self.scored[0].models) if self.scored else ()
+
+    def of_label(self, label: str) -> tuple[ModelResult | None, ...]:
+        """A model's result for each text; None for a text that failed."""
+        return tuple(
+            None if text.error else next(model for model in text.models if model.label == label) for text in self.texts
+        )
+
+    def mean_kld(self, label: str) -> Value:
+        """Macro mean of a model's KLD, nats; unknown unless every text has one; 0 without error for the reference."""
+        models = self.of_label(label)
+        klds = [None if model is None else model.mean_kld for model in models]
+        errors = [model.kld.stderr if model and model.kld else None for model in models]
+        if all(model is not None and model.is_reference for model in models):
+            return Value(None if None in klds else 0.0)
+        return macro_mean(klds, errors)
+
+    def mean_ppl(self, label: str) -> Value:
+        """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""
+        models = zip(self.texts, self.of_label(label), strict=True)
+        ppls = [None if model is None else model.ppl for text, model in models if not text.is_answers]
+        logs = [None if ppl is None or not ppl.value else math.log(ppl.value) for ppl in ppls]
+        errors = [ppl.stderr / ppl.value if ppl and ppl.value and ppl.stderr is not None else None for ppl in ppls]
+        mean = macro_mean(logs, errors)
+        if mean.value is None:
+            return mean
+        value = math.exp(mean.value)
+        return Value(value, None if mean.stderr is None else value * mean.stderr)
+
+
+def macro_mean(values: list[float | None], errors: list[float | None]) -> Value:
+    """Mean of independent values and its error; unknown if any value is, without error if any error is not known."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return Value(None)
+    squares = [error**2 for error in errors if error is not None]
+    stderr = math.sqrt(sum(squares)) / len(known) if len(squares) == len(values) else None
+    return Value(math.fsum(known) / len(known), stderr)
+
+
+def with_parts(models: Sequence[ModelResult], parts: Sequence[Part]) -> tuple[ModelResult, ...]:
+    """The models of a merged run, each with the number of the part that it comes from."""
+    numbers = {label: number for number, part in enumerate(parts) for label in part.labels}
+    return tuple(replace(model, part=numbers.get(model.label)) for model in models)

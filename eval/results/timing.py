@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from eval.results import older_formats
-
 PARTS = ("load", "waiting", "first_step", "scoring", "close")
 """The parts of a worker's life in their order.  Together they are all of it, until its engine is closed.
 
@@ -80,7 +78,6 @@ def of_records(found: Sequence[Mapping[str, Any]]) -> Timing | None:
 
     A run begins with the first of its replicas, and ends with the last one.
     """
-    found = [older_formats.timing(moments) for moments in found]
     if not found or any(name not in moments for moments in found for name in (*FIRST, *LAST)):
         return None
     first = {name: min(float(moments[name]) for moments in found) for name in FIRST}

@@ -19,8 +19,7 @@ from typing import TypeVar
 from backends.common.errors import CompareQError, InputError
 from backends.common.json_files import check_unicode
 from backends.common.messages import one_line
-from eval.results.run_result import RunResult
-from eval.results.texts import TextResult, TextsResult
+from eval.results.run_result import Results, TextResult
 from eval.run import jobs, rows, stores
 from eval.run.crew import Turn
 from eval.run.hosts import Hosts
@@ -36,64 +35,45 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """The results of a run, and the windows that were scored; ``signal``: what has ended the run early, 0 if nothing.
+class Finished:
+    """The results of a run, and the windows of each text that were scored, None if it has none.
 
-    A model that was not finished then is a row with that reason.
+    ``signal``: what has ended the run early, 0 if nothing.  A model that was not finished then is a row with that
+    reason.
     """
 
-    results: RunResult
-    data: EvalData
-    signal: int = 0
-
-
-@dataclass(frozen=True)
-class FinishedTexts:
-    """The results of a run of several texts, and each one's windows, None if it has none; ``signal`` as of one text."""
-
-    results: TextsResult
+    results: Results
     data: tuple[EvalData | None, ...]
     signal: int = 0
 
 
-def run(session: Session, data_spec: DataSpec, specs: Sequence[ModelSpec], n_windows: int | None = None) -> FinishedRun:
-    """Score every model on ``n_windows`` windows: 0 means all, None the data spec's ``max_rows``.
-
-    InputError with all problems, one a line, before anything loads.  InterruptedRun is raised as long as no model is at
-    work; after that it ends the run early.
-    """
-    planned = checked(session, [data_spec], specs)
-    import_ahead(session, planned, [data_spec])
-    data = windows.build(data_spec, n_windows, session.cache, session.progress, clear=session.clear)
-    fitted = fitting(session, planned, {"": data})
-    text = TextRun("", data_spec, data)
-    ended = score_all(session, fitted, [text])
-    return FinishedRun(text.result(fitted), data, ended)
-
-
-def run_texts(
+def run(
     session: Session, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None = None
-) -> FinishedTexts:
-    """``run`` for two texts or more, by their names.
+) -> Finished:
+    """Score every model on ``n_windows`` windows of each text, by the texts' names: 0 means all, None the data spec's
+    ``max_rows``.
 
-    A text whose windows cannot be made says why, and the others go on; InputError if none of them can be scored.
+    InputError with all problems, one a line, before anything loads.  Of several texts one whose windows cannot be made
+    says why, and the others go on; InputError if none of them can be scored.  InterruptedRun is raised as long as no
+    model is at work; after that it ends the run early.
     """
-    if session.logits_file is not None:
+    several = len(data_specs) > 1
+    if several and session.logits_file is not None:
         raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
     planned = checked(session, list(data_specs.values()), specs)
-    failed: dict[str, str] = {}
     import_ahead(session, planned, list(data_specs.values()))
+    failed: dict[str, str] = {}
     built = build_all(session, data_specs, n_windows, failed)
     raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not built else [])
-    fitted = fitting(session, planned, built)
-    texts = [TextRun(name, data_specs[name], data) for name, data in built.items()]
-    ended = score_all(session, fitted, texts)
-    failed |= {text.name: text.error for text in texts if text.error}
+    runs = {name: TextRun(name if several else "", data_specs[name], data) for name, data in built.items()}
+    fitted = fitting(session, planned, {text.name: text.data for text in runs.values()})
+    ended = score_all(session, fitted, list(runs.values()))
+    results = {name: text.result(name, fitted) for name, text in runs.items()}
+    failed |= {name: result.error for name, result in results.items() if result.error}
     raise_all([f"{name}: {failed[name]}" for name in data_specs] if len(failed) == len(data_specs) else [])
-    results = {text.name: text.result(fitted) for text in texts if not text.error}
-    return FinishedTexts(
-        TextsResult(tuple(TextResult(name, results.get(name), failed.get(name, "")) for name in data_specs)),
-        tuple(built[name] if name in results else None for name in data_specs),
+    return Finished(
+        Results(tuple(results.get(name) or TextResult(name, error=failed[name]) for name in data_specs)),
+        tuple(None if name in failed else built[name] for name in data_specs),
         ended,
     )
 
@@ -101,12 +81,14 @@ def run_texts(
 def build_all(
     session: Session, data_specs: Mapping[str, DataSpec], n_windows: int | None, failed: dict[str, str]
 ) -> dict[str, EvalData]:
-    """The windows of every text, by their names; what cannot be made goes into ``failed`` with its reason."""
+    """The windows of every text, by their names; of several, one that fails is in ``failed`` with its reason."""
     built = {}
     for name, spec in data_specs.items():
         try:
             built[name] = windows.build(spec, n_windows, session.cache, session.progress, clear=session.clear)
         except (CompareQError, OSError) as error:
+            if len(data_specs) == 1:
+                raise
             failed[name] = one_line(error)
             session.progress.say(f"{name}: failed")
     return built

@@ -13,7 +13,7 @@ from backends.common.errors import CompareQError
 from backends.reference import store as reference_store
 from backends.reference.reading import open_reference
 from eval.common.cache import Cache
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.run import jobs, references, table_rows, token_scores
 from eval.run.hosts import Stoppable
 from eval.run.jobs import Job
@@ -54,8 +54,10 @@ class TextRun:
         """A model in messages, with the text that it scores where there are several."""
         return f"{label} on {self.name}" if self.name else label
 
-    def result(self, jobs: Sequence[Job]) -> RunResult:
-        """The rows of these models, in their order; a model that was not finished is a row that says so."""
+    def result(self, name: str, jobs: Sequence[Job]) -> TextResult:
+        """The results of these models, in their order; a model that was not finished is a row that says so."""
+        if self.error:
+            return TextResult(name, error=self.error)
         for job in jobs:
             unfinished = replace(table_rows.row_of(job), error="interrupted before it was scored; run again to go on")
             self.rows.setdefault(job.request.label, unfinished)
@@ -63,7 +65,7 @@ class TextRun:
         known = references.as_json(reference, self.data.n_scored) if isinstance(reference, HeldReference) else None
         rows = tuple(self.rows[job.request.label] for job in jobs)
         data_json, subtitle = windows.data_json(self.spec, self.data), windows.subtitle(self.spec, self.data)
-        return RunResult(data_json, subtitle, rows, known)
+        return TextResult(name, data_json, subtitle, rows, known)
 
 
 def wait_for_reference(

@@ -1,4 +1,8 @@
-"""Results -> the columns of a table and their cells, for terminal, Markdown and report; the order of the rows."""
+"""Results -> the columns of a table and their cells, for terminal, Markdown and report; the order of the rows.
+
+The table of one text has all that its terminal is wide enough for.  In the table of several texts stand first what a
+model is, then each text's values, and then the means over the texts.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eval.results.beside import words_beside
 from eval.results.differences import best_labels
 from eval.results.digits import error_text, number_text
-from eval.results.results_json import flat_json
-from eval.results.run_result import ModelResult, RunResult
-from eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, Column
+from eval.results.flat import concurrent_rows_text, flat_json
+from eval.results.run_result import ModelResult, Results, TextResult
+from eval.results.timing import PARTS
+from eval.stats.uncertainty import Value
+from eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, OF_MODEL, Column
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
@@ -20,15 +25,21 @@ FLOOR = "\N{ALMOST EQUAL TO}"
 """Beside the label of a noise floor."""
 EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 """Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
-ALWAYS = ("where", "bpw", "size", "ppl", "kld", "same_top", "non_finite")
+ALWAYS = ("where", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
 WORTH_SAYING = 0.1
 """Share of a row's seconds from which its first step, in which engines compile, is told."""
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
     "acc_norm", "mcnemar_p", "kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
-    "head_bpw", "same_top",
+    "bpw_head", "same_top",
 )  # fmt: skip
-IF_DIFFERENT = ("kv_cache", "head_bpw")
+OF_TEXT = ("ppl", "kld")
+"""What a table has of every text, unless columns are chosen."""
+OF_ANSWERS = ("acc", "flips", "kld")
+"""What it has of answers to questions, whose PPL is over wrong ones too."""
+LONGEST_NAME = 14
+"""Letters of a text's name in a header, if the names can be told apart by so many."""
+IF_DIFFERENT = ("kv_cache", "bpw_head")
 """Columns that a narrow table leaves out, the last one first, and the error of one.  The ratio has a paired error, that
 of PPL is mostly the text's."""
 
@@ -56,22 +67,53 @@ class Filled:
     cells: tuple[Cell, ...]
 
 
-def ordered(run: RunResult, key: str | None) -> RunResult:
-    """The run with its models sorted by a column (None: as they are), unknown values and failures last.
+def ordered(results: Results, key: str | None) -> Results:
+    """The models of every text sorted by a column (None: as they are), unknown values and then failures last.
 
-    The smallest first, but the largest where more is better.
+    ``kld:NAME`` sorts by the column of the text of that name.  Without a name ``kld`` and ``ppl`` of several texts are
+    the mean over the texts, other columns the plain mean of the texts' values.  The smallest first, but the largest
+    where more is better.
     """
     if key is None:
-        return run
-    column = BY_NAME[key]
+        return results
+    name, _, of = key.partition(":")
+    column = BY_NAME[name]
 
-    def place(model: ModelResult) -> tuple[bool, bool, float | str]:
-        value = value_of(column, model, flat_json(model, run))
-        if isinstance(value, str):
-            return bool(model.error), not value, value.casefold()
-        return bool(model.error), value is None, 0.0 if value is None else -value if column.more else value
+    def place(label: str) -> tuple[bool, bool, float | str]:
+        value = (
+            mean_of(results, label, name).value
+            if means_are_shown(results, name, of)
+            else (joined_value(results, label, name, of))
+        )
+        failed = all(model is None or model.error for model in results.of_label(label))
+        if column.digits is None:
+            return failed, not value, str(value or "").casefold()
+        return failed, value is None, 0.0 if value is None else -value if column.more else value
 
-    return replace(run, models=tuple(sorted(run.models, key=place)))
+    order = {label: number for number, label in enumerate(sorted(results.labels, key=place))}
+
+    def in_order(text: TextResult) -> TextResult:
+        return replace(text, models=tuple(sorted(text.models, key=lambda model: order[model.label])))
+
+    return replace(results, texts=tuple(map(in_order, results.texts)))
+
+
+def means_are_shown(results: Results, name: str, of: str) -> bool:
+    """Whether sorting by a column, of the text ``of`` if that is given, is sorting by the macro mean."""
+    return len(results.texts) > 1 and not of and name in OF_TEXT
+
+
+def joined_value(results: Results, label: str, name: str, of: str) -> Any:
+    """A model's value of a column for one text, or its mean over the texts; of words the first."""
+    values: list[Any] = []
+    for text in results.texts:
+        if not of or text.name == of:
+            model = next((model for model in text.models if model.label == label and not model.error), None)
+            values.append(None if model is None else value_of(BY_NAME[name], model, flat_json(model, text.models)))
+    known = [value for value in values if value is not None]
+    if name in OF_MODEL or BY_NAME[name].digits is None:
+        return known[0] if known else None
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def value_of(column: Column, model: ModelResult, flat: dict[str, Any]) -> Any:
@@ -87,7 +129,7 @@ def fields_of(names: Sequence[str] | None) -> list[str] | None:
     return None if names is None else [field for name in names for field in BY_NAME[name].fields]
 
 
-def always_shown(run: RunResult) -> tuple[str, ...]:
+def always_shown(run: TextResult) -> tuple[str, ...]:
     """The columns that a table of any width has: machines that differ, sizes, and what is compared.
 
     Without the size of any file the size of the weights stands in its place.
@@ -100,13 +142,13 @@ def always_shown(run: RunResult) -> tuple[str, ...]:
     if not any(model.ppl and model.ppl.non_finite for model in run.models):
         wanted.discard("non_finite")
     if not any(model.storage.file_bytes for model in run.models):
-        wanted = wanted - {"size"} | {"vram"}
+        wanted = wanted - {"size"} | {"vram_gib"}
     return (LABEL, KERNEL, *(column.name for column in COLUMNS if column.name in wanted))
 
 
-def possible_extras(run: RunResult) -> tuple[str, ...]:
+def possible_extras(run: TextResult) -> tuple[str, ...]:
     """The ``EXTRAS`` that tell something of a run: what some row has, and of ``IF_DIFFERENT`` what differs."""
-    flats, shown = [flat_json(model, run) for model in run.models], always_shown(run)
+    flats, shown = [flat_json(model, run.models) for model in run.models], always_shown(run)
 
     def tells(extra: str) -> bool:
         if extra == TOP_ERROR:
@@ -119,7 +161,7 @@ def possible_extras(run: RunResult) -> tuple[str, ...]:
     return tuple(extra for extra in EXTRAS if tells(extra))
 
 
-def table_columns(run: RunResult, names: Sequence[str] | None = None) -> list[Filled]:
+def table_columns(run: TextResult, names: Sequence[str] | None = None) -> list[Filled]:
     """The columns of these names; None: all that a table has which is wide enough."""
     wanted = {*always_shown(run), *possible_extras(run)}
     return filled(run, [column.name for column in COLUMNS if column.name in wanted] if names is None else names)
@@ -134,13 +176,13 @@ def narrowed(found: Sequence[Filled], without: Collection[str]) -> list[Filled]:
     ]  # fmt: skip
 
 
-def filled(run: RunResult, names: Sequence[str]) -> list[Filled]:
+def filled(run: TextResult, names: Sequence[str]) -> list[Filled]:
     """Columns with the cells of every model; a failed model has one word beside its label."""
     chosen = [BY_NAME[name] for name in names]
     numbers = [column.name for column in chosen if column.digits is not None]
     failed = "ppl" if "ppl" in numbers else next(iter(numbers), "")
     letters = machine_letters(run)
-    flats = [flat_json(model, run) for model in run.models]
+    flats = [flat_json(model, run.models) for model in run.models]
     found = []
     for column in chosen:
         best = best_labels(run.models, column.best) if column.best else frozenset()
@@ -175,7 +217,7 @@ def number_cell(column: Column, model: ModelResult, flat: dict[str, Any], *, is_
     return Cell(number, error, is_best, marks)
 
 
-def machine_letters(run: RunResult) -> dict[str, str]:
+def machine_letters(run: TextResult) -> dict[str, str]:
     """Machine -> the letter that stands for it, in the order of the rows; empty if all rows ran on one.
 
     A name that is a part of one other name is the same machine: llama.cpp names the CPU too where others name GPUs.
@@ -192,7 +234,7 @@ def label_of(model: ModelResult) -> str:
     return f"{model.marked_label} {FLOOR}" if model.is_noise_floor else model.marked_label
 
 
-def column_notes(run: RunResult, shown: Collection[str]) -> list[str]:
+def column_notes(run: TextResult, shown: Collection[str]) -> list[str]:
     """Footnotes of the shown columns that need one."""
     notes = []
     if "kv_cache" in shown and len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
@@ -205,14 +247,138 @@ def column_notes(run: RunResult, shown: Collection[str]) -> list[str]:
     return notes
 
 
-def speed_note(run: RunResult) -> str:
+def speed_note(run: TextResult) -> str:
     """What the speeds are, and what ran beside the rows."""
     timed = [model.timing for model in run.models if model.timing]
     first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
     about = "tok/s: scored tokens a second, the first step included"
     about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
-    if any(words_beside(model, run) for model in run.models):
+    if any(concurrent_rows_text(model, run.models) for model in run.models):
         about += f"; {BESIDE} while other rows loaded or were scored on the same machine (--columns speed,beside)"
     if any(model.tokens_per_second and model.timing is None for model in run.models):
         about += "; of rows of compare_q 0.2 it is not known what ran beside them"
     return about
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Columns that stand together: what ``models`` are, each text's, the ``means``; all have the same rows."""
+
+    models: list[Filled]
+    texts: list[list[Filled]]
+    means: list[Filled]
+
+    @property
+    def all(self) -> list[Filled]:
+        """All columns, in their order."""
+        return [*self.models, *(column for block in self.texts for column in block), *self.means]
+
+    def without_errors(self, of: Sequence[str]) -> Blocks:
+        """The same columns without the errors of these measures."""
+        return Blocks(self.models, [stripped(block, of) for block in self.texts], stripped(self.means, of))
+
+
+def stripped(block: Sequence[Filled], of: Sequence[str]) -> list[Filled]:
+    """Columns without the errors of these measures."""
+    return [
+        replace(each, cells=tuple(replace(cell, error="") for cell in each.cells)) if each.column.name in of else each
+        for each in block
+    ]
+
+
+def blocks(results: Results, names: Sequence[str] | None = None) -> Blocks:
+    """The columns of these names; None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy."""
+    models, chosen = models_of(results), names is not None
+    compared = any(text.reference for text in results.scored)
+    if names is None:
+        names = [*(name for name in always_shown(models) if name in OF_MODEL), *OF_TEXT[: 1 + compared]]
+    of_text = [name for name in names if name not in OF_MODEL]
+    headers = short_names([text.name for text in results.texts])
+    return Blocks(
+        filled(models, [LABEL, *(name for name in names if name in OF_MODEL and name != LABEL)]),
+        [
+            text_block(results, text, header, of_text if chosen else columns_of(text, compared=compared))
+            for text, header in zip(results.texts, headers, strict=True)
+        ],
+        [mean_column(results, name) for name in of_text if name in OF_TEXT],
+    )
+
+
+def columns_of(text: TextResult, *, compared: bool) -> tuple[str, ...]:
+    """The columns of a text of which none were chosen; ``compared``: with a reference."""
+    return OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
+
+
+def models_of(results: Results) -> TextResult:
+    """A text that says what the models are: each one's first row that did not fail."""
+    rows = [[model for model in results.of_label(label) if model is not None] for label in results.labels]
+    models = tuple(next((model for model in each if not model.error), each[0]) for each in rows)
+    return replace(results.scored[0], models=models)
+
+
+def text_block(results: Results, text: TextResult, header: str, names: Sequence[str]) -> list[Filled]:
+    """A text's columns, with its name above; where the text or a model failed, every cell is n/a."""
+    if text.error:
+        found = [Filled(BY_NAME[name], (Cell("n/a"),) * len(results.labels)) for name in names]
+    else:
+        models = text.models
+        found = [
+            replace(each, cells=tuple(Cell("n/a") if m.error else c for m, c in zip(models, each.cells, strict=True)))
+            for each in filled(text, names)
+        ]
+    return [replace(each, column=replace(each.column, header=f"{header}\n{each.column.title}")) for each in found]
+
+
+def mean_column(results: Results, name: str) -> Filled:
+    """The macro means of PPL or KLD."""
+    column = BY_NAME[name]
+    means = [mean_of(results, label, name) for label in results.labels]
+    is_reference = [
+        all(model and model.is_reference and not model.error for model in results.of_label(label))
+        for label in results.labels
+    ]
+    return Filled(
+        replace(column, header=f"mean\n{column.title}"),
+        tuple(
+            Cell("ref")
+            if name == "kld" and own
+            else Cell(number_text(mean.value, column.digits or 0), error_text(mean.stderr))
+            for mean, own in zip(means, is_reference, strict=True)
+        ),
+    )
+
+
+def mean_of(results: Results, label: str, name: str) -> Value:
+    """A model's macro mean of PPL or KLD."""
+    return results.mean_kld(label) if name == "kld" else results.mean_ppl(label)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names for headers, cut where they are long, unless they could not be told apart then."""
+    cut = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names]
+    return cut if len(set(cut)) == len(cut) else list(names)
+
+
+def title_of(results: Results) -> str:
+    """The texts' names in one line."""
+    return f"{len(results.texts)} texts: {', '.join(text.name for text in results.texts)}"
+
+
+def timing_table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """(headers, rows) of where the seconds of every model, of several texts of every model and text, went.
+
+    * marks rows of an earlier run.  A model's load stands at the first text that it scored.
+    """
+    several = len(results.texts) > 1
+    rows = []
+    for label in results.labels:
+        for text in results.scored:
+            model = next(model for model in text.models if model.label == label)
+            if model.timing is None:
+                continue
+            name = label_of(model) + ("*" if model.cached else "")
+            cells = [number_text(model.timing.seconds[part], 1) for part in PARTS]
+            if several and model.timing.started == model.timing.loaded:  # it was loaded for a text before
+                cells[0] = ""
+            rows.append([name, *([text.name] if several else []), *cells])
+    return ["label", *(["text"] if several else []), *(f"{part.replace('_', ' ')} s" for part in PARTS)], rows

@@ -1,13 +1,13 @@
-"""The footnotes of a table: marks, windows, errors, the reference, and each model's own notes."""
+"""The footnotes of a table: marks, windows, errors, the reference, each model's own notes, and the means of texts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from eval.results.differences import LEAST_TOKENS, best_labels, too_short_for_best
+from eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
-from eval.results.near_lossless import near_lossless
-from eval.results.run_result import MARK, ModelResult, Part, RunResult, StoredRun
+from eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
 from eval.stats.estimates import n_blocks, short_text_cautions
 from eval.stats.uncertainty import longest_documents
 from eval.table.columns import BEST, FLOOR, machine_letters
@@ -18,8 +18,18 @@ COMMON_ERROR = (
 )
 
 
-def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
-    """Every footnote of a table, one line each.  ``letters``: whether the table has letters for machines."""
+MEANS = (
+    "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, "
+    "without answers; "
+    "n/a unless every text has a value; its ± takes the texts' errors as independent"
+)
+
+
+def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = True) -> list[str]:
+    """Every footnote of a table, one line each; ``parts``: the runs that it was merged from.
+
+    ``letters``: whether the table has letters for machines.
+    """
     notes = [
         f"{MARK} {model.label}: {clause} on {machine_name(model)}"
         for model in run.models for clause in model.deviations
@@ -28,7 +38,7 @@ def footnotes(run: RunResult, *, letters: bool = True) -> list[str]:
         letter: machine for machine, letter in sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
     }
     notes += [f"where {letter}: {machine}" for letter, machine in sorted(fullest.items()) if letters]
-    notes += [*merge_notes(run), *window_notes(run), *error_notes(run)]
+    notes += [*merge_notes(parts), *window_notes(run), *error_notes(run)]
     if run.reference is not None:
         notes.append(f"KLD (nats, mean over tokens) and same top: against {run.reference['label']}{reference_ppl(run)}")
         notes += text_rates(run)
@@ -47,7 +57,7 @@ def machine_name(model: ModelResult) -> str:
     return str(gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine"))
 
 
-def window_notes(run: RunResult) -> list[str]:
+def window_notes(run: TextResult) -> list[str]:
     """How many windows and tokens were scored, and by which method they were cut."""
     method = run.data.get("method")
     if method == "answers":
@@ -57,7 +67,7 @@ def window_notes(run: RunResult) -> list[str]:
     return [f"{cut}{count:,} windows, {tokens:,} scored tokens" for count, tokens in sorted(scored)]
 
 
-def answer_notes(run: RunResult) -> list[str]:
+def answer_notes(run: TextResult) -> list[str]:
     """How many questions were asked, and what the columns of their answers are."""
     known = [model.estimates for model in run.models if model.estimates]
     asked = {found.answers.questions for found in known if found.answers}
@@ -77,7 +87,7 @@ def answer_notes(run: RunResult) -> list[str]:
     return notes
 
 
-def unknown_flips(run: RunResult) -> list[str]:
+def unknown_flips(run: TextResult) -> list[str]:
     """Why models whose accuracy is known have no flips."""
     compared = {m.label: m.estimates.answers for m in run.models if m.estimates and m.estimates.against}
     without = [label for label, found in compared.items() if found and found.acc.right and not found.acc.flips]
@@ -87,7 +97,7 @@ def unknown_flips(run: RunResult) -> list[str]:
     return [f"flips of {', '.join(without)} n/a: {why}"]
 
 
-def best_notes(run: RunResult) -> list[str]:
+def best_notes(run: TextResult) -> list[str]:
     """The meaning of the mark of the best, or why no row has it."""
     if (length := too_short_for_best(run.models)) is not None:
         reason = f"even a KLD twice as large is often not told apart on {length:,} tokens of text"
@@ -100,7 +110,7 @@ def best_notes(run: RunResult) -> list[str]:
     ]
 
 
-def near_notes(run: RunResult) -> list[str]:
+def near_notes(run: TextResult) -> list[str]:
     """The rows that KLD does not rank."""
     near = near_lossless(run.models)
     labels = [model.marked_label for model in run.models if model.label in near]
@@ -112,7 +122,7 @@ def near_notes(run: RunResult) -> list[str]:
     ]
 
 
-def error_notes(run: RunResult) -> list[str]:
+def error_notes(run: TextResult) -> list[str]:
     """What the errors are; no note if no model was measured."""
     measured = [model.estimates for model in run.models if model.estimates]
     if not measured:
@@ -125,42 +135,30 @@ def error_notes(run: RunResult) -> list[str]:
     short = short_text_cautions(measured, run.data.get("text_tokens"))
     holds = "" if short else f" (too small if the documents of the text are longer than about {longest:,} tokens)"
     about = f"± is one standard error, from {count} blocks of the text{holds}; {COMMON_ERROR}"
-    return [about, *short, *older_errors(run)]
+    return [about, *short]
 
 
-def older_errors(run: RunResult) -> list[str]:
-    """The note on errors that compare_q 0.1 wrote: the errors of 0.2 are up to 1.9 times as large on short texts."""
-    if not isinstance(run, StoredRun):
-        return []
-    origins = [part.origin for part in run.parts] or [run.origin]
-    # 0.1 wrote its version only where it was installed.
-    written = [str(origin["versions"].get("compare-q", "0.1.0")) for origin in origins]
-    if not any(version.startswith("0.1.") for version in written):
-        return []
-    return ["the ± in the table follow the rule of compare_q 0.1 and are too small; ★ and --pairs follow today's rule"]
-
-
-def merge_notes(run: RunResult) -> list[str]:
+def merge_notes(parts: Sequence[Part]) -> list[str]:
     """Footnotes of a merged run: its parts, the versions in which they differ, and the references of their KLDs."""
-    if not isinstance(run, StoredRun) or not run.parts:
+    if not parts:
         return []
-    found = [f"{part.file} ({part.created[:10]}, {part.where}; rows: {len(part.labels)})" for part in run.parts]
-    versions = {name: None for part in run.parts for name in part.versions}
+    found = [f"{part.file} ({part.created[:10]}, {part.where}; rows: {len(part.labels)})" for part in parts]
+    versions = {name: None for part in parts for name in part.versions}
     off = [
-        f"{name} " + ", ".join(part.versions.get(name, "none") for part in run.parts)
-        for name in versions if len({part.versions.get(name) for part in run.parts}) > 1
+        f"{name} " + ", ".join(part.versions.get(name, "none") for part in parts)
+        for name in versions if len({part.versions.get(name) for part in parts}) > 1
     ]  # fmt: skip
     return [
-        f"merged from {len(run.parts)} runs: {'; '.join(found)}",
+        f"merged from {len(parts)} runs: {'; '.join(found)}",
         *([f"their versions differ, in this order: {'; '.join(off)}"] if off else []),
-        *reference_notes(run),
+        *reference_notes(parts),
     ]
 
 
-def reference_notes(run: StoredRun) -> list[str]:
+def reference_notes(parts: Sequence[Part]) -> list[str]:
     """Where runs had references of their own: how far these references are apart."""
     first: dict[Any, Part] = {}
-    for part in run.parts:
+    for part in parts:
         if part.reference is not None:
             first.setdefault(part.reference_key, part)
     if len(first) < 2:
@@ -174,14 +172,14 @@ def reference_notes(run: StoredRun) -> list[str]:
     ]
 
 
-def reference_ppl(run: RunResult) -> str:
+def reference_ppl(run: TextResult) -> str:
     """The perplexity of a reference that has no row, so that a reference store of another text is noticed at once."""
     if run.reference_ppl is None or any(model.is_reference for model in run.models):
         return ""
     return f", whose own PPL on these tokens is {number_text(run.reference_ppl, PPL_DIGITS)}"
 
 
-def text_rates(run: RunResult) -> list[str]:
+def text_rates(run: TextResult) -> list[str]:
     """The reference's losses in units that no tokenizer changes."""
     rows = [(m.label, m.estimates.rates) for m in run.models if m.is_reference and m.estimates]
     return [
@@ -191,7 +189,7 @@ def text_rates(run: RunResult) -> list[str]:
     ]  # fmt: skip
 
 
-def floor_kld(run: RunResult) -> str:
+def floor_kld(run: TextResult) -> str:
     """The meaning of the noise floor's KLD, if it has one."""
     floor = run.noise_floor
     if floor is None or floor.kld is None:
@@ -199,7 +197,7 @@ def floor_kld(run: RunResult) -> str:
     return f"; a KLD near or below its {number_text(floor.kld.value, KLD_DIGITS)} says nothing about a quantization"
 
 
-def model_notes(model: ModelResult, run: RunResult) -> list[str]:
+def model_notes(model: ModelResult, run: TextResult) -> list[str]:
     """One model's footnotes: failure, unknown size, non-finite scores, missing KLD, and the notes of the run."""
     notes = []
     if model.error:
@@ -223,3 +221,25 @@ def model_notes(model: ModelResult, run: RunResult) -> list[str]:
     if run.reference is not None and unexplained:
         notes.append("KLD n/a: this engine measured none")
     return [*notes, *model.notes]
+
+
+def notes_of_texts(results: Results) -> list[str]:
+    """The footnotes: what is true of every text once, and what is not with the name of its text."""
+    found = {text.name: notes_of_text(text) for text in results.scored}
+    known = list(found.values())
+    everywhere = [note for note in known[0] if all(note in each for each in known)]
+    lines = [f"{text.name}: failed: {text.error}" for text in results.texts if text.error]
+    lines += [f"{name}: {note}" for name, own in found.items() for note in own if note not in everywhere]
+    errors = [COMMON_ERROR] if any(map(has_errors, results.scored)) else []
+    return [*lines, *errors, MEANS, *everywhere]
+
+
+def notes_of_text(run: TextResult) -> list[str]:
+    """A text's footnotes, the first of them what it is; what ± is stands below the table once."""
+    own = [note.removesuffix(f"; {COMMON_ERROR}") for note in footnotes(run)]
+    return [run.subtitle, *own]
+
+
+def has_errors(run: TextResult) -> bool:
+    """Whether any error of a text is known."""
+    return any(model.ppl and model.ppl.stderr is not None for model in run.models)

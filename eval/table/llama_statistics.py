@@ -8,7 +8,7 @@ brackets behind it is clustered by blocks of the text (``eval/stats/uncertainty.
 from __future__ import annotations
 
 from backends.common.messages import printable
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.estimates import AgainstReference, Bucket, Estimates, TextRates
 from eval.stats.uncertainty import Mean, Perplexity, Value
 
@@ -26,7 +26,7 @@ DELTA_LINES = (
 CLUSTERED = "(±: tokens taken as independent, as llama.cpp does; in brackets: clustered by blocks of the text)"
 
 
-def statistics_lines(run: RunResult) -> list[str]:
+def statistics_lines(run: TextResult) -> list[str]:
     """The lines of every measured model; ``CLUSTERED`` first."""
     lines = [CLUSTERED]
     for model in run.models:
@@ -35,7 +35,7 @@ def statistics_lines(run: RunResult) -> list[str]:
     return lines
 
 
-def model_heading(model: ModelResult, run: RunResult) -> str:
+def model_heading(model: ModelResult, run: TextResult) -> str:
     """The model's label, and the reference's if the model was compared with it."""
     compared = model.estimates is not None and model.estimates.against is not None and run.reference is not None
     return f"{model.label} against {run.reference['label']}" if compared and run.reference else model.label

@@ -8,29 +8,42 @@ from pathlib import Path
 
 from backends.common.messages import printable
 from eval.common.files import replacing
-from eval.results.run_result import RunResult
-from eval.table.columns import Filled, column_notes, table_columns
-from eval.table.footnotes import footnotes
+from eval.results.run_result import Results
+from eval.table.columns import Cell, Filled, blocks, column_notes, table_columns, timing_table, title_of
+from eval.table.footnotes import footnotes, notes_of_texts
 from eval.table.registry import WORDS
-from eval.table.timing import HEADERS, timing_rows
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 """Letters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
 
 
-def markdown_text(run: RunResult, names: Sequence[str] | None = None, *, timing: bool = False) -> str:
-    """Subtitle, table (of the columns of these names) and footnotes; with ``timing`` also where the seconds went."""
-    found = table_columns(run, names)
-    lines = [
-        f"**{escaped(run.subtitle)}**",
-        "",
-        *table_lines(found),
-    ]
-    notes = [*footnotes(run), *column_notes(run, [each.column.name for each in found])]
-    lines += ["", *(f"- {escaped(note)}" for note in notes), ""]
+def markdown_text(
+    results: Results, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
+) -> str:
+    """Title, table (of the columns of these names) and footnotes; ``by_text``: of several texts a table each, below
+    its name; with ``timing`` also where the seconds went."""
+    several = len(results.texts) > 1
+    lines: list[str] = []
+    if several and not by_text:
+        lines += text_lines(title_of(results), blocks(results, names).all, notes_of_texts(results))
+    else:
+        for text in results.texts:
+            lines += [f"### {escaped(text.name)}", ""] if several else []
+            if text.error:
+                lines += [f"failed: {escaped(text.error)}", ""]
+                continue
+            shown = table_columns(text, names)
+            columns = [each.column.name for each in shown]
+            notes = [*footnotes(text, results.parts), *column_notes(text, columns)]
+            lines += text_lines(text.subtitle, shown, notes)
     if timing:
-        lines += [*timing_lines(HEADERS, timing_rows(run)), ""]
+        lines += [*timing_lines(*timing_table(results)), ""]
     return "\n".join(lines)
+
+
+def text_lines(title: str, shown: Sequence[Filled], notes: Sequence[str]) -> list[str]:
+    """The lines of a title, a table and its footnotes."""
+    return [f"**{escaped(title)}**", "", *table_lines(shown), "", *(f"- {escaped(note)}" for note in notes), ""]
 
 
 def table_lines(found: Sequence[Filled]) -> list[str]:
@@ -60,12 +73,19 @@ def markdown_cell(found: Filled, i: int) -> str:
     return (f"**{value}**" if cell.is_best else value) + (f" ± {cell.error}" if cell.error else "")
 
 
+def plain_cell(cell: Cell) -> str:
+    """A number with its marks and its error, without markup."""
+    return cell.shown + cell.marks + (f" ± {cell.error}" if cell.error else "")
+
+
 def escaped(words: str) -> str:
     """The words on one line, so that they render unchanged."""
     return SPECIAL.sub(r"\\\1", printable(" ".join(words.split())))
 
 
-def write(run: RunResult, file: Path, names: Sequence[str] | None = None, *, timing: bool = False) -> None:
+def write(
+    results: Results, file: Path, names: Sequence[str] | None = None, *, by_text: bool = False, timing: bool = False
+) -> None:
     """Write the table atomically."""
     with replacing(file) as part:
-        part.write_text(markdown_text(run, names, timing=timing), encoding="utf-8")
+        part.write_text(markdown_text(results, names, by_text=by_text, timing=timing), encoding="utf-8")

@@ -10,7 +10,7 @@ from backends.common.errors import InputError
 from backends.common.messages import printable
 from eval.results.differences import Difference, difference_or_reason
 from eval.results.digits import decimals_of_error, number_with_error
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.answers import discordant, mcnemar_p
 from eval.stats.estimates import short_text_cautions
 from eval.stats.uncertainty import LARGEST_EXPONENT
@@ -25,12 +25,12 @@ LEVEL = 0.05
 Pair = tuple[ModelResult, ModelResult]
 
 
-def neighbours(run: RunResult) -> list[Pair]:
+def neighbours(run: TextResult) -> list[Pair]:
     """Every measured model with the next one."""
     return list(itertools.pairwise(model for model in run.models if not model.error))
 
 
-def pairs_by_label(run: RunResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
+def pairs_by_label(run: TextResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
     """The models of each pair of labels."""
     models = {model.label: model for model in run.models}
     return [(models[first], models[second]) for first, second in labels]

@@ -1,6 +1,6 @@
 """Every column that a table can have, each in one line: terminal, Markdown, CSV, report, ``--sort`` and Python read it.
 
-A column of numbers shows a flat field of results.json (``eval/results/results_json.py``) and, where that has one, the
+A column of numbers shows a flat field of results.json (``eval/results/flat.py``) and, where that has one, the
 field's error beside it.  So a statistic that results.json has becomes a column by a line of ``COLUMNS``.
 """
 
@@ -59,9 +59,9 @@ COLUMNS = (
     Column("kernel", "kernel", "what computed most quantized layers, by the engine's own name"),
     Column("where", "where", "the machine that it ran on"),
     Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept"),
-    Column("bpw", "layer\nbpw", "stored bits per weight of the layers", "layer_bpw", 2),
-    Column("head_bpw", "head\nbpw", "stored bits per weight of the output head", digits=2),
-    Column("vram", "VRAM\nGiB", "stored layers and head, 2^30 bytes", "vram_gb", 2),
+    Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2),
+    Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2),
+    Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2),
     Column("size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9),
     Column("ppl", "PPL", "perplexity", digits=PPL_DIGITS, error=True, best="nll"),
     Column("ratio", "PPL vs\nref %", "how far perplexity is above the reference's, with the paired error", "ppl_ratio",
@@ -103,7 +103,7 @@ COLUMNS = (
 )  # fmt: skip
 """In the order in which a table has them, unless ``--columns`` orders them otherwise."""
 BY_NAME = {column.name: column for column in COLUMNS}
-OF_MODEL = ("label", "engine", "kernel", "where", "kv_cache", "bpw", "head_bpw", "vram", "size", "load")
+OF_MODEL = ("label", "engine", "kernel", "where", "kv_cache", "bpw_layer", "bpw_head", "vram_gib", "size", "load")
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
 LABEL, KERNEL, WORDS = "label", "kernel", ("label", "kernel", "engine", "beside")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""

@@ -1,4 +1,7 @@
-"""The table in a terminal: as many columns as there is room for, labels and kernels wrapped where that is little."""
+"""The table in a terminal: as many columns as there is room for, labels and kernels wrapped where that is little.
+
+Several texts stand beside each other; where they do not fit, without errors, and then in several tables.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from backends.common.messages import printable
-from eval.results.run_result import RunResult
-from eval.table.columns import Filled, column_notes, narrowed, possible_extras, table_columns
-from eval.table.footnotes import footnotes
-from eval.table.registry import WORDS
-from eval.table.timing import HEADERS as HEADERS_OF_TIMING
-from eval.table.timing import timing_rows
+from eval.results.run_result import Part, Results, TextResult
+from eval.table.columns import (
+    OF_TEXT,
+    Blocks,
+    Filled,
+    blocks,
+    column_notes,
+    narrowed,
+    possible_extras,
+    table_columns,
+    timing_table,
+    title_of,
+)  # fmt: skip
+from eval.table.footnotes import footnotes, notes_of_texts
+from eval.table.registry import LABEL, WORDS
 
 TEXT = 26
 """Letters that columns of words together keep, before a further column of numbers is shown."""
@@ -23,30 +35,79 @@ MARGIN = 2
 """Letters that the table's box takes left and right."""
 
 
-def show(run: RunResult, console: Console, names: Sequence[str] | None = None) -> None:
+def show(results: Results, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False) -> None:
+    """Print the table and its footnotes; ``by_text``: of several texts a table each, below its name."""
+    several = len(results.texts) > 1
+    if several and not by_text:
+        show_texts(results, console, names)
+        return
+    for text in results.texts:
+        if several:
+            heading(console, text.name)
+        if text.error:
+            console.print(f"failed: {printable(text.error)}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            show_text(text, console, names, results.parts)
+
+
+def show_text(
+    run: TextResult, console: Console, names: Sequence[str] | None = None, parts: Sequence[Part] = ()
+) -> None:
     """Print the table and its footnotes; chosen columns stand there all, whatever the terminal's width."""
     found = columns_that_fit(run, console.width) if names is None else table_columns(run, names)
     width = console.width
     console.width = width if names is None else max(width, least_width(found))
     console.print(rich_table(run.subtitle, found, console.width))
     console.width = width
-    for note in [*footnotes(run), *column_notes(run, [each.column.name for each in found])]:
+    for note in [*footnotes(run, parts), *column_notes(run, [each.column.name for each in found])]:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
 
 
-def show_timing(run: RunResult, console: Console) -> None:
+def show_texts(results: Results, console: Console, names: Sequence[str] | None = None) -> None:
+    """Print all texts beside each other; where they do not fit, without errors, and then in several tables."""
+    width = console.width
+    for number, shown in enumerate(tables(blocks(results, names), width)):
+        console.width = max(width, least_width(shown))
+        console.print(rich_table("" if number else title_of(results), shown, console.width))
+        console.width = width
+    for note in notes_of_texts(results):
+        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+
+
+def tables(all_blocks: Blocks, width: int) -> list[list[Filled]]:
+    """The columns of one table that fits so many letters, or of several ones, each with the label."""
+    for less in ((), OF_TEXT[:1], OF_TEXT):
+        narrow = all_blocks.without_errors(less)
+        if fits(narrow.all, width):
+            return [narrow.all]
+    split = [list(all_blocks.models)]
+    for block in filter(None, (*all_blocks.texts, all_blocks.means)):
+        if fits([*split[-1], *block], width) or [each.column.name for each in split[-1]] == [LABEL]:
+            split[-1] += block
+        else:
+            split.append([all_blocks.models[0], *block])
+    return split
+
+
+def fits(found: Sequence[Filled], width: int) -> bool:
+    """Whether columns leave enough room to those of words."""
+    return width_left(found, width) >= min(natural_width(found), TEXT)
+
+
+def heading(console: Console, name: str) -> None:
+    """Print the name of a text above what is about it alone."""
+    console.print(f"\n== {printable(name)} ==", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_timing(results: Results, console: Console) -> None:
     """Print where the seconds of every row went."""
-    console.print(timing_table(HEADERS_OF_TIMING, timing_rows(run)))
-
-
-def timing_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of where seconds went, whose columns of words are ``label`` and ``text``."""
+    headers, rows = timing_table(results)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for header in headers:
         drawn.add_column(header, justify="left" if header in ("label", "text") else "right", overflow="fold")
     for cells in rows:
         drawn.add_row(*(Text(printable(cell)) for cell in cells))
-    return drawn
+    console.print(drawn)
 
 
 def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
@@ -72,12 +133,12 @@ def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
     return drawn
 
 
-def columns_that_fit(run: RunResult, width: int) -> list[Filled]:
+def columns_that_fit(run: TextResult, width: int) -> list[Filled]:
     """The columns of any table, and as many extras as leave room for labels and kernels."""
     found, extras = table_columns(run), list(possible_extras(run))
     for kept in range(len(extras), -1, -1):
         fitting = narrowed(found, extras[kept:])
-        if width_left(fitting, width) >= min(natural_width(fitting), TEXT):
+        if fits(fitting, width):
             break
     return fitting
 

@@ -10,15 +10,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from eval.results.merge import runs as merge
+from eval.results.texts import TextResult, TextsResult
 from hypothesis import given
 from rich.console import Console
 
 from backends.common.messages import CONTROL
 from eval.html import report
 from eval.results import results_csv, results_json, texts_json
-from eval.results.merge import runs as merge
 from eval.results.run_result import Part, StoredRun
-from eval.results.texts import TextResult, TextsResult
 from eval.table import columns, llama_statistics, markdown, pairs, several_texts, terminal, text_columns
 from eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms

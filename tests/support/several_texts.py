@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from eval.results.texts import TextResult, TextsResult
 
 from backends.base import Storage
 from eval.results.run_result import ModelResult, RunResult
-from eval.results.texts import TextResult, TextsResult
 from eval.stats.answers import Questions, summarize
 from eval.stats.estimates import BlockSums
 from eval.stats.uncertainty import Mean, Perplexity

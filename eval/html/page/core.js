@@ -40,12 +40,12 @@ function model(raw, id) {
     against,
     failed: Boolean(raw.error),
     noiseFloor: Boolean(raw.noise_floor),
-    near: PAYLOAD.near[id], // so near to the reference that KLD does not rank it: eval/results/near_lossless.py
+    near: PAYLOAD.near[id], // so near to the reference that KLD does not rank it: eval/results/differences.py
     label: raw.label + (raw.deviations ? " †" : "") + (raw.noise_floor ? " ≈" : ""),
     kernel: raw.kernel,
-    bpw: raw.layer_bpw,
-    head: raw.head_bpw,
-    vram: raw.vram_gb,
+    bpw: raw.bpw_layer,
+    head: raw.bpw_head,
+    vram: raw.vram_gib,
     size: raw.file_bytes == null ? null : raw.file_bytes / 1e9,
     ppl: estimate(all && all.ppl),
     kld: estimate(exact(0) || (against && against.kld)),

@@ -75,7 +75,7 @@ const sorting = { key: null, down: false };
 // Where the table does not fit, the numbers that are compared come first, and words last; errors stand below on a phone.
 const narrow = matchMedia("(max-width: 70rem)");
 const phone = matchMedia("(max-width: 40rem)");
-const FIRST = ["label", "bpw", "kld", "ppl", "same_top", "ratio", "kld_p99.9", "size", "vram"];
+const FIRST = ["label", "bpw_layer", "kld", "ppl", "same_top", "ratio", "kld_p99.9", "size", "vram_gib"];
 function shownColumns() {
   const place = (column) => (FIRST.includes(column.key) ? FIRST.indexOf(column.key) : column.text ? 99 : 50);
   return narrow.matches && !PAYLOAD.chosen ? [...COLUMNS].sort((a, b) => place(a) - place(b)) : COLUMNS;

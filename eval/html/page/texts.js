@@ -5,7 +5,7 @@ const GOOD_TEXTS = TEXTS.filter((text) => !text.error);
 // The columns of numbers: {key, group, name, field, digits, times, of: number of a model -> {value, stderr, failure,
 // exact}}; what is shown is times * value.
 function meanColumn([key, name, digits]) {
-  const found = (i) => WHOLE.texts.means[i],
+  const found = (i) => RESULTS.means[i],
     every = (i) => GOOD_TEXTS.every((text) => text.models[i].reference && !text.models[i].error);
   return {
     key: `mean-${key}`,
@@ -39,7 +39,7 @@ function textColumns() {
     has = (text, key) => text.error || text.models.some((raw) => known(raw[key])),
     named = (name) => WHOLE.shared.columns.find((each) => each.name === name),
     columns = (text, t) => OVERVIEW.columns[t].map(named).filter(({ name }) => has(text, name));
-  const means = wanted.filter(([key]) => WHOLE.texts.means.some((each) => known(each[`mean_${key}`])));
+  const means = wanted.filter(([key]) => RESULTS.means.some((each) => known(each[`mean_${key}`])));
   return [
     ...means.map(meanColumn),
     ...TEXTS.flatMap((text, t) => columns(text, t).map((each) => textColumn(text, t, each))),
@@ -54,8 +54,8 @@ function textCell(column, i) {
 }
 function overviewModel({ label, noise_floor: floor }, i) {
   const found = GOOD_TEXTS.map((text) => text.models[i]),
-    sized = found.find((raw) => known(raw.layer_bpw)) || found.find((raw) => known(raw.file_bytes)) || found[0];
-  const { layer_bpw: bpw, file_bytes: bytes } = sized,
+    sized = found.find((raw) => known(raw.bpw_layer)) || found.find((raw) => known(raw.file_bytes)) || found[0];
+  const { bpw_layer: bpw, file_bytes: bytes } = sized,
     files = known(bytes) ? `${fixed(bytes / 1e9, 2)} GB` : NA;
   const marks = (found.some((raw) => raw.deviations) ? " †" : "") + (floor ? " ≈" : "");
   return { i, raw: label, label: label + marks, bpw, bytes, size: known(bpw) ? `${fixed(bpw, 2)} bpw` : files };
@@ -126,7 +126,7 @@ function overviewCsv(rows, columns) {
     numbers = ({ value, stderr }) => [value, stderr];
   const names = columns.flatMap(({ field }) => [field, `${field}_stderr`]);
   const values = (row) => [row.raw, row.bpw, row.bytes, ...columns.flatMap((column) => numbers(column.of(row.i)))];
-  return [["label", "layer_bpw", "file_bytes", ...names], ...rows.map(values)].map(line).join("");
+  return [["label", "bpw_layer", "file_bytes", ...names], ...rows.map(values)].map(line).join("");
 }
 // What the report says of the texts, each text that failed, and each model that failed, once if it always did.
 function overviewNotes() {

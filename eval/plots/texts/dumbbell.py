@@ -18,8 +18,7 @@ from eval.plots.grouping import Styles
 from eval.plots.measures import Measure, Size
 from eval.plots.style import Theme
 from eval.plots.texts.rows import Row, chosen, floor_of, missing_note, rows_of
-from eval.results.run_result import MARK
-from eval.results.texts import TextsResult
+from eval.results.run_result import MARK, Results
 from eval.run import token_scores
 from eval.table.columns import FLOOR
 
@@ -45,7 +44,7 @@ BARS, MEANS = "bar: from the least to the largest of the texts", "line across it
 
 
 def draw(
-    result: TextsResult, file: Path, *, size: Size | None = None, title: str | None = None, dark: bool = False,
+    result: Results, file: Path, *, size: Size | None = None, title: str | None = None, dark: bool = False,
     card: bool = False, kind: str | None = None,
 ) -> None:  # fmt: skip
     """The plot of all texts, or one line that says why there is none.  ``kind``: as ``rows.chosen``;
@@ -59,7 +58,7 @@ def draw(
     print(f"plot: {file}")
 
 
-def write_all(result: TextsResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
+def write_all(result: Results, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
     """The plot of all texts, and for every text that did not fail a folder with the pictures of a run of it alone."""
     shared = ["texts.png", "texts.svg"]
     for name in shared:
@@ -68,14 +67,14 @@ def write_all(result: TextsResult, folder: Path, outputs: Outputs, *, dark: bool
             draw(result, folder / name, title=title or None, dark=dark)
     names = token_scores.file_names([*shared, *(text.name for text in result.texts)])[len(shared) :]
     for text, name in zip(result.texts, names, strict=True):
-        if text.run is None:
+        if text.error:
             print(f"no pictures of {text.name}: {text.error}")
         else:
-            pictures.write_all(text.run, folder / name, outputs, dark=dark, title=title)
+            pictures.write_all(text, folder / name, outputs, dark=dark, title=title)
 
 
 def texts_figure(
-    result: TextsResult, *, size: Size | None = None, title: str | None = None, dark: bool = False, card: bool = False,
+    result: Results, *, size: Size | None = None, title: str | None = None, dark: bool = False, card: bool = False,
     kind: str | None = None,
 ) -> Figure:  # fmt: skip
     """A row a model, the best macro mean first, and on it a marker a text; ValueError if there is no value."""
@@ -121,11 +120,11 @@ def write_means(axes: Axes, rows: Sequence[Row], measure: Measure, theme: Theme)
             spread.write_numbers(axes, i, [text], theme)
 
 
-def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> str:
+def explanation(result: Results, rows: Sequence[Row], measure: Measure) -> str:
     """What the plot shows, for its heading."""
     words = [BARS, MEANS] if any(row.mean.value is not None for row in rows) else [BARS]
     if any(spot.limits for row in rows for spot in row.spots):
-        paired = any(run.reference for run in result.runs)
+        paired = any(text.reference for text in result.scored)
         of = "" if measure.kld else f" of {measure.distance}" if paired else " (mostly common to all models)"
         words.append(f"whiskers: 95 % interval{of}")
     if any(spot.value <= 0 for row in rows for spot in row.spots):
@@ -136,9 +135,9 @@ def explanation(result: TextsResult, rows: Sequence[Row], measure: Measure) -> s
     return "; ".join(words) + marked
 
 
-def axis_name(result: TextsResult, measure: Measure) -> str:
+def axis_name(result: Results, measure: Measure) -> str:
     """The axis; it names the reference of a KLD where all texts have the same."""
-    names = {measures.kld_axis(run) for run in result.runs if run.reference} if measure.kld else set()
+    names = {measures.kld_axis(text) for text in result.scored if text.reference} if measure.kld else set()
     return names.pop() if len(names) == 1 else measure.axis
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from eval.plots import measures
 from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, PPL, VRAM, Measure, Size
-from eval.results.run_result import ModelResult
-from eval.results.texts import TextsResult, macro_mean
+from eval.results.run_result import ModelResult, Results, macro_mean
 from eval.stats.estimates import n_blocks
 from eval.stats.uncertainty import Value, interval_95, n_waves
 from eval.table import columns
@@ -48,17 +47,17 @@ class Row:
         return -len(self.spots), -known if self.more else known, self.label
 
 
-def chosen(result: TextsResult, kind: str | None) -> Measure:
+def chosen(result: Results, kind: str | None) -> Measure:
     """What ``-kld``, ``-ppl`` and ``-acc`` ask for; None: KLD where a model has one that is not 0, accuracy if all
     texts are answers, and else PPL."""
-    if kind in ACCURACIES or (kind is None and result.runs and all(map(measures.has_answers, result.runs))):
+    if kind in ACCURACIES or (kind is None and result.scored and all(map(measures.has_answers, result.scored))):
         return ACCURACIES[kind or "acc"]
     if kind is None:
-        return KLD if any(model.mean_kld for run in result.runs for model in run.models) else PPL
+        return KLD if any(model.mean_kld for text in result.scored for model in text.models) else PPL
     return KLD if kind == "kld" else PPL
 
 
-def rows_of(result: TextsResult, measure: Measure, size: Size | None) -> list[Row]:
+def rows_of(result: Results, measure: Measure, size: Size | None) -> list[Row]:
     """The models that have a value, in a plot of KLD without the reference."""
     found = []
     for label in result.labels:
@@ -72,24 +71,24 @@ def rows_of(result: TextsResult, measure: Measure, size: Size | None) -> list[Ro
     return found
 
 
-def mean_of(result: TextsResult, label: str, measure: Measure) -> Value:
+def mean_of(result: Results, label: str, measure: Measure) -> Value:
     """A model's mean over the texts, of accuracy over the texts of answers; unknown unless each of them has a value."""
     if not measure.more:
         return result.mean_kld(label) if measure.kld else paired_mean(result, label)
     asked = [
-        (text.run, model)
+        (text, model)
         for text, model in zip(result.texts, result.of_label(label), strict=True)
-        if text.run is None or measures.has_answers(text.run)
+        if text.error or measures.has_answers(text)
     ]
     values = [measure.of(model) if model else None for _, model in asked]
-    errors = [measures.error_of(run, model, measure)[0] if run and model else None for run, model in asked]
+    errors = [measures.error_of(text, model, measure)[0] if model else None for text, model in asked]
     return macro_mean(values, errors)
 
 
-def paired_mean(result: TextsResult, label: str) -> Value:
+def paired_mean(result: Results, label: str) -> Value:
     """The geometric mean of a model's perplexities, with the error of its ratio to the reference's if that is known."""
     errors = [
-        measures.ppl_error(text.run, model)[0] if text.run and model else None
+        measures.ppl_error(text, model)[0] if model else None
         for text, model in zip(result.texts, result.of_label(label), strict=True)
     ]
     ppls = [model.ppl.value if model and model.ppl else None for model in result.of_label(label)]
@@ -99,13 +98,13 @@ def paired_mean(result: TextsResult, label: str) -> Value:
     return Value(mean, None if mean is None or stderr is None else mean * stderr)
 
 
-def spots_of(result: TextsResult, label: str, measure: Measure) -> list[Spot]:
+def spots_of(result: Results, label: str, measure: Measure) -> list[Spot]:
     """What is known of a model, text by text, with the errors that ``measures.error_of`` gives."""
     spots = []
     for i, (text, model) in enumerate(zip(result.texts, result.of_label(label), strict=True)):
         value = None if model is None or left_out(model, measure) else measure.of(model)
-        if text.run is not None and model is not None and value is not None and math.isfinite(value):
-            error = measures.error_of(text.run, model, measure)[0]
+        if model is not None and value is not None and math.isfinite(value):
+            error = measures.error_of(text, model, measure)[0]
             spots.append(Spot(i, value, error, limits_of(model, value, error, measure)))
     return spots
 
@@ -133,23 +132,23 @@ def size_words(model: ModelResult, size: Size | None) -> str:
     return ""
 
 
-def floor_of(result: TextsResult) -> tuple[str, float] | None:
+def floor_of(result: Results) -> tuple[str, float] | None:
     """Label and macro mean of the KLD of the noise floor."""
-    for run in result.runs:
-        if run.noise_floor is not None:
-            mean = result.mean_kld(run.noise_floor.label).value
-            return None if mean is None or mean <= 0 else (run.noise_floor.label, mean)
+    for text in result.scored:
+        if text.noise_floor is not None:
+            mean = result.mean_kld(text.noise_floor.label).value
+            return None if mean is None or mean <= 0 else (text.noise_floor.label, mean)
     return None
 
 
-def missing_note(result: TextsResult, measure: Measure, *, reasons: bool) -> str:
+def missing_note(result: Results, measure: Measure, *, reasons: bool) -> str:
     """What the plot cannot show, and why: texts that failed, models, and values of one text."""
-    missing = [(text.name, text.error) for text in result.texts if text.run is None]
+    missing = [(text.name, text.error) for text in result.texts if text.error]
     kept = []
     for text in result.texts:
-        if text.run is None or (measure.more and not measures.has_answers(text.run)):
+        if text.error or (measure.more and not measures.has_answers(text)):
             continue
-        if measure.kld and text.run.reference is None and not any(model.mean_kld for model in text.run.models):
+        if measure.kld and text.reference is None and not any(model.mean_kld for model in text.models):
             missing.append((text.name, "no reference"))
         else:
             kept.append(text.name)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from eval.results.texts import TextsResult
 
 from eval.html import report, texts_report
 from eval.results.run_result import ModelResult, RunResult
-from eval.results.texts import TextsResult
 from tests.support.report_page import BROWSER, FLAGS, Opened, OpenTexts, ShowPage, inspection_of, run_of
 
 

@@ -6,10 +6,10 @@ import csv
 import io
 
 import pytest
+from eval.results.texts import TextsResult
 
 from eval.plots import figures
 from eval.plots.measures import ACCURACIES, BPW
-from eval.results.texts import TextsResult
 from tests.support.report_page import OpenTexts, ShowPage, cell, copied, needs_browser
 from tests.support.several_texts import text_of, three, with_answers, with_text
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
 from eval.results.texts import TextResult, TextsResult
+
 from tests.support.report_page import (
     FAILED,
     MODELS,

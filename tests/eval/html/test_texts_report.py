@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from eval.results.texts import TextResult, TextsResult
 
 from eval.html import inspector, texts_report
 from eval.html.inspector import Damaged, Inspection, Passage
 from eval.results import texts_json
-from eval.results.texts import TextResult, TextsResult
 from tests.support.report_page import REFERENCE, inspection_of, measured, run_of
 from tests.support.several_texts import three, with_failed_text
 

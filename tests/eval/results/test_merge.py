@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.results.merge import runs as merge
 
 from eval.results import results_json
 from eval.results.differences import best_labels, difference_or_reason
-from eval.results.merge import runs as merge
 from eval.table.columns import filled, machine_letters
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums

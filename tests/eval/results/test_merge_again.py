@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eval.results.merge import runs as merge
 
 from eval.results import results_json
 from eval.results.differences import best_labels, difference_or_reason
-from eval.results.merge import runs as merge
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, QUANT, REF, with_ppl
 from tests.support.toy import refusal

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eval.results.texts import TextResult, TextsResult
 
 from backends.common.messages import printable
 from eval import __version__
 from eval.results import results_csv, results_json
 from eval.results.run_result import ModelResult, RunResult
-from eval.results.texts import TextResult, TextsResult
 from eval.stats.estimates import summarize
 from eval.stats.uncertainty import Mean
 from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, run_of, with_against

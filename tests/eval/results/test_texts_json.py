@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval.results.texts import TextResult, TextsResult
 
 from eval.results import results_csv, results_json, texts_json
-from eval.results.texts import TextResult, TextsResult
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 from tests.support.toy import refusal
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eval.results.texts import TextResult
+
 from eval.stats.uncertainty import Mean
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums

@@ -6,10 +6,10 @@ import io
 from dataclasses import replace
 
 import pytest
+from eval.results.texts import TextResult, TextsResult
 from rich.console import Console
 
 from eval.results.run_result import ModelResult
-from eval.results.texts import TextResult, TextsResult
 from eval.results.timing import Timing
 from eval.table import several_texts, text_columns
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from eval.results.texts import TextResult, TextsResult
 
 from eval.plots import figures, front, measures, pictures
 from eval.plots.measures import ACCURACIES, BPW, KLD, PPL
 from eval.plots.texts import dumbbell, rows
 from eval.results.run_result import RunResult
-from eval.results.texts import TextResult, TextsResult
 from tests.support.drawn import artists_of_kind
 from tests.support.several_texts import NAMES, text_of, three, with_answers, with_failed_text, with_text
 

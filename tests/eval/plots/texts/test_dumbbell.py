@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eval.results.texts import TextsResult
 
 from eval.common.outputs import Outputs
 from eval.plots import labels, pictures, style
 from eval.plots.texts import dumbbell
-from eval.results.texts import TextsResult
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
 

@@ -1,1 +1,0 @@
-"""Several finished runs of one text as one."""

@@ -1,0 +1,396 @@
+"""``--from a.json --from b.json``: finished runs of one text, from several machines or caches, as one run.
+
+Only runs that can stand in one table are merged: the same windows and vocabulary, by their digests, and one reference.
+A row that several runs have appears once.  References are one if their rows have the same scores to the last bit
+(``is_same``) and KLDs against them are measured in one way.  Otherwise a reference that two runs measured counts as one
+where model, engine, options and versions agree: then every row keeps the KLD against the reference of its own run, the
+table says so, and no KLDs against two of them are paired.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from backends.common.errors import InputError
+from backends.common.messages import printable, shortened
+from backends.scoring.segments import DIVERGENCES_SUFFIX
+from eval.results import results_json
+from eval.results.digits import PPL_DIGITS, number_text
+from eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
+from eval.stats.estimates import Estimates
+
+WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
+"""The keys of a run's data with which an error message tells windows apart."""
+DESCRIPTIVE = (
+    "label", "key", SAME_AS, "contents", "contents_reason", "vocab_size", "head_dtype", "bytes", "bytes_a_token",
+)  # fmt: skip
+"""Keys of a reference's description that its numbers do not depend on."""
+MEANING = {
+    "content": "model",
+    "version": "compare_q's method of measuring",
+    "reference": "compare_q's method of recording",
+}
+"""Key of a reference's description -> its name in messages, where the key does not say it."""
+METHOD = ("version", "reference", "vocabulary")
+"""Keys that differ where KL divergences were measured in another way: the same scores do not tell."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its name, its results of one text, and the report's excerpts (JSON types) or None."""
+
+    name: str
+    results: Results
+    excerpts: Any = None
+
+    @property
+    def text(self) -> TextResult:
+        """The only text."""
+        (text,) = self.results.texts
+        return text
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The runs in it: itself, or those that it was merged from."""
+        results, text = self.results, self.text
+        whole = Part(self.name, results.labels, results.origin or {}, text.reference, text.reference_ppl)
+        return results.parts or (whole,)
+
+    def reference_key(self, model: ModelResult) -> str:
+        """The key of the reference that a row is, or that its KLD is against; "" where the file does not say it."""
+        keys = {part.reference_key or "" for part in self.parts if part.reference is not None}
+        return model.reference_key or (keys.pop() if len(keys) == 1 else "")
+
+
+def load(files: Sequence[Path]) -> tuple[Results, list[Any]]:
+    """(the results, the excerpts of each text as JSON types or None) of one file, or of several of one text, merged.
+
+    InputError in one line for files that are damaged, or that cannot stand in one table, with the file and the remedy.
+    """
+    resolved = list(map(os.path.realpath, files))
+    for file, path in zip(files, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise InputError(f"--from: {printable(file)}: is given twice; name each run once")
+    loaded = [results_json.load(file) for file in files]
+    if len(loaded) == 1:
+        return loaded[0]
+    for file, (results, _) in zip(files, loaded, strict=True):
+        if len(results.texts) > 1:
+            raise InputError(
+                f"{printable(file)}: holds several texts, which are not merged with other runs; name this file alone"
+            )
+    sources = [
+        Source(name, results, excerpts) for name, (results, (excerpts,)) in zip(short_names(files), loaded, strict=True)
+    ]
+    for other in sources[1:]:
+        check_windows(sources[0], other)
+    chosen = same_references(sources)
+    check_references(sources, chosen)
+    return merged_run(sources, chosen)
+
+
+def short_names(files: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the files apart: ``results.json`` often is the name of both."""
+    parts = [Path(os.path.realpath(file)).parts for file in files]
+    for length in range(1, max(map(len, parts))):
+        names = [printable("/".join(each[-length:])) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [printable(file) for file in files]
+
+
+def check_windows(first: Source, other: Source) -> None:
+    """InputError unless both are of the same tokens."""
+    one, two = first.text.data, other.text.data
+    for source in (first, other):
+        if not isinstance(source.text.data.get("windows_sha256"), str):
+            raise InputError(
+                f"--from: {source.name}: does not say which windows it scored (windows_sha256); run it again"
+            )
+    if one.get("vocabulary_sha256") != two.get("vocabulary_sha256"):
+        raise InputError(
+            f"--from: {other.name}: its tokenizer differs from the tokenizer of {first.name}; "
+            "merge runs with one tokenizer"
+        )
+    if one["windows_sha256"] != two["windows_sha256"]:
+        pairs = [(name, two.get(name), one.get(name)) for name in WINDOWS if one.get(name) != two.get(name)]
+        off = [shortened(printable(f"{name} {theirs} and {ours}"), 60) for name, theirs, ours in pairs]
+        raise InputError(
+            f"--from: {other.name}: its windows differ from the windows of {first.name} "
+            f"({', '.join(off) or 'another text'}); merge runs of one data spec and one text"
+        )
+    keys = [(each.get("answers") or {}).get("key_sha256") for each in (one, two)]
+    if keys[0] != keys[1]:
+        raise InputError(
+            f"--from: {other.name}: has other right answers to the same questions than {first.name}; "
+            "run one of them again"
+        )
+
+
+def merged_run(sources: Sequence[Source], chosen: Mapping[str, str]) -> tuple[Results, list[Any]]:
+    """One run of checked sources, in their order, and its excerpts; ``chosen``: as ``same_references`` gives it."""
+    rows = MergedRows(sources, chosen)
+    for source in sources:
+        rows.add(source)
+    parts = tuple(
+        replace(with_same(part, chosen), labels=rows.labels(source, part))
+        for source in sources
+        for part in source.parts
+    )
+    references = [part.reference for source in sources for part in source.parts if part.reference is not None]
+    text = replace(sources[0].text, models=rows.finished(parts), reference=references[0] if references else None)
+    results = Results(
+        (text,),
+        title=next((source.results.title for source in sources if source.results.title), None),
+        origin=common_origin([part.origin for part in parts]),
+        parts=parts,
+    )
+    return results, [merged_excerpts(sources, rows)]
+
+
+def common_origin(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """``ORIGIN`` of a merged run: what all its parts share, and the date of the last part; no command."""
+
+    def shared(key: str) -> dict[str, Any]:
+        first, *others = (dict(origin.get(key) or {}) for origin in origins)
+        return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+
+    commits = {origin.get("commit") for origin in origins}
+    return {
+        "created": max(str(origin.get("created")) for origin in origins),
+        "command": [],
+        "commit": commits.pop() if len(commits) == 1 else None,
+        "versions": shared("versions"),
+        "hardware": shared("hardware"),
+    }
+
+
+def merged_excerpts(sources: Sequence[Source], rows: MergedRows) -> dict[str, Any] | None:
+    """The excerpts of all reports, in the order of the merged rows; None if no source is a report with excerpts."""
+    worst: list[Any] = [None] * len(rows.models)
+    passages: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for source in sources:
+        if source.excerpts is None:
+            continue
+        places = [rows.places[source.name, model.label] for model in source.text.models]
+        for place, damaged in zip(places, source.excerpts["worst"], strict=True):
+            worst[place] = worst[place] or damaged
+        for passage in source.excerpts["passages"]:
+            add_passage(passages, passage, places, rows)
+    return {"passages": list(passages.values()), "worst": worst} if any(worst) else None
+
+
+def add_passage(
+    passages: dict[tuple[Any, ...], dict[str, Any]], passage: dict[str, Any], places: Sequence[int], rows: MergedRows
+) -> None:
+    """Put a passage's numbers at the merged rows of its models; passages of one text and reference become one."""
+    size = len(rows.models)
+    measured = [place for place, found in zip(places, passage["logprob"], strict=True) if found is not None]
+    keys = {rows.models[place].reference_key for place in measured} - {""}
+    name = (passage["window"], passage["position"], len(passage["tokens"]), *sorted(keys))
+    empty = {**passage, "logprob": [None] * size, "kld": [None] * size}
+    kept = passages.setdefault(name, empty)
+    kept["ref_logprob"] = kept["ref_logprob"] or passage["ref_logprob"]
+    for column in ("logprob", "kld"):
+        for place, found in zip(places, passage[column], strict=True):
+            kept[column][place] = kept[column][place] or found
+
+
+def same_references(sources: Sequence[Source]) -> dict[str, str]:
+    """Key of each reference -> one key for all that are the same, its own for the others."""
+    chosen: dict[str, str] = {}
+    known: list[tuple[ModelResult, dict[str, Any]]] = []
+    for source in sources:
+        references = [part.reference for part in source.parts if part.reference is not None]
+        described: dict[str, dict[str, Any]] = {each["key"]: each for each in references if each.get("key")}
+        for key, each in described.items():
+            chosen = united(chosen, key, each.get(SAME_AS) or key)
+        for row in (model for model in source.text.models if model.is_reference):
+            reference = described.get(source.reference_key(row))
+            if reference is None:
+                continue
+            for other, first in known:
+                if is_same(row, other) and all(reference.get(key) == first.get(key) for key in METHOD):
+                    chosen = united(chosen, reference["key"], first["key"])
+            known.append((row, reference))
+    return chosen
+
+
+def united(chosen: Mapping[str, str], one: str, other: str) -> dict[str, str]:
+    """The map in which two keys, and all that are the same as one of them, have the key that ``other`` has."""
+    known = {one: one, other: other, **chosen}
+    return {key: known[other] if value == known[one] else value for key, value in known.items()}
+
+
+def with_same(part: Part, chosen: Mapping[str, str]) -> Part:
+    """The part, whose reference says which one it is the same as."""
+    key = (part.reference or {}).get("key")
+    same = chosen.get(key, key) if key else key
+    return part if same == key else replace(part, reference={**(part.reference or {}), SAME_AS: same})
+
+
+def check_references(sources: Sequence[Source], chosen: Mapping[str, str]) -> None:
+    """InputError unless all KL divergences are against one reference, wherever it was measured."""
+    found = [(s.name, part.reference) for s in sources for part in s.parts if part.reference is not None]
+    for name, other in found[1:]:
+        first_name, first = found[0]
+        keys = [chosen.get(each["key"]) if each.get("key") else None for each in (first, other)]
+        if keys[0] is not None and keys[0] == keys[1]:
+            continue
+        # The files of a copy of a model on another machine have other times, and so another "model".
+        known = {"model"} if first.get("content") and other.get("content") else {"content"}
+        left_out = {*DESCRIPTIVE, *known}
+        one, two = ({key: value for key, value in each.items() if key not in left_out} for each in (first, other))
+        off = [key for key in (one | two) if one.get(key) != two.get(key)]
+        if off == ["hardware"] or not (off or "content" in known):  # on another machine, or on another of that kind
+            continue
+        differing = shortened(printable(", ".join(MEANING.get(key, key) for key in off))) or "key"
+        raise InputError(
+            f"--from: {name}: its KL divergences are against {other['label']!r}, and the KL divergences of "
+            f"{first_name} are against {first['label']!r}, which is another reference (they differ in {differing}); "
+            "measure one of the runs again with the other's reference: keep the reference store with -lf PATH, copy "
+            "it, and give it with -lf to a run that marks no reference"
+        )
+
+
+class MergedRows:
+    """The rows of a merged run, as they come together.
+
+    ``models``: the rows; ``origins``: the name of each row's source; ``places``: (source, label there) -> number of the
+    row; ``failures``: number of a row -> the runs in which it failed, in words, and why.
+    """
+
+    def __init__(self, sources: Sequence[Source], chosen: Mapping[str, str]) -> None:
+        """``chosen``: key of each reference -> the key of the reference that it is the same as."""
+        self.models: list[ModelResult] = []
+        self.origins: list[str] = []
+        self.places: dict[tuple[str, str], int] = {}
+        self.failures: dict[int, list[tuple[str, str]]] = {}
+        self.chosen = chosen
+        rows = [(source, model) for source in sources for model in source.text.models]
+        self.marked = {
+            model.scores_key: self.reference_key(model, source)
+            for source, model in rows if model.is_reference and model.scores_key
+        }  # fmt: skip
+        references = [part.reference for source in sources for part in source.parts if part.reference is not None]
+        self.compared = bool(references)
+        self.several = len({chosen.get(str(each.get("key")), each.get("key")) for each in references}) > 1
+
+    def reference_key(self, model: ModelResult, source: Source) -> str:
+        """The key of the reference that a row is, or that its KLD is against, or "": one key for the same reference."""
+        key = source.reference_key(model)
+        return self.chosen.get(key, key)
+
+    def add(self, source: Source) -> None:
+        """Add all rows of a source; a row that another source has too is joined to it."""
+        for model in source.text.models:
+            matches = (
+                i for test in (is_same, replaces_failed) for i, row in enumerate(self.models) if test(model, row)
+            )
+            place = next(matches, None)
+            if place is None:
+                place = len(self.models)
+                taken = {other.label for other in self.models}
+                names = itertools.chain([model.label], (f"{model.label} ({i})" for i in itertools.count(2)))
+                self.put(place, self.prepared(model, source, next(name for name in names if name not in taken)), source)
+            else:
+                self.join(place, model, source)
+            if model.error:
+                run = f"failed in {source.name}, on {'; '.join(part.where for part in source.parts)}"
+                self.failures.setdefault(place, []).append((run, model.error))
+            self.places[source.name, model.label] = place
+
+    def put(self, place: int, model: ModelResult, source: Source) -> None:
+        """Have this row of that source at a place, the next one or one that has a row."""
+        self.models[place : place + 1] = [model]
+        self.origins[place : place + 1] = [source.name]
+
+    def prepared(self, model: ModelResult, source: Source, label: str) -> ModelResult:
+        """A row for the merged table, with that label, and notes about its run."""
+        notes = list(model.notes)
+        is_reference = model.is_reference or model.scores_key in self.marked
+        if label != model.label and not model.error:
+            notes.append(f"called {model.label!r} in {source.name}, measured on {model.where or 'an unknown machine'}")
+        if self.compared and source.text.reference is None and not (model.error or is_reference):
+            notes.append(f"no KLD: {source.name} has no reference; measure it again with one")
+        key = self.reference_key(model, source) or self.marked.get(model.scores_key, "")
+        key = key if self.several and (model.kld or is_reference) else ""
+        return replace(model, label=label, is_reference=is_reference, reference_key=key, notes=tuple(notes))
+
+    def join(self, place: int, again: ModelResult, source: Source) -> None:
+        """A row that a further source has too; a note says where its label or its PPL differ there."""
+        kept = self.models[place]
+        if again.error:
+            return
+        row = self.prepared(again, source, kept.label)
+        if kept.error:
+            self.put(place, row, source)
+            return
+        has_reference = kept.kld is None and again.kld is not None
+        has_more = again.scores_key.endswith(DIVERGENCES_SUFFIX) and not kept.scores_key.endswith(DIVERGENCES_SUFFIX)
+        if has_reference or has_more:  # the further source alone has it
+            self.put(place, replace(row, notes=again.notes), source)
+            return
+        notes = list(kept.notes)
+        if again.label != kept.label:
+            notes.append(f"called {again.label!r} in {source.name}")
+        one, other = (model.ppl.value if model.ppl else None for model in (kept, again))
+        if one != other:
+            notes.append(f"{source.name} measured it as well, with PPL {number_text(other, PPL_DIGITS)}")
+        elif kept.scores_key.removesuffix(DIVERGENCES_SUFFIX) != again.scores_key.removesuffix(DIVERGENCES_SUFFIX):
+            notes.append(f"{source.name} measured it as well, with the same scores to the last bit")
+        self.models[place] = replace(kept, notes=tuple(dict.fromkeys(notes)))
+
+    def labels(self, source: Source, part: Part) -> tuple[str, ...]:
+        """The rows here that come from a part of a source."""
+        places = [self.places[source.name, label] for label in part.labels if (source.name, label) in self.places]
+        here = (self.models[place].label for place in places if self.origins[place] == source.name)
+        return tuple(dict.fromkeys(here))
+
+    def finished(self, parts: Sequence[Part]) -> tuple[ModelResult, ...]:
+        """The rows, with notes on the runs in which they failed, and why, where the row itself does not say it."""
+        rows = []
+        for place, model in enumerate(self.models):
+            failed = (run if why == model.error else f"{run}: {why}" for run, why in self.failures.get(place, ()))
+            rows.append(replace(model, notes=tuple(dict.fromkeys((*model.notes, *failed)))))
+        return with_parts(rows, parts)
+
+
+def replaces_failed(one: ModelResult, other: ModelResult) -> bool:
+    """Whether a row failed in one run, or in both, that otherwise seems the same: of one label, engine and model.
+
+    A failed row has no scores to tell; folders lie elsewhere on another machine, so the last part of the model's path
+    has to do.
+    """
+    names = [PurePosixPath(str(model.spec.get("model_dir", ""))).name for model in (one, other)]
+    same = (one.label, one.engine, names[0]) == (other.label, other.engine, names[1])
+    return bool(one.error or other.error) and same
+
+
+def is_same(one: ModelResult, other: ModelResult) -> bool:
+    """Whether two rows have the same scores: of one model, engine, options, versions, hardware and reference.
+
+    Rows of one label, engine and machine whose sums are the same to the last bit count as well, whatever their versions
+    are; so does the same model with and without a reference, or with and without ``--divergences``.
+    """
+    keys = [model.scores_key.removesuffix(DIVERGENCES_SUFFIX) for model in (one, other)]
+    if keys[0] and keys[0] == keys[1]:
+        return True
+    if one.estimates is None or other.estimates is None or one.is_reference != other.is_reference:
+        return False
+    klds = {model.kld.total for model in (one, other) if model.kld}
+    return len(klds) < 2 and identity(one, one.estimates) == identity(other, other.estimates)
+
+
+def identity(model: ModelResult, found: Estimates) -> tuple[Any, ...]:
+    """What rows with the same scores share: label, engine, machine, and the sums of losses, entropies and hits."""
+    ppl, others = found.ppl, (found.top1, found.entropy)
+    return (
+        *(model.label, model.engine, model.where, ppl.logprob_sum, ppl.tokens),
+        *(None if mean is None else mean.total for mean in others),
+    )
