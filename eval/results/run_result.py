@@ -56,7 +56,7 @@ class ModelResult:
     provenance: dict[str, Any] = field(default_factory=dict)
     scores_key: str = ""
     reference_key: str = ""
-    part: int | None = None
+    part: int | None = field(default=None, compare=False)  # which ``Results.parts`` say
     notes: tuple[str, ...] = ()
     error: str = ""
 

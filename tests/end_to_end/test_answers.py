@@ -45,7 +45,7 @@ def test_answers_against_lm_evals_own(
     words = write(tmp_path, toy_model, file, [models[0] | {"reference": True}, models[1]], max_rows=QUESTIONS)
     ran = compare_q(*words, "--tokens-out", tmp_path / "tokens", "--pairs")
     assert ran.status == 0, ran.err
-    first, second = json.loads((tmp_path / "r.json").read_text())["models"]
+    first, second = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     arguments = {"pretrained": str(toy_model), "max_length": EVAL_LEN, "batch_size": 1, "device": "cpu"}
     own = evaluated(model_class("hf")(dtype="float32", **arguments), file, QUESTIONS)
     columns = parquet.read_table(tmp_path / "tokens" / "float32.parquet").to_pydict()
@@ -80,15 +80,15 @@ def test_a_closed_form_engine(compare_q: Run, tmp_path: Path, toy_model: Path) -
     assert ran.status == 0, ran.err
     assert "acc_norm_stderr" in (tmp_path / "r.csv").read_text()
     written = json.loads((tmp_path / "r.json").read_text())
-    (model,) = written["models"]
+    (model,) = written["texts"][0]["models"]
     # acc: right, wrong, and the first of two equal ones; acc_norm: the third answer, right, the first.
     assert (model["acc"], model["acc_norm"]) == (2 / 3, 2 / 3)
     assert model["acc_stderr"] == pytest.approx(math.sqrt((2 / 9 + 4 / 9) / 2 / 3))
     assert model["estimates"]["answers"]["acc"]["right"] == "101"
     assert model["estimates"]["answers"]["acc_norm"]["right"] == "011"
     assert (model["flips"], model["mcnemar_p"]) == (None, None)
-    assert written["data"]["answers"]["questions"] == 3
-    assert written["subtitle"] == "odd, 3 questions, 0-shot, 7 answers"
+    assert written["texts"][0]["data"]["answers"]["questions"] == 3
+    assert written["texts"][0]["subtitle"] == "odd, 3 questions, 0-shot, 7 answers"
     assert "3 questions, 0-shot, 20 scored tokens" in ran.out
     for digits in ("10", "1x1"):
         model["estimates"]["answers"]["acc"]["right"] = digits
@@ -104,7 +104,7 @@ def test_an_answer_without_a_score(compare_q: Run, tmp_path: Path, toy_model: Pa
     fake = FAKE | {"engine": {"vocab_size": 320, "nan_windows": [2]}}
     ran = compare_q(*write(tmp_path, toy_model, write_task(tmp_path / "task", rows), [fake]))
     assert ran.status == 0, ran.err
-    (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    (model,) = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert (model["acc"], model["acc_norm"], model["questions"]) == (None, None, 2)
     assert "fake: acc n/a: 1 questions without finite log-probabilities to choose an answer by" in ran.out
 

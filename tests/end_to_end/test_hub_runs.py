@@ -86,7 +86,7 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert len(shards) > 1
     assert sum(path.endswith(".safetensors") for path in fetched) == len(shards)
     assert "pytorch_model.bin" not in asked_for
-    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["models"]}
+    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["texts"][0]["models"]}
     assert rows["renamed"]["ppl"] == rows["toy"]["ppl"] > 1
     assert rows["gated"]["error"].startswith("org/gated: gated on the hub: accept its licence at ")
     assert rows["missing"]["error"] == f"org/none: {WHY}"

@@ -74,7 +74,7 @@ def test_greedy_answers_are_the_most_probable_tokens(compare_q: Run, tmp_path: P
     assert trace["vocab_size"] == 259
     scored = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
     assert scored.status == 0, scored.err
-    (row,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    (row,) = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert row["tokens"] == len(exact) == trace["meta"]["output_tokens"]
     assert row["top1"] == pytest.approx(sum(mine == best for mine, best in exact) / len(exact), abs=0.1 if GPU else 0)
     nll = -math.fsum(mine for mine, _ in exact) / len(exact)
@@ -85,7 +85,7 @@ def test_greedy_answers_are_the_most_probable_tokens(compare_q: Run, tmp_path: P
     (tmp_path / "q.json").write_text(json.dumps({**{key: trace[key] for key in keys}, "rows": theirs}))
     data, models = specs(tmp_path, model, "q.json")
     assert compare_q("-d", data, "-m", models, "-o", tmp_path / "q.r.json").status == 0
-    (same,) = json.loads((tmp_path / "q.r.json").read_text())["models"]
+    (same,) = json.loads((tmp_path / "q.r.json").read_text())["texts"][0]["models"]
     assert (same["ppl"], same["top1"], same["tokens"]) == (row["ppl"], row["top1"], row["tokens"])
 
 

@@ -43,8 +43,8 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done, again = run(), run()
     assert done.returncode == 0, done.stderr
     results = json.loads((folder / "r.json").read_text())
-    return {"folder": folder, "first": done, "again": again, "results": results,
-            "models": {model["label"].removesuffix(" in float32"): model for model in results["models"]}}  # fmt: skip
+    models = {model["label"].removesuffix(" in float32"): model for model in results["texts"][0]["models"]}
+    return {"folder": folder, "first": done, "again": again, "results": results, "models": models}
 
 
 def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
     assert 1.3 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 2
     assert 1.1 < models["vLLM NVFP4 W4A16"]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2.3
-    assert models["vLLM W4A16 g32"]["layer_bpw"] == 4.5
+    assert models["vLLM W4A16 g32"]["bpw_layer"] == 4.5
     assert all(model["non_finite"] == 0 for model in models.values())
 
 

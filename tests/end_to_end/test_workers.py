@@ -63,7 +63,7 @@ def results(file: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text())
     for key in ("created", "command"):
         del found[key]
-    for model in found["models"]:
+    for model in found["texts"][0]["models"]:
         for key in (*TIMES, "from_cache"):
             del model[key]
     return found
@@ -76,7 +76,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     models = [fake(name, fail=2, failure=name) for name in bad] + [fake("good", boost=1.0), fake("uniform")]
     data, specs = write_specs(models)
     status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path)
-    rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
+    rows = {model["label"]: model for model in results(tmp_path / "r.json")["texts"][0]["models"]}
     assert status == 1, err
     assert all(reason in rows[name]["error"] for name, reason in bad.items()), rows
     assert rows["uniform"]["ppl"] == pytest.approx(VOCAB, rel=1e-6)
@@ -111,7 +111,7 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
             time.sleep(0.01)
     status, out, err = finished(process, tmp_path)
     assert "Traceback" not in err
-    rows = [model["error"] for model in results(tmp_path / "r.json")["models"]]
+    rows = [model["error"] for model in results(tmp_path / "r.json")["texts"][0]["models"]]
     assert status == 128 + number
     assert rows[0] is None
     assert "interrupted after" in rows[1]
@@ -155,7 +155,7 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     words = ("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--gpus", "0,2")
     status, _, err = finished(start(*words, PATH=path), tmp_path)
     assert status == 0, err
-    rows = {model["label"]: model["provenance"] for model in results(tmp_path / "r.json")["models"]}
+    rows = {model["label"]: model["provenance"] for model in results(tmp_path / "r.json")["texts"][0]["models"]}
     assert {rows["a"]["visible_devices"], rows["b"]["visible_devices"]} == {"0", "2"}
     assert rows["c"]["visible_devices"] == "0,2"
     assert len(list((tmp_path / "meeting").iterdir())) == 2
@@ -196,7 +196,9 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     words = ("-d", data, "-m", specs, "--python", f"fake={full}", "-o", tmp_path / "r.json")
     status, _, err = finished(start(*words), tmp_path)
     assert status == 0, err
-    assert results(tmp_path / "r.json")["models"][0]["provenance"]["python_path"] == str(full / "bin" / "python")
+    assert results(tmp_path / "r.json")["texts"][0]["models"][0]["provenance"]["python_path"] == str(
+        full / "bin" / "python"
+    )
     (tmp_path / "no program").touch()
     assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2
 
@@ -212,7 +214,7 @@ def test_a_killed_worker_loses_its_own_row(start: Any, tmp_path: Path, write_spe
     status, out, err = finished(process, tmp_path)
     assert status == 1, err
     assert "slow: failed: its worker was ended by SIGKILL" in out
-    assert [model["error"] is None for model in results(tmp_path / "r.json")["models"]] == [False, True]
+    assert [model["error"] is None for model in results(tmp_path / "r.json")["texts"][0]["models"]] == [False, True]
     assert len(list(own_cache.glob("runs/*.died"))) == 1
     assert group_of(worker) is None
     assert not processes_of(own_cache)

@@ -14,7 +14,7 @@ import pytest
 from eval import api
 from eval.api import compare, load
 from eval.results import results_json
-from tests.support.made import FAILED, QUANT, REF, run_of
+from tests.support.made import FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import Ran, refusal
 
 Run = Callable[..., Ran]
@@ -54,7 +54,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
     file, models = write_specs([UNIFORM])
     monkeypatch.chdir(data["path"].parent)
     both = compare({**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True)
-    assert [model.label for model in both.run.models] == ["uniform", "boosted"]
+    assert [model.label for model in both.results.texts[0].models] == ["uniform", "boosted"]
     assert list(Path("kept", "scores").glob("*/*.safetensors"))
     one = compare(str(file), UNIFORM, rows=2, quiet=True)
     assert len(one.frame()) == 1
@@ -65,7 +65,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
 
 def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:
     sizeless = replace(QUANT, label="server", storage=replace(QUANT.storage, bpw_layer=None, note="a server"))
-    results_json.write_json(run_of(REF, QUANT, FAILED, sizeless), tmp_path / "r.json", [])
+    results_json.write_json(results_of(run_of(REF, QUANT, FAILED, sizeless)), tmp_path / "r.json", [])
     frame = load(tmp_path / "r.json").frame()
     assert tuple(frame.columns) == api.COLUMNS
     assert frame.kld.tolist()[:2] == [0, 0.01234567]
@@ -79,11 +79,11 @@ def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:
 
 
 def test_columns_of_a_frame_are_chosen_as_on_the_command_line() -> None:
-    found = api.Comparison(run_of(REF, QUANT)).frame(["kld_p99.9", "bpw", "kld", "js"])
+    found = api.Comparison(results_of(run_of(REF, QUANT))).frame(["kld_p99.9", "bpw_layer", "kld", "js"])
     assert list(found.columns) == ["label", "kld_p99.9", "bpw_layer", "kld", "kld_stderr", "js", "js_stderr"]
     assert found.loc[1].tolist()[:5] == ["W4A16", 0.999, 4.5, 0.01234567, 0.000452]
     assert found.js.isna().all()
-    said = refusal(api.Comparison(run_of(REF)).frame, ["p99"])
+    said = refusal(api.Comparison(results_of(run_of(REF))).frame, ["p99"])
     assert said.startswith("'p99' is no column; there are: label, engine, ")
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from eval.results.merge import runs as merge
-from eval.results.texts import TextResult, TextsResult
 from hypothesis import given
 from rich.console import Console
 
 from backends.common.messages import CONTROL
 from eval.html import report
-from eval.results import results_csv, results_json, texts_json
-from eval.results.run_result import Part, StoredRun
-from eval.table import columns, llama_statistics, markdown, pairs, several_texts, terminal, text_columns
+from eval.results import flat, merging, results_json
+from eval.results.run_result import Part, Results, TextResult
+from eval.table import columns, llama_statistics, markdown, pairs, terminal
 from eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, REFERENCE, run_of
@@ -32,20 +30,21 @@ PROVENANCE = {
     "layers": [{**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}],
 }
 RUN = run_of(REF, QUANT, FAILED)
-WHOLE = json.loads(json.dumps(results_json.run_json(RUN, ["x"]))) | {"data": DATA}
-WHOLE["models"][1] |= {"provenance": PROVENANCE, "spec": {"group": "g", "noise_floor": True}, "scores_key": "k"}
+
+
+def json_of(*texts: TextResult) -> Any:
+    return json.loads(json.dumps(results_json.results_json(Results(texts), ["x"])))
+
+
+WHOLE = json_of(RUN)
+WHOLE["texts"][0]["data"] = DATA
+SPEC = {"group": "g", "noise_floor": True}
+WHOLE["texts"][0]["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
 ORIGIN = {key: WHOLE[key] for key in results_json.ORIGIN}
 PARTS = [Part("a.json", ("bf16",), ORIGIN, REFERENCE, 7.5), Part("b.json", ("W4A16",), ORIGIN)]
 MERGED = WHOLE | {"parts": json.loads(json.dumps([asdict(part) for part in PARTS]))}
-PAGE = {"run": WHOLE, "inspection": json.loads(json.dumps(asdict(inspection_of(RUN))))}
-
-TEXTS = json.loads(
-    json.dumps(
-        texts_json.texts_json(
-            TextsResult((TextResult("a", RUN), TextResult("b", RUN), TextResult("c", None, "no such file"))), ["x"]
-        )
-    )
-)
+PAGE = {"results": WHOLE, "inspections": [json.loads(json.dumps(asdict(inspection_of(RUN))))]}
+TEXTS = json_of(replace(RUN, name="a"), replace(RUN, name="b"), TextResult("c", error="no such file"))
 
 
 @pytest.fixture(scope="module")
@@ -55,47 +54,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def show(run: StoredRun, inspection: Any, folder: Path) -> None:
+def show(results: Results, excerpts: list[Any], folder: Path) -> None:
     """Every reader of a run but the pictures: table, pairs, statistics, Markdown, CSV, JSON, report."""
     for key in (None, *BY_NAME):
-        table = columns.ordered(run, key)
+        table = columns.ordered(results, key)
     stream = io.StringIO()
     terminal.show(table, Console(file=stream, width=120))
     terminal.show(table, Console(file=stream, width=80), tuple(BY_NAME))
-    lines = [*stream.getvalue().split("\n"), *llama_statistics.statistics_lines(table)]
-    lines += pairs.pair_lines(pairs.neighbours(table), table.data.get("text_tokens"))
-    lines += markdown.markdown_text(table, tuple(BY_NAME)).split("\n")
+    terminal.show_timing(table, Console(file=stream, width=80))
+    lines = stream.getvalue().split("\n")
+    for text in table.scored:
+        lines += llama_statistics.statistics_lines(text)
+        lines += pairs.pair_lines(pairs.neighbours(text), text.data.get("text_tokens"))
+    lines += markdown.markdown_text(table, tuple(BY_NAME), timing=True).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    results_csv.write_csv(table, folder / "out.csv")
-    results_json.write_json(run, folder / "out.json", ["x"])
-    assert results_json.load(folder / "out.json")[0] == run
-    report.whole_page(report.page_payload(run, inspection, ["x"]), run.title or "").encode()
-
-
-@fuzzed
-@given(random=randoms)
-def test_results_of_several_texts(folder: Path, random: Random) -> None:
-    file = folder / "texts.json"
-    file.write_bytes(damaged(TEXTS, random))
-    found = answer_of(lambda: texts_json.load([file]))
-    if found is None or not isinstance(found[0], texts_json.StoredTexts):
-        return
-    result = found[0]
-    stream = io.StringIO()
-    for key in ("kld", "label", "top1"):
-        table = text_columns.ordered(result, key)
-    several_texts.show(table, Console(file=stream, width=100))
-    lines = [*stream.getvalue().split("\n"), *several_texts.markdown_text(table, timing=True).split("\n")]
-    assert not [line for line in lines if CONTROL.search(line)]
-    results_csv.csv_text(result)
-    texts_json.write_json(result, folder / "again.json", ["x"])
-    assert texts_json.load([folder / "again.json"])[0] == result
+    flat.write_csv(table, folder / "out.csv")
+    results_json.write_json(results, folder / "out.json", ["x"])
+    assert results_json.load(folder / "out.json")[0] == results
+    if len(results.texts) == 1:
+        report.whole_page(report.page_payload(results, excerpts[0], ["x"]), results.title or "").encode()
 
 
 @fuzzed
 @given(random=randoms)
 def test_results(folder: Path, random: Random) -> None:
-    document = random.choice([WHOLE, WHOLE, MERGED, PAGE])
+    document = random.choice([WHOLE, WHOLE, MERGED, PAGE, TEXTS])
     content = damaged(document, random)
     if document is PAGE:
         content = b'<script type="application/json" id="payload">' + content + b"</script>"
@@ -104,6 +87,6 @@ def test_results(folder: Path, random: Random) -> None:
     found = answer_of(lambda: results_json.load(file))
     if found is not None:
         show(*found, folder)
-        merged = answer_of(lambda: merge.load([folder / "whole.json", file]))
+        merged = answer_of(lambda: merging.load([folder / "whole.json", file]))
         if merged is not None:
             show(*merged, folder)

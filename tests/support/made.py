@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from backends.base import Storage
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, Results, TextResult
 from eval.stats.distributions import Curve, Histogram
 from eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
 from eval.stats.uncertainty import Mean, Perplexity, Value
@@ -49,9 +49,14 @@ QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
 FAILED = ModelResult("broken", "fake", error="told to fail")
 
 
-def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> RunResult:
-    """A run of these models."""
-    return RunResult({"windows": 2}, "letters", models, reference)
+def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> TextResult:
+    """The only text of a run of these models."""
+    return TextResult("text", {"windows": 2}, "letters", models, reference)
+
+
+def results_of(*texts: TextResult, **fields: Any) -> Results:
+    """A run of these texts."""
+    return Results(texts, **fields)
 
 
 def with_ppl(model: ModelResult, ppl: Perplexity) -> ModelResult:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from backends.base import Storage
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.distributions import Curve, histogram_of, percentiles_of
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
@@ -85,9 +85,9 @@ def row_result(row: tuple) -> ModelResult:
 
 
 @functools.cache
-def real_run() -> RunResult:
+def real_run() -> TextResult:
     """The whole table."""
     reference = {"label": "bf16 vLLM"}
-    return RunResult(
-        {"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(row_result(row) for row in ROWS), reference
+    return TextResult(
+        "text", {"windows": 586}, "wikitext2, 586 × 2048 tokens", tuple(row_result(row) for row in ROWS), reference
     )

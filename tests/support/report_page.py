@@ -15,7 +15,7 @@ import pytest
 
 from backends.base import Storage
 from eval.html.inspector import Damaged, Inspection, Passage
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats import estimates
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -67,12 +67,12 @@ FAILED = ModelResult("broken", "fake", error="told to fail")
 SIZELESS = measured("server", 0.1, None, seed=8)
 
 
-def run_of(*models: ModelResult) -> RunResult:
+def run_of(*models: ModelResult) -> TextResult:
     base = next((model.label for model in models if model.is_reference), None)
-    return RunResult(SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
+    return TextResult("text", SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
 
 
-def inspection_of(run: RunResult) -> Inspection:
+def inspection_of(run: TextResult) -> Inspection:
     """Twenty tokens, whose KLD is their number in hundredths, twice that for the next model, next to 0 for noise."""
     tokens = ("", "Ü", "\n\n", " <b>", "</script>", *(f" t{i}" for i in range(15)))
 

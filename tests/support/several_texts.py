@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from eval.results.texts import TextResult, TextsResult
 
 from backends.base import Storage
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, Results, TextResult
 from eval.stats.answers import Questions, summarize
 from eval.stats.estimates import BlockSums
 from eval.stats.uncertainty import Mean, Perplexity
@@ -57,20 +56,20 @@ def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, r
         for label, klds in KLDS.items()
     )
     found = {"label": "bf16"} if reference else None
-    return TextResult(name, RunResult({"windows": 2}, f"{name}, 2 × 50 tokens", models, found))
+    return TextResult(name, {"windows": 2}, f"{name}, 2 × 50 tokens", models, found)
 
 
-def three(**failed: Mapping[str, str]) -> TextsResult:
+def three(**failed: Mapping[str, str]) -> Results:
     """Three texts; by a text's name why models have no result of it."""
-    return TextsResult(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
+    return Results(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
 
 
-def with_failed_text(result: TextsResult, name: str, error: str) -> TextsResult:
+def with_failed_text(result: Results, name: str, error: str) -> Results:
     """The results, but that a text failed."""
-    return replace(result, texts=tuple(TextResult(name, None, error) if t.name == name else t for t in result.texts))
+    return replace(result, texts=tuple(TextResult(name, error=error) if t.name == name else t for t in result.texts))
 
 
-def with_text(result: TextsResult, text: TextResult) -> TextsResult:
+def with_text(result: Results, text: TextResult) -> Results:
     """The results with another result for a text of that name."""
     return replace(result, texts=tuple(text if t.name == text.name else t for t in result.texts))
 
@@ -80,8 +79,7 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
 
     Underscores stand for spaces of the label.  "?": no answer of that question has a finite log-probability.
     """
-    assert text.run
-    models = {model.label.replace(" ", "_"): model for model in text.run.models}
+    models = {model.label.replace(" ", "_"): model for model in text.models}
     reference = next((name for name, model in models.items() if model.is_reference), "")
     found = []
     for name, model in models.items():
@@ -95,8 +93,8 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
         asked = Questions(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
         answers = summarize(columns, np.arange(2 * count), asked)
         found.append(replace(model, estimates=replace(model.estimates, answers=answers)))
-    data = {**text.run.data, "method": "answers", "answers": {"num_fewshot": 0}}
-    return replace(text, run=replace(text.run, models=tuple(found), data=data))
+    data = {**text.data, "method": "answers", "answers": {"num_fewshot": 0}}
+    return replace(text, models=tuple(found), data=data)
 
 
 def sums_of(right: str) -> np.ndarray[Any, Any]:

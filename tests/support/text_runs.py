@@ -27,8 +27,9 @@ class Texts(Ran):
 
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
-        """Name -> text, or the only text under an empty name."""
-        return {text["name"]: text for text in self.results.get("texts", [])} or {"": self.results}
+        """Name -> text; of one text under an empty name too."""
+        texts = {text["name"]: text for text in self.results["texts"]}
+        return texts if len(texts) > 1 else {**texts, "": self.results["texts"][0]}
 
     def model(self, label: str, text: str = "") -> dict[str, Any]:
         """A model's result for a text."""

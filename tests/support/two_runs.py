@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.results import results_json
-from eval.results.run_result import ModelResult, RunResult
+from eval.results import merging, results_json
+from eval.results.run_result import ModelResult, Results, TextResult
 from tests.support.made import QUANT, REF
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
@@ -33,8 +33,8 @@ def writer(tmp_path: Path) -> Write:
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
         reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
-        run = RunResult(data, "letters", models, reference, keys.get("title"))
-        raw = results_json.run_json(run, ["compare_q.py", "-d", name])
+        run = Results((TextResult("text", data, "letters", models, reference),), keys.get("title"))
+        raw = results_json.results_json(run, ["compare_q.py", "-d", name])
         raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
         raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -44,5 +44,11 @@ def writer(tmp_path: Path) -> Write:
     return written
 
 
-def labels(run: RunResult) -> list[str]:
-    return [model.label for model in run.models]
+def merged(files: Sequence[Path]) -> tuple[Results, TextResult]:
+    """The runs of these files as one, and its only text."""
+    results, _ = merging.load(files)
+    return results, results.texts[0]
+
+
+def labels(text: TextResult) -> list[str]:
+    return [model.label for model in text.models]

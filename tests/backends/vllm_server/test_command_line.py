@@ -27,7 +27,7 @@ def test_command_line(
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
-    found = next(model for model in json.loads(out.read_text())["models"] if model["label"] == "served")
+    found = next(model for model in json.loads(out.read_text())["texts"][0]["models"] if model["label"] == "served")
     sent = [[gold(ids[at], ids[at - 1]) for at in range(1, 100)] for ids in stub.windows]
     assert found["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
     assert "no KLD: this engine gives no more than the real tokens' log-probabilities" in json.dumps(found)

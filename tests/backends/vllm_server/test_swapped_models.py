@@ -105,7 +105,7 @@ def test_swapped_while_scored(
     def ppl() -> float:
         ran = compare_q("-d", data, "-m", models, "-o", out)
         assert ran.status == 0, ran.err
-        found: float = json.loads(out.read_text())["models"][0]["ppl"]
+        found: float = json.loads(out.read_text())["texts"][0]["models"][0]["ppl"]
         sent = [gold(ids[at], ids[at - 1], stub.model) for ids in stub.windows for at in range(1, 100)]
         assert found == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
         stub.windows.clear()

@@ -63,7 +63,7 @@ def rows(
         monkeypatch.setenv(processes.ENVIRONMENT, "0")
         data, specs = write_specs([cached, *models])
         compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
-        found = json.loads((tmp_path / "r.json").read_text())["models"]
+        found = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
         return {model["label"]: model for model in found}
 
     return run

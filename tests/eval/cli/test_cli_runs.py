@@ -59,7 +59,7 @@ def test_three_models_without_a_reference_and_then_with_one(
         return list(loads), ran
 
     def ppl() -> list[float]:
-        return [model["ppl"] for model in json.loads((tmp_path / "r.json").read_text())["models"]]
+        return [model["ppl"] for model in json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]]
 
     scored, ran = run()
     assert scored == ["a", "b", "c"]
@@ -79,11 +79,11 @@ def test_scores_beside_a_reference_serve_a_run_without_one(
 ) -> None:
     data, spec = write_specs([fake("a", reference=True), fake("b", 2.0)])
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
-    with_kld = json.loads((tmp_path / "r.json").read_text())["models"][1]
+    with_kld = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][1]
     loads.clear()
     data, spec = write_specs([fake("b", 2.0)])
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
-    (model,) = json.loads((tmp_path / "r.json").read_text())["models"]
+    (model,) = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert loads == []
     assert (model["ppl"], model["kld"], with_kld["kld"] > 0) == (with_kld["ppl"], None, True)
 
@@ -96,7 +96,7 @@ def test_windows_of_another_length_are_other_windows(
     def run(length: int, count: int) -> dict[str, Any]:
         data, spec = write_specs([fake("a")], eval_len=length, eval_stride=length, max_rows=count)
         assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
-        return dict(json.loads((tmp_path / "r.json").read_text())["models"][0])
+        return dict(json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0])
 
     assert run(128, 4)["tokens"] == 4 * 127
     assert run(64, 8)["tokens"] == 8 * 63
@@ -128,7 +128,7 @@ def test_one_label_for_two_models(compare_q: Run, write_specs: Specs, tmp_path: 
     data, spec = write_specs([fake("same"), fake("same", 3.0)])
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--tokens-out", tmp_path / "t")
     assert ran.status == 0, ran.err
-    models = json.loads((tmp_path / "r.json").read_text())["models"]
+    models = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert [model["label"] for model in models] == ["same", "same (2)"]
     assert models[0]["ppl"] == pytest.approx(500, rel=1e-6)
     assert models[1]["ppl"] == pytest.approx(25.8437, abs=1e-3)
@@ -222,7 +222,7 @@ def test_a_run_without_a_reference_merges_into_one_with_it(compare_q: Run, write
     for order in ((one, two), (two, one)):
         ran = compare_q("--from", *order, "-o", tmp_path / "both.json")
         assert ran.status == 0, ran.err
-        models = json.loads((tmp_path / "both.json").read_text())["models"]
+        models = json.loads((tmp_path / "both.json").read_text())["texts"][0]["models"]
         assert [model["label"] for model in models] == ["a", "b"]
         assert models[1]["kld"] > 0
         assert "measure it again" not in ran.out

@@ -11,7 +11,7 @@ from backends.fake import FakeBackend
 from eval.results import results_json
 from eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
-from tests.support.made import BASE, FAILED, QUANT, REF, run_of
+from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused
 
 
@@ -46,14 +46,14 @@ def test_flags_that_run_something_do_not_go_with_a_finished_run(
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     assert_refused(compare_q("--from", tmp_path / "no.json"), "no.json: no such file")
-    finished.write_text(finished.read_text().replace('"format": 5', '"format": 3'))
+    finished.write_text(finished.read_text().replace('"format": 7', '"format": 3'))
     assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
-    results_json.write_json(run_of(BASE, reference=None), finished, [])
+    results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
     assert_refused(compare_q("--from", finished, "-kld"), "has no reference, and so no KL divergence")
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    results_json.write_json(run_of(QUANT, FAILED, REF), finished, [])
+    results_json.write_json(results_of(run_of(QUANT, FAILED, REF)), finished, [])
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
     ran = compare_q("--from", finished, "--sort", "kld", *files)
     labels = ("bf16", "W4A16", "broken")
@@ -114,8 +114,9 @@ def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Pat
 def test_bytes_of_a_command_and_a_title_that_are_not_utf8(compare_q: Run, tmp_path: Path) -> None:
     """What was written with them was refused as no Unicode text, and no picture was drawn; line ends stay."""
     odd = os.fsdecode(b"caf\xe9\n")
-    results_json.write_json(run_of(REF, QUANT), tmp_path / "r.json", ["compare-q", "-t", odd])
+    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "r.json", ["compare-q", "-t", odd])
     ran = compare_q("--from", tmp_path / "r.json", "-t", odd, "-o", tmp_path / "s.json", "-pf", tmp_path / "p.png")
     assert (ran.status, ran.err) == (0, "")
     run, _ = results_json.load(tmp_path / "s.json")
+    assert run.origin
     assert (run.title, run.origin["command"]) == ("caf\\udce9\n", ["compare-q", "-t", "caf\\udce9\n"])

@@ -95,7 +95,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
         ran = in_a_process("--from", finished, "-o", tmp_path / "r.json", stdout=full)
     problem = f"error: standard output: could not be written: No space left on device; {CURE}"
     assert (ran.returncode, ran.stderr.splitlines()) == (2, [problem])
-    assert results_json.load(tmp_path / "r.json")[0].models
+    assert results_json.load(tmp_path / "r.json")[0].labels
 
 
 @pytest.mark.engine
@@ -118,7 +118,7 @@ def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=environment)
         assert (ran.returncode, ran.stderr) == (0, "")
-        assert results_json.load(tmp_path / "r.json")[0].models
+        assert results_json.load(tmp_path / "r.json")[0].labels
         assert (tmp_path / "r.csv").read_text().startswith("label,")
         assert ran.stdout.count("\n") == ("head" in shell)
         (tmp_path / "r.json").unlink()
@@ -155,7 +155,7 @@ def test_a_folder_that_vanishes_while_models_run(
     assert all(why in line for line in problems)
     assert problems[-1:] == failures(folder, why, "r.csv")
     assert "closed form" in ran.out
-    assert len(json.loads((tmp_path / "r.json").read_text())["models"]) == 2
+    assert len(json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]) == 2
     assert "Traceback" not in ran.err
 
 

@@ -21,7 +21,7 @@ from eval.common.cache import Cache
 from eval.common.outputs import Outputs
 from eval.plots import figures, measures
 from eval.results import results_json
-from eval.results.run_result import RunResult
+from eval.results.run_result import TextResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
 from tests.support.toy import assert_refused, refusal
@@ -107,7 +107,7 @@ def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.Cap
         replace(BASE, label="W4_g32", scores_key="c/alone"),
         replace(BASE, label="no key"),
     )
-    delivering.copy_scores(cache, RunResult({}, "letters", models), [window], tmp_path, Outputs())
+    delivering.copy_scores_of_text(cache, TextResult("text", models=models), [window], tmp_path, Outputs(), "")
     found = {file.name: parquet.read_table(file)["logprob"].to_pylist() for file in tmp_path.glob("*.parquet")}
     assert found == {"W4_g32.parquet": [-1.0, -1.0], "W4_g32-3.parquet": [-3.0, -3.0]}
     assert capsys.readouterr().out.splitlines() == [
@@ -229,7 +229,7 @@ def test_a_run_and_its_report_say_the_same(compare_q: Run, write_specs: Specs, t
     assert again.status == 0, again.err
     assert again.out.partition("report: ")[0] == ran.out.partition("report: ")[0]
     assert "<title>Mine &lt;b&gt;" in (tmp_path / "r.html").read_text()
-    run, inspection = results_json.load(tmp_path / "r.html")
-    assert results_json.load(tmp_path / "s.html") == (run, inspection)
-    assert len(run.models) == 2
+    results, (inspection,) = results_json.load(tmp_path / "r.html")
+    assert results_json.load(tmp_path / "s.html") == (results, [inspection])
+    assert len(results.labels) == 2
     assert inspection["passages"]

@@ -47,7 +47,7 @@ def test_one_text_in_a_list_is_one_text(compare_q: Run, files: dict[str, Path], 
     compare_q("-d", files["prose"], *words)
     alone, as_list = (compare_q("-d", file, *words) for file in (files["prose"], listed(files, {})))
     assert as_list == alone
-    assert json.loads((tmp_path / "r.json").read_text())["format"] == 5
+    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["name"] == "prose"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_uniform_logits_have_the_vocabulary_as_perplexity(compare_q: Run, write_
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", "--csv", tmp_path / "r.csv")
     assert ran.status == 0, ran.err
-    uniform, boosted = json.loads((tmp_path / "r.json").read_text())["models"]
+    uniform, boosted = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert uniform["ppl"] == pytest.approx(500.0, rel=1e-6)
     assert boosted["ppl"] == pytest.approx(25.8437, abs=1e-3)
     assert uniform["tokens"] == 9 * 99
@@ -44,16 +44,16 @@ def test_results_json_says_what_ran(
     monkeypatch.setattr(FakeBackend.files, "weight_files", lambda _: (data, spec))
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["format"] == 5
+    assert written["format"] == 7
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
-    assert written["data"]["windows"] == 9
-    assert written["data"]["scored_tokens"] == 891
-    assert written["data"]["spec"]["dataset_display_name"] == "letters"
-    assert len(written["models"][0]["spec_sha256"]) == 64
-    assert written["models"][0]["layer_bpw"] is None
-    assert written["models"][0]["storage_note"] == "this model has no files"
-    assert written["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
+    assert written["texts"][0]["data"]["windows"] == 9
+    assert written["texts"][0]["data"]["scored_tokens"] == 891
+    assert written["texts"][0]["data"]["spec"]["dataset_display_name"] == "letters"
+    assert len(written["texts"][0]["models"][0]["spec_sha256"]) == 64
+    assert written["texts"][0]["models"][0]["bpw_layer"] is None
+    assert written["texts"][0]["models"][0]["storage_note"] == "this model has no files"
+    assert written["texts"][0]["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
 def test_second_run_comes_from_the_cache(
@@ -64,7 +64,7 @@ def test_second_run_comes_from_the_cache(
     monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded again"))
     again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
     assert again.status == 0, again.err
-    assert json.loads((tmp_path / "r.json").read_text())["models"][0]["from_cache"] is True
+    assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["from_cache"] is True
     assert "1 of 1 rows come from the cache" in again.out
     monkeypatch.undo()
 
@@ -98,7 +98,7 @@ def test_one_failure_does_not_lose_the_others(compare_q: Run, write_specs: Specs
     assert ran.status == 1
     assert "bad: failed: told to fail after 2 windows" in ran.out
     assert shown_ppl(ran, "good") == pytest.approx(1000, rel=1e-5)
-    bad, good = json.loads((tmp_path / "r.json").read_text())["models"]
+    bad, good = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert (bad["ppl"], bad["error"]) == (None, "told to fail after 2 windows")
     assert good["error"] is None
     assert "bad: not in the plot" in ran.out
@@ -157,9 +157,9 @@ def test_kld_against_a_reference(compare_q: Run, write_specs: Specs, tmp_path: P
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "against boosted" in ran.out
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["reference"]["label"] == "boosted"
-    assert [model["reference"] for model in written["models"]] == [False, True]
-    assert written["models"][0]["kld"] == pytest.approx(0.078622, abs=1e-6)
+    assert written["texts"][0]["reference"]["label"] == "boosted"
+    assert [model["reference"] for model in written["texts"][0]["models"]] == [False, True]
+    assert written["texts"][0]["models"][0]["kld"] == pytest.approx(0.078622, abs=1e-6)
     assert (tmp_path / "p.svg").is_file()
 
 
@@ -195,7 +195,7 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
-    ref, other = json.loads((tmp_path / "r.json").read_text())["models"]
+    ref, other = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
     assert (ref["error"], ref["kernel"]) == (None, None)
     assert other["kld_tokens"] == other["tokens"] == 891
     assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out

@@ -15,14 +15,14 @@ import pytest
 from eval.common.files import is_writable, replacing
 from eval.results import results_json
 from tests.support.command_line import Run
-from tests.support.made import QUANT, REF, run_of
+from tests.support.made import QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """results.json of a finished run."""
-    results_json.write_json(run_of(REF, QUANT), tmp_path / "finished.json", [])
+    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "finished.json", [])
     return tmp_path / "finished.json"
 
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from eval.results.texts import TextsResult
 
 from eval.html import report, texts_report
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, Results, TextResult
 from tests.support.report_page import BROWSER, FLAGS, Opened, OpenTexts, ShowPage, inspection_of, run_of
 
 
@@ -72,11 +71,14 @@ def show_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
 def show(show_file: Callable[..., Opened]) -> ShowPage:
     """Write a report of models and open it."""
 
-    def show(*models: ModelResult, inspect: Any = True, run: RunResult | None = None, **context: Any) -> Opened:
+    def show(
+        *models: ModelResult, inspect: Any = True, run: TextResult | Results | None = None, **context: Any
+    ) -> Opened:
         """``inspect``: whether there are excerpts, or which."""
         run = run or run_of(*models)
-        excerpts = inspection_of(run) if inspect is True else inspect or None
-        payload = report.page_payload(run, excerpts, ["compare_q.py", "-d", "<d>"])
+        results = run if isinstance(run, Results) else Results((run,))
+        excerpts = inspection_of(results.texts[0]) if inspect is True else inspect or None
+        payload = report.page_payload(results, excerpts, ["compare_q.py", "-d", "<d>"])
         return show_file(report.whole_page(payload, report.TITLE), **context)
 
     return show
@@ -86,8 +88,8 @@ def show(show_file: Callable[..., Opened]) -> ShowPage:
 def open_texts(show_file: Callable[..., Opened]) -> OpenTexts:
     """Write a report of several texts and open it."""
 
-    def opened(result: TextsResult, **context: Any) -> Opened:
-        excerpts = [inspection_of(text.run) if text.run else None for text in result.texts]
+    def opened(result: Results, **context: Any) -> Opened:
+        excerpts = [None if text.error else inspection_of(text) for text in result.texts]
         payload = texts_report.page_payload(result, excerpts, ["compare_q.py", "-d", "<d>"])
         return show_file(report.whole_page(payload, report.TITLE), **context)
 

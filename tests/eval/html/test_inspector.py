@@ -12,7 +12,7 @@ from backends.base import TokenScores, Window
 from backends.scoring import segments
 from eval.common.cache import Cache
 from eval.html import inspector
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.text.windows import EvalData
 from tests.support.report_page import measured
 from tests.support.toy import save_toy_tokenizer
@@ -63,8 +63,8 @@ def compared(cache: Cache, data: EvalData, label: str, damaged: dict[int, float]
     return keep(cache, data, label, kld=kld, ref_logprob=ref)
 
 
-def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> RunResult:
-    return RunResult({}, "", models, reference)
+def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> TextResult:
+    return TextResult("text", {}, "", models, reference)
 
 
 def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, cache: Cache) -> None:

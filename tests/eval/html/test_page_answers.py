@@ -6,10 +6,10 @@ import csv
 import io
 
 import pytest
-from eval.results.texts import TextsResult
 
 from eval.plots import figures
 from eval.plots.measures import ACCURACIES, BPW
+from eval.results.run_result import Results
 from tests.support.report_page import OpenTexts, ShowPage, cell, copied, needs_browser
 from tests.support.several_texts import text_of, three, with_answers, with_text
 
@@ -38,9 +38,8 @@ def test_accuracy_and_flips_of_one_text_among_others(open_texts: OpenTexts) -> N
 def test_accuracy_over_size(show: ShowPage) -> None:
     """It is what is first seen of a task; places and errors are those of the Python plot, and more is better."""
     text = with_answers(text_of("chat", 2), **RIGHT)
-    assert text.run
-    opened = show(run=text.run, inspect=False)
-    points = {p.label: p for p in figures.scatter_points(text.run, BPW, ACCURACIES["acc"])[0]}
+    opened = show(run=text, inspect=False)
+    points = {p.label: p for p in figures.scatter_points(text, BPW, ACCURACIES["acc"])[0]}
     to_y = opened.scale("#scatter", "y", log=False)
     for label in ("EXL3 4.0", "GGUF Q4_K"):
         assert opened.centre(label)[1] == pytest.approx(to_y(points[label].y), abs=0.6)
@@ -52,7 +51,7 @@ def test_accuracy_over_size(show: ShowPage) -> None:
 
 
 def test_all_texts_are_tasks(open_texts: OpenTexts) -> None:
-    result = TextsResult(tuple(with_answers(text_of(name, i), **RIGHT) for i, name in enumerate(("c4", "chat"), 1)))
+    result = Results(tuple(with_answers(text_of(name, i), **RIGHT) for i, name in enumerate(("c4", "chat"), 1)))
     opened = open_texts(result)
     assert opened.texts("#texts .group-name")[-2:] == ["c4", "chat"]
     opened.pick("texts", "acc norm")

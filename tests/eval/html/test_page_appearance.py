@@ -122,7 +122,7 @@ def test_a_phone_shows_the_numbers(show: ShowPage) -> None:
     """Size, KLD and PPL with their errors beside the model's name; nothing is wider than the window; tooltips by touch,
     beside what they are about and inside the window."""
     opened = show(*MODELS, width=390, has_touch=True)
-    for key in ("label", "bpw", "kld", "ppl"):
+    for key in ("label", "bpw_layer", "kld", "ppl"):
         cell = "tbody tr:nth-child(5) th" if key == "label" else f"tbody tr:nth-child(5) [data-cell='{key}']"
         left, _, right, _ = box_of(opened, f"#table {cell}")
         assert 0 <= left < right <= 390, key

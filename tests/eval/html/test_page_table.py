@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from eval.results import differences
-from eval.results.run_result import ModelResult, Part, StoredRun
+from eval.results.run_result import ModelResult, Part, Results
 from eval.table import columns
 from tests.support.report_page import (
     FAILED,
@@ -35,7 +35,17 @@ def test_the_table_is_the_terminals(show: ShowPage) -> None:
         *found
     ]
     numbers = {name: each.cells for name, each in found.items() if each.column.digits is not None}
-    assert {"bpw", "vram", "ppl", "ratio", "kld", "kld_p99.9", "same_top", "speed", "head_bpw"} == numbers.keys()
+    assert {
+        "bpw_layer",
+        "vram_gib",
+        "ppl",
+        "ratio",
+        "kld",
+        "kld_p99.9",
+        "same_top",
+        "speed",
+        "bpw_head",
+    } == numbers.keys()
     for key, cells in numbers.items():
         assert [plain(text) for text in opened.cells(key)] == [cell.shown for cell in cells], key
     for key in (key for key in numbers if found[key].column.error):
@@ -50,14 +60,14 @@ def test_the_table_is_the_terminals(show: ShowPage) -> None:
 def test_sorting(show: ShowPage) -> None:
     """A click sorts, a second one reverses; what is not known stays last; the keyboard does the same."""
     opened = show(*MODELS, SIZELESS, FAILED)
-    header = opened.page.locator("th[data-column='bpw']")
+    header = opened.page.locator("th[data-column='bpw_layer']")
     known = sorted([m for m in MODELS if m.storage.bpw_layer], key=lambda m: m.storage.bpw_layer or 0)
     expected = [f"{m.storage.bpw_layer:.2f}" for m in known]
     header.locator("button").click()
-    assert opened.cells("bpw") == [*expected, "n/a", ""]
+    assert opened.cells("bpw_layer") == [*expected, "n/a", ""]
     assert header.get_attribute("aria-sort") == "ascending"
     header.locator("button").click()
-    assert opened.cells("bpw") == [*expected[::-1], "n/a", ""]
+    assert opened.cells("bpw_layer") == [*expected[::-1], "n/a", ""]
     assert header.get_attribute("aria-sort") == "descending"
     opened.page.locator("th[data-column='label'] button").focus()
     opened.page.keyboard.press("Enter")
@@ -127,10 +137,10 @@ def test_a_merged_run(show: ShowPage) -> None:
         Part(f"{key}.json", tuple(labels[i::2]), {**origin, "hardware": machines[key]}, {"key": key}, 7.5)
         for i, key in enumerate("ab")
     )
-    run = StoredRun(**vars(plain_run), origin=origin, parts=parts)
-    excerpts = inspection_of(run)
+    merged = Results((plain_run,), origin=origin, parts=parts)
+    excerpts = inspection_of(plain_run)
     worst = (None, excerpts.worst[1], None, excerpts.worst[3])
-    opened = show(run=run, inspect=replace(excerpts, worst=worst))
+    opened = show(run=merged, inspect=replace(excerpts, worst=worst))
     assert opened.cells("where") == ["AMD EPYC", "NVIDIA H200, driver 580.1"] * 2
     assert opened.texts("#parts h3") == ["Merged: a.json", "Merged: b.json"]
     assert "AMD EPYC" in opened.texts("#parts dd")

@@ -10,8 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from eval.results.texts import TextResult, TextsResult
 
+from eval.results.run_result import Results, TextResult
 from tests.support.report_page import (
     FAILED,
     MODELS,
@@ -28,15 +28,15 @@ from tests.support.several_texts import NAMES, three, with_failed_text
 pytestmark = needs_browser
 
 
-def measured_texts() -> TextsResult:
+def measured_texts() -> Results:
     """Two texts of one run with another KLD, and one that failed; a model failed on the second."""
     first = run_of(*MODELS, FAILED)
     others = [measured(m.label, None if m.is_reference else 0.2 + i / 10, m.storage.bpw_layer, seed=9 + i,
                        is_reference=m.is_reference, spec=m.spec) for i, m in enumerate(MODELS)]  # fmt: skip
     others[4] = replace(FAILED, label=MODELS[4].label, error="out of memory")
     second = replace(run_of(*others, FAILED), subtitle="c4, 4 × 1000 tokens")
-    return TextsResult(
-        (TextResult("wiki2", first), TextResult("c4 & <b>", second), TextResult("x", None, "no such file"))
+    return Results(
+        (replace(first, name="wiki2"), replace(second, name="c4 & <b>"), TextResult("x", error="no such file"))
     )
 
 
@@ -131,10 +131,10 @@ def test_many_texts_and_long_names_scroll_no_page(open_texts: OpenTexts, width: 
     names = ("</script><img src=x onerror=alert(1)>", "x" * 200, "word " * 40, "\udc80", "__proto__")
     texts = tuple(replace(text, name=name) for name, text in zip(names, three().texts * 2, strict=False))
     labelled = tuple(
-        replace(t, run=replace(t.run, models=tuple(replace(m, label=f"{m.label} {'W' * 100}") for m in t.run.models)))
-        for t in texts if t.run
+        replace(t, models=tuple(replace(m, label=f"{m.label} {'W' * 100}") for m in t.models))
+        for t in texts
     )  # fmt: skip
-    opened = open_texts(TextsResult(labelled), width=width)
+    opened = open_texts(Results(labelled), width=width)
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
     assert opened.page.locator("img").count() == 0
     for tab in opened.page.locator("#tabs button").all():

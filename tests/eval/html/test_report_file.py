@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -13,30 +12,30 @@ import numpy as np
 from eval.html import inspector, report
 from eval.html.inspector import Damaged, Inspection, Passage
 from eval.results import results_json
+from tests.support.made import results_of
 from tests.support.report_page import FAILED, MODELS, REFERENCE, inspection_of, measured, run_of
 
 
 def test_the_file_is_whole_and_closed(tmp_path: Path) -> None:
     """One script, one style, named by their hashes; nothing that could load; the payload reads back."""
     run, file = run_of(*MODELS, FAILED), tmp_path / "report.html"
-    report.write(run, inspection_of(run), file, ["compare_q.py"])
+    report.write(results_of(run), inspection_of(run), file, ["compare_q.py"])
     text = file.read_text()
     assert re.findall(r"\b(?:src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text) == []
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
-    again, inspection = results_json.load(file)
-    before, after = (json.loads(json.dumps(results_json.run_json(each, [])["models"])) for each in (run, again))
-    assert before == after
+    again, (inspection,) = results_json.load(file)
+    assert again.texts == (run,)
     report.write(again, inspection, tmp_path / "again.html", ["other"])
-    assert results_json.load(tmp_path / "again.html") == (again, inspection)
+    assert results_json.load(tmp_path / "again.html") == (again, [inspection])
     assert (tmp_path / "again.html").read_text() == text
 
 
 def test_footnotes_speak_of_the_page() -> None:
     """Not of options, nor of marks that only the terminal has."""
     cached = replace(MODELS[2], cached=True)
-    found = report.page_payload(run_of(REFERENCE, cached), None, [])["footnotes"]
+    found = report.page_payload(results_of(run_of(REFERENCE, cached)), None, [])["footnotes"]
     assert any("differences between rows are far more certain" in note for note in found)
     assert any(note.startswith("1 of 2 rows come from the cache; their speed is") for note in found)
     assert not any("--" in note or "(*)" in note for note in found)
@@ -58,5 +57,5 @@ def test_a_report_of_forty_models_is_below_two_megabytes() -> None:
     passage = Passage(7, 300, (" token",) * 256, numbers[0], numbers, numbers, inspector.CHOSEN)
     damaged = Damaged(7, 300, " word" * inspector.BEFORE, " token", " word" * inspector.AFTER, -1.23, -4.56, 7.89)
     excerpts = Inspection((passage,) * inspector.PASSAGES, ((damaged,) * inspector.WORST,) * 41)
-    page = report.whole_page(report.page_payload(run, excerpts, []), report.TITLE)
+    page = report.whole_page(report.page_payload(results_of(run), excerpts, []), report.TITLE)
     assert 1_000_000 < len(page.encode()) < 2_000_000

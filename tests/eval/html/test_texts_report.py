@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from eval.results.texts import TextResult, TextsResult
 
 from eval.html import inspector, texts_report
 from eval.html.inspector import Damaged, Inspection, Passage
-from eval.results import texts_json
+from eval.results import results_json
+from eval.results.run_result import Results, TextResult
 from tests.support.report_page import REFERENCE, inspection_of, measured, run_of
 from tests.support.several_texts import three, with_failed_text
 
@@ -25,17 +25,14 @@ def test_the_file_is_closed_and_reads_back(tmp_path: Path) -> None:
     text = file.read_text()
     assert re.findall(r"\b(?:src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text) == []
     assert text.count("</script>") == 2
-    again, inspections = texts_json.load([file])
-    assert isinstance(again, TextsResult)
-    assert [(each.name, each.error) for each in again.texts] == [(each.name, each.error) for each in result.texts]
-    before, after = (json.loads(json.dumps(texts_json.texts_json(each, [])["texts"])) for each in (result, again))
-    assert before == after
+    again, inspections = results_json.load(file)
+    assert again.texts == result.texts
     texts_report.write_report(again, inspections, tmp_path / "again.html", ["other"])
     assert (tmp_path / "again.html").read_text() == text
 
 
 def test_every_text_failed(tmp_path: Path) -> None:
-    nothing = TextsResult(tuple(TextResult(name, None, "no such file") for name in "ab"))
+    nothing = Results(tuple(TextResult(name, error="no such file") for name in "ab"))
     with pytest.raises(ValueError, match="every text failed"):
         texts_report.write_report(nothing, [None, None], tmp_path / "report.html", [])
     assert list(tmp_path.iterdir()) == []
@@ -51,7 +48,7 @@ def test_the_drawing_has_the_values_as_they_are_written() -> None:
     assert payload["pages"][0]["commands"] == ["python eval/compare_q.py"]
 
 
-def big(models: int, texts: int) -> tuple[TextsResult, list[Inspection]]:
+def big(models: int, texts: int) -> tuple[Results, list[Inspection]]:
     """So many models and texts, each with as many excerpts as a report of one text has."""
     found = [measured(f"EXL3 {i / 8} bpw", 0.1, 2 + i / 8, seed=i) for i in range(models)]
     run = run_of(REFERENCE, *found)
@@ -60,7 +57,7 @@ def big(models: int, texts: int) -> tuple[TextsResult, list[Inspection]]:
     passage = Passage(7, 300, (" token",) * 256, numbers[0], numbers, numbers, inspector.CHOSEN)
     damaged = Damaged(7, 300, " word" * inspector.BEFORE, " token", " word" * inspector.AFTER, -1.23, -4.56, 7.89)
     excerpts = Inspection((passage,) * inspector.PASSAGES, ((damaged,) * inspector.WORST,) * (models + 1))
-    result = TextsResult(tuple(TextResult(f"text {i}", run) for i in range(texts)))
+    result = Results(tuple(replace(run, name=f"text {i}") for i in range(texts)))
     return result, [excerpts] * texts
 
 
@@ -70,7 +67,7 @@ def test_excerpts_are_left_out_until_the_file_is_below_two_megabytes(tmp_path: P
     file = tmp_path / "report.html"
     texts_report.write_report(result, excerpts, file, [])
     assert file.stat().st_size < texts_report.LARGEST
-    _, kept = texts_json.load([file])
+    _, kept = results_json.load(file)
     (passages,) = {len(each["passages"]) for each in kept}
     (worst,) = {len(each) for one in kept for each in one["worst"]}
     assert (passages, worst) in texts_report.EXCERPTS[1:-1]
@@ -80,9 +77,9 @@ def test_excerpts_are_left_out_until_the_file_is_below_two_megabytes(tmp_path: P
 
 def test_a_small_report_keeps_all_excerpts(tmp_path: Path) -> None:
     run = run_of(REFERENCE, measured("EXL3 4.0", 0.1))
-    result = TextsResult((TextResult("a", run), TextResult("b", replace(run, subtitle="other"))))
+    result = Results((replace(run, name="a"), replace(run, name="b", subtitle="other")))
     excerpts = [inspection_of(run), None]
     texts_report.write_report(result, excerpts, tmp_path / "report.html", [])
-    _, kept = texts_json.load([tmp_path / "report.html"])
+    _, kept = results_json.load(tmp_path / "report.html")
     assert kept == [json.loads(json.dumps(asdict(inspection_of(run)))), None]
     assert "passages, and" not in (tmp_path / "report.html").read_text().split('id="payload"')[1].split("<script>")[0]

@@ -15,7 +15,7 @@ from backends.base import Storage
 from eval.plots import figures, labels, measures, style
 from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from eval.plots.scatter_points import Point
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
@@ -114,7 +114,7 @@ def test_scales_show_the_rows_that_matter_unless_told_otherwise() -> None:
                      ("PPL", False): ("linear", 15), ("PPL", True): ("log", 17)}  # fmt: skip
 
 
-def of_rows(*labels: str) -> RunResult:
+def of_rows(*labels: str) -> TextResult:
     """The real table with these rows alone."""
     run = real_table.real_run()
     return replace(run, models=tuple(model for model in run.models if model.label in labels))
@@ -150,7 +150,7 @@ def test_what_is_within_a_decade_and_a_half_is_to_scale_whatever_it_is(unplaced:
 def test_a_group_has_one_colour_and_marker_whatever_rows_are_shown(unplaced: None) -> None:
     """In the table of 27 rows, and in tables of the reference and one row."""
 
-    def looks(run: RunResult) -> dict[str, tuple[object, object]]:
+    def looks(run: TextResult) -> dict[str, tuple[object, object]]:
         figure = figures.scatter_figure(run, measure=KLD)
         points = sorted(figures.scatter_points(run, BPW, KLD)[0], key=lambda p: (p.x, p.y, p.label))
         marks = artists_of_kind(figure, "point")
@@ -184,7 +184,7 @@ def test_the_lines_of_the_real_table(size: Size) -> None:
         assert text.get_text() == name
 
 
-def subtitles(run: RunResult, **keys: Any) -> list[str]:
+def subtitles(run: TextResult, **keys: Any) -> list[str]:
     return str(figures.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
 
 

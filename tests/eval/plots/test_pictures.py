@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
 from eval.plots import measures, pictures, style
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.distributions import histogram_of
 from eval.stats.uncertainty import Mean
 from tests.support import real_table
@@ -23,7 +23,7 @@ NAMES = ("ppl_bpw", "ppl_vram", "ppl_size", "kld_bpw", "kld_vram", "kld_size", "
          "kld_histograms", "loss_by_position", "kld_by_position")  # fmt: skip
 
 
-def small() -> RunResult:
+def small() -> TextResult:
     """Four rows of the real table: reference, noise floor, a marked one, EXL3."""
     models = {model.label: model for model in real_table.real_run().models}
     kept = ("bf16 vLLM", real_table.FLOOR, real_table.MARKED, "EXL3 4.0 bpw")

@@ -11,7 +11,7 @@ from eval.plots import figures
 from eval.plots.measures import PPL
 from eval.plots.scatter_points import Point
 from eval.plots.y_axis import MOST_TICKS, Excess, excess_over, is_wide
-from eval.results.run_result import RunResult
+from eval.results.run_result import TextResult
 from tests.support import real_table
 
 
@@ -83,7 +83,7 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
     reference: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The axis is perplexity itself then, and no line is drawn."""
-    monkeypatch.setattr(RunResult, "reference_ppl", property(lambda run: reference))
+    monkeypatch.setattr(TextResult, "reference_ppl", property(lambda run: reference))
     axes = figures.scatter_figure(real_table.real_run(), measure=PPL).axes[0]
     assert axes.get_yscale() == "linear"
     assert axes.get_ylabel() == "Perplexity"

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from eval.results import results_json
-from tests.support.made import PERCENTILES, QUANT, REF, run_of
+from tests.support.made import PERCENTILES, QUANT, REF, results_of, run_of
 from tests.support.report_page import inspection_of
 from tests.support.toy import refusal
 
 RUN = run_of(REF, QUANT)
-ESTIMATES = ("models", 1, "estimates")
+TEXT = ("texts", 0)
+MODEL = (*TEXT, "models", 1)
+ESTIMATES = (*MODEL, "estimates")
 AGAINST = (*ESTIMATES, "against")
 
 
@@ -44,24 +46,24 @@ def damaged(raw: Any, *path: Any, value: Any) -> Any:
         ((*AGAINST, "kld_histogram"), {"first": 0, "per_decade": 8, "counts": [], "below": 0, "above": 0},
          "W4A16: kld_histogram: holds nothing"),
         ((*AGAINST, "kld_histogram", "first"), -9999, "W4A16: kld_histogram: reaches beyond every number"),
-        (("models", 1, "score_seconds"), -1.0, "W4A16.score_seconds: -1.0 is below 0"),
-        (("models", 1, "layer_bpw"), -4.0, "W4A16.storage.bpw_layer: -4.0 is below 0"),
-        (("models", 1, "provenance"), {"layers": 5}, "W4A16: provenance.layers: are no groups of layers"),
-        (("models", 1, "provenance"), {"kv_cache_layers": 5},
+        ((*MODEL, "score_seconds"), -1.0, "W4A16.score_seconds: -1.0 is below 0"),
+        ((*MODEL, "bpw_layer"), -4.0, "W4A16.storage.bpw_layer: -4.0 is below 0"),
+        ((*MODEL, "provenance"), {"layers": 5}, "W4A16: provenance.layers: are no groups of layers"),
+        ((*MODEL, "provenance"), {"kv_cache_layers": 5},
          "W4A16: provenance.kv_cache_layers: are no groups of layers"),
-        (("models", 1), "W4A16", "models: must be a list of objects"),
-        (("data",), {"text_tokens": True}, "data: text_tokens is no number of tokens"),
-        (("reference",), {}, "reference: has no label"),
-        (("reference", "key"), [1], "reference: key is no text"),
-        (("reference", "same_as"), [1], "reference: same_as is no text"),
+        (MODEL, "W4A16", "text: models: must be a list of objects"),
+        ((*TEXT, "data"), {"text_tokens": True}, "data: text_tokens is no number of tokens"),
+        ((*TEXT, "reference"), {}, "reference: has no label"),
+        ((*TEXT, "reference", "key"), [1], "reference: key is no text"),
+        ((*TEXT, "reference", "same_as"), [1], "reference: same_as is no text"),
         (("commit",), ["a"], "commit: is of another type"),
         (("versions",), {"torch": 2}, "versions: is no object of texts"),
         (("parts",), ["a"], "parts.0: input should be an object (got 'a')"),
     ],
 )  # fmt: skip
 def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str) -> None:
-    raw = json.loads(json.dumps(results_json.run_json(RUN, [])))
-    assert results_json.from_json(raw).models == RUN.models
+    raw = json.loads(json.dumps(results_json.results_json(results_of(RUN), [])))
+    assert results_json.from_json(raw).texts == (RUN,)
     assert refusal(results_json.from_json, damaged(raw, *path, value=value)) == f"damaged results: {gold}"
 
 
@@ -78,16 +80,16 @@ def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str) -> Non
 )
 def test_excerpts_of_another_run(path: tuple[Any, ...], value: Any, gold: str) -> None:
     inspection = json.loads(json.dumps(asdict(inspection_of(RUN))))
-    page = {"run": results_json.run_json(RUN, []), "inspection": inspection}
-    assert results_json.report_from_json(page)[1] == inspection
-    page["inspection"] = damaged(inspection, *path, value=value)
+    page = {"results": results_json.results_json(results_of(RUN), []), "inspections": [inspection]}
+    assert results_json.report_from_json(page)[1] == [inspection]
+    page["inspections"] = [damaged(inspection, *path, value=value)]
     found = refusal(results_json.report_from_json, page)
     assert found == f"the report's excerpts are damaged: {gold}; write it again"
 
 
 def test_every_percentile_is_wanted() -> None:
     """The percentiles of a run are those that the check wants: a thirteenth would be refused, and so would twelve."""
-    raw = json.loads(json.dumps(results_json.run_json(RUN, [])))
+    raw = json.loads(json.dumps(results_json.results_json(results_of(RUN), [])))
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
         assert "some are missing" in refusal(

@@ -10,40 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.results.merge import runs as merge
 
-from eval.results import results_json
+from eval.results import merging, results_json
 from eval.results.differences import best_labels, difference_or_reason
 from eval.table.columns import filled, machine_letters
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
-from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, on
+from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, merged, on
 
 Run = Callable[..., Ran]
 
 
 def test_one_file_is_as_it_is(write: Write) -> None:
     file = write("a.json", REF_A, QUANT_A)
-    assert merge.load([file]) == results_json.load(file)
+    assert merging.load([file]) == results_json.load(file)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_row_with_divergences_stands_for_the_same_without(write: Write, order: int) -> None:
     more = on(QUANT, "w4-more", notes=("with divergences",))
     files = [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, more)]
-    run, _ = merge.load(files[::order])
+    _, run = merged(files[::order])
     assert run.models == (REF_A, more)
 
 
 def test_the_same_row_appears_once(write: Write) -> None:
-    run, inspection = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A)])
+    results, run = merged([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A)])
     assert labels(run) == ["bf16", "W4A16", "FP8"]
     assert [model.is_reference for model in run.models] == [True, False, False]
     assert run.models == (REF_A, QUANT_A, FP8_B)
-    assert (run.reference, inspection) == (IDENTITY, None)
-    assert [(part.file, part.labels) for part in run.parts] == [("a.json", ("bf16", "W4A16")), ("b.json", ("FP8",))]
-    assert footnotes(run)[0] == (
+    assert run.reference == IDENTITY
+    assert [(part.file, part.labels) for part in results.parts] == [("a.json", ("bf16", "W4A16")), ("b.json", ("FP8",))]
+    assert footnotes(run, results.parts)[0] == (
         "merged from 2 runs: a.json (2026-11-20, AMD EPYC; rows: 2); b.json (2026-11-20, AMD EPYC; rows: 1)"
     )
 
@@ -52,7 +51,7 @@ def test_the_same_row_under_two_names_or_with_two_numbers_says_so(write: Write) 
     """A GPU adds in another order each time; a key stands for one model and machine, not for its last digits."""
     assert QUANT_A.ppl
     again = with_ppl(replace(QUANT_A, label="int4"), replace(QUANT_A.ppl, value=7.5001))
-    run, _ = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, again)])
+    _, run = merged([write("a.json", REF_A, QUANT_A), write("b.json", REF_A, again)])
     assert run.models[1].notes == ("called 'int4' in b.json", "b.json measured it as well, with PPL 7.5001")
     assert labels(run) == ["bf16", "W4A16"]
 
@@ -61,7 +60,7 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     """But not rows that failed in both runs, of which no machine is known but that of their run."""
     first = write("x/results.json", REF_A, QUANT_A, FAILED)
     second = write("y/results.json", on(REF, "r2", GPU), on(QUANT, "w2", GPU), FAILED, reference=ON_GPU, hardware=GPU)
-    run, _ = merge.load([first, second])
+    results, run = merged([first, second])
     assert labels(run) == ["bf16", "W4A16", "broken", "bf16 (2)", "W4A16 (2)"]
     assert run.models[4].notes == (
         "called 'W4A16' in y/results.json, measured on 2 × NVIDIA H200, driver 580.1",
@@ -71,7 +70,7 @@ def test_other_rows_of_one_label_are_told_apart(write: Write) -> None:
     )  # fmt: skip
     assert machine_letters(run) == {"AMD EPYC": "A", "2 × NVIDIA H200, driver 580.1": "B"}
     assert [cell.value for cell in filled(run, ["where"])[0].cells] == ["A", "A", "", "B", "B"]
-    assert footnotes(run)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
+    assert footnotes(run, results.parts)[:2] == ["where A: AMD EPYC", "where B: 2 × NVIDIA H200, driver 580.1"]
 
 
 def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Write) -> None:
@@ -79,11 +78,11 @@ def test_a_copy_of_the_reference_on_another_machine_is_the_same_model(write: Wri
     first = write("a.json", REF_A, QUANT_A, reference={**IDENTITY, "content": "c"})
     copied = {**ON_GPU, "model": "of another time", "content": "c"}
     there = [on(REF, "r2", GPU), on(QUANT, "w2", GPU, label="AWQ")]
-    run, _ = merge.load([first, write("b.json", *there, reference=copied, hardware=GPU)])
+    _, run = merged([first, write("b.json", *there, reference=copied, hardware=GPU)])
     assert labels(run) == ["bf16", "W4A16", "bf16 (2)", "AWQ"]
     for strange in ({**copied, "content": "d"}, {key: copied[key] for key in copied if key != "content"}):
         second = write("b.json", *there, reference=strange, hardware=GPU)
-        found = refusal(merge.load, [first, second])
+        found = refusal(merging.load, [first, second])
         assert "they differ in model, hardware" in found or "they differ in hardware, model" in found
 
 
@@ -93,7 +92,7 @@ def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> No
     other = with_ppl(on(REF, "r2", GPU), replace(REF.ppl, value=7.575))
     first = write("a.json", REF_A, QUANT_A, FP8_B)
     second = write("b.json", other, on(QUANT, "w2", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU, torch="2.14")
-    run, _ = merge.load([first, second])
+    results, run = merged([first, second])
     assert [model.reference_key[:1] for model in run.models] == ["a", "a", "a", "b", "b"]
     _, w4, fp8, _, awq = run.models
     assert difference_or_reason(w4, awq, "kld") == "each was compared with the reference of its own run"
@@ -102,7 +101,7 @@ def test_a_reference_measured_on_each_machine_keeps_its_rows(write: Write) -> No
     assert best_labels(run.models, "nll") == {"W4A16", "FP8", "AWQ"}
     assert best_labels(run.models, "kld") == best_labels(run.models, "same_top") == frozenset()
     assert best_labels(run.models[:3], "kld") == {"W4A16", "FP8"}
-    notes = footnotes(run)
+    notes = footnotes(run, results.parts)
     assert "their versions differ, in this order: torch 2.13, 2.14" in notes
     (said,) = [note for note in notes if note.startswith("KLD and same top of each row")]
     assert "PPL 7.5000 on AMD EPYC (a.json); 7.5750 on 2 × NVIDIA H200, driver 580.1 (b.json), 1.000 % apart" in said
@@ -114,28 +113,32 @@ def test_rows_of_a_run_without_a_reference_say_why_they_have_no_kld(write: Write
     bare = write("bare.json", plain, replace(REF_A, is_reference=False), reference=None)
     full = write("full.json", REF_A, QUANT_A)
     for files in ([bare, full], [full, bare]):
-        run, _ = merge.load(files)
+        _, run = merged(files)
         rows = {model.label: model for model in run.models}
         assert rows["plain"].notes == ("no KLD: bare.json has no reference; measure it again with one",)
         assert (rows["bf16"].is_reference, rows["bf16"].notes) == (True, ())
         assert rows["W4A16"].kld == QUANT_A.kld
         assert run.reference == IDENTITY
-    run, _ = merge.load([bare, write("bare2.json", on(BASE, "p2"), reference=None)])
+    _, run = merged([bare, write("bare2.json", on(BASE, "p2"), reference=None)])
     assert (run.reference, [model.notes for model in run.models]) == (None, [()] * 3)
 
 
 def test_a_merged_run_can_be_merged_again(write: Write, tmp_path: Path) -> None:
     second = write("b.json", on(REF, "r2", GPU), on(QUANT, "w2", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU)
-    two, _ = merge.load([write("a.json", REF_A, QUANT_A, title="Mine"), second])
+    two, _ = merging.load([write("a.json", REF_A, QUANT_A, title="Mine"), second])
     results_json.write_json(two, tmp_path / "two.json", ["x"])
-    assert merge.load([tmp_path / "two.json"]) == (two, None)
+    assert merging.load([tmp_path / "two.json"]) == (two, [None])
     third = write("c.json", REF_A, QUANT_A, FP8_B, created="2026-11-21T00:00:00+00:00", title="Other")
-    run, _ = merge.load([tmp_path / "two.json", third])
+    results, run = merged([tmp_path / "two.json", third])
     assert labels(run) == ["bf16", "W4A16", "bf16 (2)", "AWQ", "FP8"]
     assert [model.reference_key[:1] for model in run.models] == ["a", "a", "b", "b", "a"]
-    assert [(part.file, len(part.labels)) for part in run.parts] == [("a.json", 2), ("b.json", 2), ("c.json", 1)]
-    assert [part.origin["command"][-1] for part in run.parts] == ["a.json", "b.json", "c.json"]
-    assert (run.origin["created"][:10], run.origin["versions"], run.title) == ("2026-11-21", {"torch": "2.13"}, "Mine")
+    assert [(part.file, len(part.labels)) for part in results.parts] == [("a.json", 2), ("b.json", 2), ("c.json", 1)]
+    assert [part.origin["command"][-1] for part in results.parts] == ["a.json", "b.json", "c.json"]
+    assert (results.origin["created"][:10], results.origin["versions"], results.title) == (
+        "2026-11-21",
+        {"torch": "2.13"},
+        "Mine",
+    )
 
 
 def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
@@ -144,7 +147,7 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
     other_reference = with_ppl(on(REF, "r2"), replace(REF.ppl, logprob_sum=-80.5))
 
     def against(**keys: Any) -> str:
-        return refusal(merge.load, [first, write("b.json", other_reference, **keys)])
+        return refusal(merging.load, [first, write("b.json", other_reference, **keys)])
 
     windows = against(data={"windows_sha256": "x", "windows": 3})
     assert windows.startswith("--from: b.json: its windows differ from the windows of a.json (windows 3 and 2); ")
@@ -158,7 +161,7 @@ def test_what_cannot_stand_in_one_table_is_refused(write: Write) -> None:
         reference={**IDENTITY, "key": "c", "version": 2}
     )
     assert "(they differ in key)" in against(reference={**IDENTITY, "key": "c"})
-    assert "a.json: is given twice" in refusal(merge.load, [first, first.parent / "." / "a.json"])
+    assert "a.json: is given twice" in refusal(merging.load, [first, first.parent / "." / "a.json"])
 
 
 def test_two_runs_become_one_table_and_one_report(compare_q: Run, write: Write, tmp_path: Path) -> None:
@@ -200,15 +203,16 @@ def test_runs_of_two_caches_are_the_run_of_all_models(
         out = ("-o", tmp_path / f"{name}.json", "--html", tmp_path / f"{name}.html", "--cache-dir", tmp_path / name)
         ran = compare_q("-d", data, "-m", spec, *out)
         assert ran.status == 0, ran.err
-    whole, _ = results_json.load(tmp_path / "all.html")
-    run, excerpts = merge.load([tmp_path / "a.html", tmp_path / "b.html"])
+    (whole,) = results_json.load(tmp_path / "all.html")[0].texts
+    results, (excerpts,) = merging.load([tmp_path / "a.html", tmp_path / "b.html"])
+    (run,) = results.texts
     measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
     assert measured[0] == measured[1]
     assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
     assert [each is not None for each in excerpts["worst"]] == [True] * 3
     ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
     assert ran.status == 0, ran.err
-    again, found = results_json.load(tmp_path / "m.html")
+    again, (found,) = results_json.load(tmp_path / "m.html")
     assert (again.title, len(again.parts)) == ("M", 2)
     assert [each is not None for each in found["worst"]] == [True, True, False]
 
@@ -217,7 +221,7 @@ def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
     """A passage with one number a token of each model."""
     numbers = [None if each is None else [each] * tokens for each in logprobs]
     text = {"window": row, "position": 1, "tokens": ["x"] * tokens, "ref_logprob": [-1.0] * tokens}
-    return {**text, "logprob": numbers, "kld": [None, *numbers[1:]]}
+    return {**text, "logprob": numbers, "kld": [None, *numbers[1:]], "chosen": "for its words"}
 
 
 def worst_of(*tokens: str) -> list[Any]:
@@ -228,7 +232,7 @@ def worst_of(*tokens: str) -> list[Any]:
 
 def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
     def report_of(file: Path, passages: list[dict[str, Any]], worst: list[Any]) -> Path:
-        payload = {"run": json.loads(file.read_text()), "inspection": {"passages": passages, "worst": worst}}
+        payload = {"results": json.loads(file.read_text()), "inspections": [{"passages": passages, "worst": worst}]}
         page = f'<script type="application/json" id="payload">{json.dumps(payload)}</script>'
         file.with_suffix(".html").write_text(page)
         return file.with_suffix(".html")
@@ -240,25 +244,12 @@ def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
         write("b.json", FP8_B, REF_A), [passage(0, 2, -4, -1), passage(7, 2, -5, -1)], worst_of("f", "r")
     )
     bare = write("c.json", on(QUANT, "awq", label="AWQ"))
-    run, found = merge.load([first, bare, second])
-    assert labels(run) == ["bf16", "W4A16", "AWQ", "FP8"]
+    results, (found,) = merging.load([first, bare, second])
+    assert list(results.labels) == ["bf16", "W4A16", "AWQ", "FP8"]
     assert found["worst"] == [*worst_of("r", "q"), None, *worst_of("f")]
     assert [each["window"] for each in found["passages"]] == [0, 5, 7]
     assert [each["logprob"] for each in found["passages"]] == [
         [[-1, -1], [-2, -2], None, [-4, -4]], [[-1, -1], [-3, -3], None, None], [[-1, -1], None, None, [-5, -5]],
     ]  # fmt: skip
     broken = report_of(write("d.json", on(QUANT, "d", label="D")), [], [])
-    assert "d.html: the report's excerpts are damaged" in refusal(merge.load, [first, broken])
-
-
-def test_results_of_before_titles_and_machines_were_kept(write: Write) -> None:
-    file = write("old.json", REF_A, QUANT_A)
-    raw = json.loads(file.read_text())
-    del raw["title"]
-    for model in raw["models"]:
-        del model["where"], model["reference_key"]
-    file.write_text(json.dumps(raw))
-    run, _ = merge.load([file, write("b.json", FP8_B)])
-    assert (run.title, labels(run)) == (None, ["bf16", "W4A16", "FP8"])
-    file.write_text(json.dumps({**raw, "versions": 5}))
-    assert refusal(results_json.load, file).endswith("old.json: damaged results: versions: is of another type")
+    assert "d.html: the report's excerpts are damaged" in refusal(merging.load, [first, broken])

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eval.results.merge import runs as merge
 
-from eval.results import results_json
+from eval.results import merging, results_json
 from eval.results.differences import best_labels, difference_or_reason
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, QUANT, REF, with_ppl
 from tests.support.toy import refusal
-from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, on
+from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, merged, on
 
 OTHER_VERSIONS = {**IDENTITY, "key": "b" * 40, "versions": "{'vllm': '0.27'}"}
 AGAIN = on(REF, "ref again")
@@ -25,11 +24,11 @@ def test_references_with_the_same_scores_are_one(write: Write) -> None:
     """Whatever their versions are: KLDs against them are paired and starred as in one run."""
     awq = on(QUANT, "awq", label="AWQ")
     files = [write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, awq, reference=OTHER_VERSIONS)]
-    run, _ = merge.load(files)
+    results, run = merged(files)
     assert labels(run) == ["bf16", "W4A16", "AWQ"]
     assert run.models[0].notes == ("b.json measured it as well, with the same scores to the last bit",)
     assert [model.reference_key for model in run.models] == [""] * 3
-    assert [part.reference for part in run.parts] == [IDENTITY, {**OTHER_VERSIONS, "same_as": "a" * 40}]
+    assert [part.reference for part in results.parts] == [IDENTITY, {**OTHER_VERSIONS, "same_as": "a" * 40}]
     assert not isinstance(difference_or_reason(run.models[1], run.models[2], "kld"), str)
     assert best_labels(run.models, "kld") == {"W4A16", "AWQ"}
 
@@ -37,12 +36,12 @@ def test_references_with_the_same_scores_are_one(write: Write) -> None:
 @pytest.mark.parametrize("changed", [{"version": 2}, {"reference": 2}, {"vocabulary": "v"}])
 def test_the_same_scores_do_not_hide_another_way_of_measuring(write: Write, changed: dict[str, object]) -> None:
     files = [write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, FP8_B, reference={**OTHER_VERSIONS, **changed})]
-    assert "which is another reference (they differ in" in refusal(merge.load, files)
+    assert "which is another reference (they differ in" in refusal(merging.load, files)
 
 
 def test_references_with_other_scores_and_versions_are_two(write: Write) -> None:
     files = [write("a.json", REF_A, QUANT_A), write("b.json", ELSEWHERE, FP8_B, reference=OTHER_VERSIONS)]
-    assert "(they differ in versions)" in refusal(merge.load, files)
+    assert "(they differ in versions)" in refusal(merging.load, files)
 
 
 def test_a_reference_measured_again_on_a_machine_of_the_same_kind(write: Write) -> None:
@@ -50,7 +49,7 @@ def test_a_reference_measured_again_on_a_machine_of_the_same_kind(write: Write) 
     first = {**IDENTITY, "content": "c"}
     second = {**first, "model": "of another time", "key": "b" * 40}
     files = [write("a.json", REF_A, QUANT_A, reference=first), write("b.json", ELSEWHERE, FP8_B, reference=second)]
-    run, _ = merge.load(files)
+    _, run = merged(files)
     assert [model.reference_key[:1] for model in run.models] == ["a", "a", "b", "b"]
     assert "own run" in str(difference_or_reason(run.models[1], run.models[3], "kld"))
 
@@ -61,14 +60,14 @@ def test_a_failed_row_gives_way_to_a_measured_one(write: Write, order: int) -> N
     broken, there = replace(FAILED, label="W4A16"), on(QUANT, "w2", GPU)
     first = write("a.json", REF_A, broken, FP8_B)
     second = write("b.json", on(REF, "r2", GPU), there, reference=ON_GPU)
-    run, _ = merge.load([first, second][::order])
+    results, run = merged([first, second][::order])
     assert labels(run) == (
         ["bf16", "W4A16", "FP8", "bf16 (2)"] if order == 1 else ["bf16", "W4A16", "bf16 (2)", "FP8"]
     )  # fmt: skip
     assert run.models[1].ppl == QUANT.ppl
     assert run.models[1].reference_key == ON_GPU["key"]
     assert run.models[1].notes == ("failed in a.json, on AMD EPYC: told to fail",)
-    assert sorted((part.file, len(part.labels)) for part in run.parts) == [("a.json", 2), ("b.json", 2)]
+    assert sorted((part.file, len(part.labels)) for part in results.parts) == [("a.json", 2), ("b.json", 2)]
 
 
 def test_rows_of_one_label_with_other_scores_stay_two(write: Write) -> None:
@@ -78,16 +77,16 @@ def test_rows_of_one_label_with_other_scores_stay_two(write: Write) -> None:
     assert QUANT.kld
     other = replace(QUANT.estimates.against, kld=replace(QUANT.kld, total=0.5))
     second = on(replace(QUANT, estimates=replace(QUANT.estimates, against=other)), "w5")
-    run, _ = merge.load([write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, second, reference=OTHER_VERSIONS)])
+    _, run = merged([write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, second, reference=OTHER_VERSIONS)])
     assert labels(run) == ["bf16", "W4A16", "W4A16 (2)"]
 
 
 def test_several_failures_and_a_measured_row_are_one_row(write: Write) -> None:
     first = write("a.json", REF_A, replace(FAILED, label="W4A16"))
     second = write("b.json", REF_A, replace(FAILED, label="W4A16", error="no memory"))
-    both, _ = merge.load([first, second])
+    _, both = merged([first, second])
     assert both.models[1].notes == ("failed in a.json, on AMD EPYC", "failed in b.json, on AMD EPYC: no memory")
-    run, _ = merge.load([first, second, write("c.json", REF_A, QUANT_A)])
+    _, run = merged([first, second, write("c.json", REF_A, QUANT_A)])
     assert labels(run) == ["bf16", "W4A16"]
     assert run.models[1].notes == (
         "failed in a.json, on AMD EPYC: told to fail",
@@ -97,7 +96,7 @@ def test_several_failures_and_a_measured_row_are_one_row(write: Write) -> None:
 
 def test_a_row_measured_without_a_reference_takes_a_failed_ones_place(write: Write) -> None:
     first = write("a.json", REF_A, replace(FAILED, label="base"))
-    run, _ = merge.load([first, write("b.json", on(BASE, "base"), reference=None)])
+    _, run = merged([first, write("b.json", on(BASE, "base"), reference=None)])
     assert (labels(run), run.models[1].error) == (["bf16", "base"], "")
     assert run.models[1].notes == (
         "no KLD: b.json has no reference; measure it again with one", "failed in a.json, on AMD EPYC: told to fail",
@@ -109,8 +108,8 @@ def test_a_failed_row_of_another_model_stays(write: Write, changed: dict[str, ob
     failed = replace(FAILED, label="W4A16", spec={"model_dir": "/n/w4"})
     measured = write("b.json", REF_A, replace(QUANT_A, spec={"model_dir": "/m/w4"}))
     other = replace(failed, **changed)  # type: ignore[arg-type]
-    assert labels(merge.load([write("a.json", REF_A, other), measured])[0]) == ["bf16", "W4A16", "W4A16 (2)"]
-    assert labels(merge.load([write("a.json", REF_A, failed), measured])[0]) == ["bf16", "W4A16"]
+    assert labels(merged([write("a.json", REF_A, other), measured])[1]) == ["bf16", "W4A16", "W4A16 (2)"]
+    assert labels(merged([write("a.json", REF_A, failed), measured])[1]) == ["bf16", "W4A16"]
 
 
 def test_the_same_reference_in_three_files_in_any_grouping(write: Write, tmp_path: Path) -> None:
@@ -118,12 +117,12 @@ def test_the_same_reference_in_three_files_in_any_grouping(write: Write, tmp_pat
     first, second = write("a.json", REF_A, QUANT_A), write("b.json", AGAIN, FP8_B, reference=OTHER_VERSIONS)
     third = write("c.json", on(QUANT, "awq", label="AWQ"), reference=OTHER_VERSIONS)
     two = tmp_path / "two.json"
-    results_json.write_json(merge.load([first, second])[0], two, ["x"])
+    results_json.write_json(merging.load([first, second])[0], two, ["x"])
     for files in ([first, second, third], [first, third, second], [two, third], [third, two], [third, first, second]):
-        run, _ = merge.load(files)
+        results, run = merged(files)
         assert sorted(labels(run)) == ["AWQ", "FP8", "W4A16", "bf16"]
         assert {model.reference_key for model in run.models} == {""}
-        assert not any("own run" in note for note in footnotes(run))
+        assert not any("own run" in note for note in footnotes(run, results.parts))
 
 
 def test_a_reference_that_came_as_a_plain_row_keeps_its_key(write: Write, tmp_path: Path) -> None:
@@ -132,9 +131,9 @@ def test_a_reference_that_came_as_a_plain_row_keeps_its_key(write: Write, tmp_pa
     first = write("a.json", REF_A, QUANT_A)
     bare = write("c.json", replace(there, is_reference=False), reference=None, hardware=GPU)
     second = write("b.json", there, on(FP8_B, "fp8", GPU), reference=ON_GPU, hardware=GPU)
-    results_json.write_json(merge.load([first, bare, second])[0], tmp_path / "m.json", ["x"])
+    results_json.write_json(merging.load([first, bare, second])[0], tmp_path / "m.json", ["x"])
     later = write("d.json", there, on(QUANT, "awq", GPU, label="AWQ"), reference=ON_GPU, hardware=GPU)
-    run, _ = merge.load([tmp_path / "m.json", later])
+    _, run = merged([tmp_path / "m.json", later])
     keys = {model.label: model.reference_key[:1] for model in run.models}
     assert keys == {"bf16": "a", "W4A16": "a", "bf16 (2)": "b", "FP8": "b", "AWQ": "b"}
     rows = {model.label: model for model in run.models}
@@ -145,4 +144,4 @@ def test_references_without_a_key_are_not_one(write: Write) -> None:
     unknown = {**IDENTITY, "key": None}
     other = {**unknown, "model": "n"}
     files = [write("a.json", REF_A, QUANT_A, reference=unknown), write("b.json", ELSEWHERE, FP8_B, reference=other)]
-    assert "(they differ in model)" in refusal(merge.load, files)
+    assert "(they differ in model)" in refusal(merging.load, files)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from eval.results.near_lossless import kld_limit, near_lossless
 
-from eval.results.differences import best_labels
+from eval.results.differences import best_labels, kld_limit, near_lossless
 from eval.results.run_result import ModelResult
 from eval.stats.uncertainty import Mean
 from eval.table.footnotes import near_notes

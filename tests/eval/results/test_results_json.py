@@ -11,29 +11,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.results.texts import TextResult, TextsResult
 
 from backends.common.messages import printable
 from eval import __version__
-from eval.results import results_csv, results_json
-from eval.results.run_result import ModelResult, RunResult
+from eval.results import flat, results_json
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.estimates import summarize
 from eval.stats.uncertainty import Mean
-from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, run_of, with_against
+from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_against
 from tests.support.toy import refusal
 
 
-def written(run: RunResult, folder: Path) -> dict[str, Any]:
-    """results.json, read strictly: NaN and Infinity are no JSON."""
-    results_json.write_json(run, folder / "r.json", ["compare_q.py"])
-    text = (folder / "r.json").read_text()
-    found: dict[str, Any] = json.loads(text, parse_constant=lambda word: pytest.fail(word))
-    return found
+def written(text: TextResult, folder: Path) -> dict[str, Any]:
+    """The only text in results.json, read strictly: NaN and Infinity are no JSON."""
+    results_json.write_json(results_of(text), folder / "r.json", ["compare_q.py"])
+    content = (folder / "r.json").read_text()
+    found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
+    return dict(found["texts"][0])
 
 
-def plain(run: RunResult) -> RunResult:
-    """A run without what was read back of its origin."""
-    return RunResult(run.data, run.subtitle, run.models, run.reference)
+def json_of(text: TextResult) -> dict[str, Any]:
+    """results.json of a run of one text."""
+    return dict(json.loads(json.dumps(results_json.results_json(results_of(text), ["x"]))))
 
 
 def scored(seed: int) -> ModelResult:
@@ -58,13 +57,13 @@ def scored(seed: int) -> ModelResult:
 
 def test_json_of_the_reference_and_of_a_model(tmp_path: Path) -> None:
     found = written(run_of(REF, replace(QUANT, notes=("a", "b")), FAILED), tmp_path)
-    assert (found["format"], found["reference"], found["subtitle"]) == (5, REFERENCE, "letters")
+    assert (found["name"], found["reference"], found["subtitle"]) == ("text", REFERENCE, "letters")
     reference, quant, failed = found["models"]
     keys = ("reference", "kld", "kld_sum", "kld_tokens", "kld_non_finite", "same_top", "top1", "entropy", "notes")
     assert [reference[key] for key in keys] == [True, 0.0, None, None, None, None, 0.5, 1.25, []]
     assert [quant[key] for key in keys] == [False, 0.01234567, 0.4938268, 40, 0, 0.98765, 0.5, 1.25, ["a", "b"]]
     assert [failed[key] for key in keys] == [False, *[None] * 7, []]
-    assert (quant["ppl"], quant["tokens"], quant["layer_bpw"], quant["vram_gb"]) == (7.5, 40, 4.5, 1.0)
+    assert (quant["ppl"], quant["tokens"], quant["bpw_layer"], quant["vram_gib"]) == (7.5, 40, 4.5, 1.0)
     assert failed["estimates"] is None
 
 
@@ -110,38 +109,32 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
     )
     run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
     written(run, tmp_path)
-    found, inspection = results_json.load(tmp_path / "r.json")
-    assert inspection is None
-    assert plain(found) == run
-    assert [model.label for model in found.models] == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
-
-
-def test_results_without_the_size_of_files_are_read(tmp_path: Path) -> None:
-    found = written(run_of(REF, QUANT), tmp_path)
-    for model in found["models"]:
-        del model["file_bytes"]
-    assert [model.storage for model in results_json.from_json(found).models] == [REF.storage, QUANT.storage]
+    found, inspections = results_json.load(tmp_path / "r.json")
+    assert inspections == [None]
+    assert found.texts == (run,)
+    assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
 
 def test_a_report_comes_back_with_its_inspection(tmp_path: Path) -> None:
     """A label cannot end the script that holds the data."""
     run = run_of(REF, replace(QUANT, label='</script><script type="application/json" id="payload">'))
     excerpts = {"passages": [], "worst": [None, None]}
-    payload = json.dumps({"run": results_json.run_json(run, ["x"]), "inspection": excerpts}).replace("</", "<\\/")
+    payload = json.dumps({"results": json_of(run), "inspections": [excerpts]}).replace("</", "<\\/")
     html = f'<!doctype html>\n<script type="application/json" id="payload">{payload}</script><script>1</script>'
     (tmp_path / "r.html").write_text(html)
-    found, inspection = results_json.load(tmp_path / "r.html")
-    assert plain(found) == run
-    assert inspection == excerpts
+    found, inspections = results_json.load(tmp_path / "r.html")
+    assert found.texts == (run,)
+    assert inspections == [excerpts]
 
 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read back and written on another machine says where it ran, not where it was copied."""
-    first = written(run_of(REF, QUANT), tmp_path)
+    written(run_of(REF, QUANT), tmp_path)
     found, _ = results_json.load(tmp_path / "r.json")
     monkeypatch.setattr(results_json.machine, "versions", lambda: {"python": "0"})
-    assert results_json.run_json(run_of(REF), ["other"])["versions"] == {"python": "0", "compare-q": __version__}
-    assert json.loads(json.dumps(results_json.run_json(found, ["other"]))) == first
+    assert json_of(run_of(REF))["versions"] == {"python": "0", "compare-q": __version__}
+    again = json.loads(json.dumps(results_json.results_json(found, ["other"])))
+    assert again == json.loads((tmp_path / "r.json").read_text())
 
 
 def damaged(raw: dict[str, Any], *path: Any, value: Any = ...) -> dict[str, Any]:
@@ -158,25 +151,28 @@ def damaged(raw: dict[str, Any], *path: Any, value: Any = ...) -> dict[str, Any]
 
 
 def test_other_and_damaged_results_are_refused() -> None:
-    raw = results_json.run_json(run_of(REF, QUANT), ["x"])
-    assert results_json.from_json(raw).subtitle == "letters"
+    raw = json_of(run_of(REF, QUANT))
+    assert results_json.from_json(raw).texts[0].subtitle == "letters"
     assert refusal(results_json.from_json, []) == "not a results.json of compare_q"
     assert refusal(results_json.from_json, damaged(raw, "format")) == "not a results.json of compare_q"
-    assert "results of format 3, but this compare_q reads formats 4, 5 and 6" in refusal(
+    assert "results of format 3, but this compare_q reads format 7" in refusal(
         results_json.from_json, {**raw, "format": 3}
     )
-    assert refusal(results_json.from_json, damaged(raw, "subtitle")) == "damaged results: subtitle: missing"
+    assert refusal(results_json.from_json, damaged(raw, "texts", 0, "subtitle")) == "damaged results: subtitle: missing"
     assert (
-        refusal(results_json.from_json, damaged(raw, "models", 1, "layer_bpw")) == "damaged results: layer_bpw: missing"
+        refusal(results_json.from_json, damaged(raw, "texts", 0, "models", 1, "bpw_layer"))
+        == "damaged results: bpw_layer: missing"
     )
     assert refusal(results_json.from_json, damaged(raw, "versions")) == "damaged results: versions: missing"
-    found = refusal(results_json.from_json, damaged(raw, "models", 1, "estimates", "ppl", "tokens"))
-    assert found == "damaged results: models.1.estimates.ppl.tokens: missing"
-    found = refusal(results_json.from_json, damaged(raw, "models", 0, "estimates", "ppl", "value", value="7.5"))
-    assert found == "damaged results: models.0.estimates.ppl.value: input should be a valid number (got '7.5')"
-    assert "damaged results: " in refusal(results_json.from_json, {**raw, "models": 5})
-    assert "damaged results: " in refusal(results_json.from_json, {**raw, "models": [5]})
-    nan = damaged(raw, "models", 0, "score_seconds", value=float("nan"))
+    found = refusal(results_json.from_json, damaged(raw, "texts", 0, "models", 1, "estimates", "ppl", "tokens"))
+    assert found == "damaged results: texts.0.models.1.estimates.ppl.tokens: missing"
+    found = refusal(
+        results_json.from_json, damaged(raw, "texts", 0, "models", 0, "estimates", "ppl", "value", value="7.5")
+    )
+    assert found == "damaged results: texts.0.models.0.estimates.ppl.value: input should be a valid number (got '7.5')"
+    assert "damaged results: " in refusal(results_json.from_json, damaged(raw, "texts", 0, "models", value=5))
+    assert "damaged results: " in refusal(results_json.from_json, damaged(raw, "texts", value=[5]))
+    nan = damaged(raw, "texts", 0, "models", 0, "score_seconds", value=float("nan"))
     assert "not JSON compliant" in refusal(results_json.from_json, nan)
 
 
@@ -202,7 +198,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_csv_is_flat(tmp_path: Path) -> None:
-    results_csv.write_csv(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c"))), tmp_path / "r.csv")
+    flat.write_csv(results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "c")))), tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as stream:
         failed, reference, quant = csv.DictReader(stream)
     assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
@@ -220,8 +216,8 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, sign: str) -> None:
     """Text that a spreadsheet would run has an apostrophe before it; a number below zero stays one."""
     text = f"{sign}HYPERLINK(A1)"
     told = replace(QUANT, label=text, notes=(text,), load_seconds=-1.5)
-    result = TextsResult((TextResult(text, run_of(REF, told)), TextResult("failed", None, text)))
-    rows = list(csv.reader(io.StringIO(results_csv.csv_text(result), newline="")))
+    result = results_of(replace(run_of(REF, told), name=text), TextResult("failed", error=text))
+    rows = list(csv.reader(io.StringIO(flat.csv_text(result), newline="")))
     for cell in (cell for row in rows for cell in row if "HYPERLINK" in cell):
         assert cell == f"'{printable(text)}"
     assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
@@ -229,34 +225,11 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, sign: str) -> None:
 
 
 def test_what_no_run_writes_is_refused() -> None:
-    raw = json.loads(json.dumps(results_json.run_json(run_of(REF, QUANT), [])))
-    assert refusal(results_json.from_json, damaged(raw, "models", value=[])) == "damaged results: no models"
-    twice = damaged(raw, "models", 1, "label", value=REF.label)
+    raw = json_of(run_of(REF, QUANT))
+    assert refusal(results_json.from_json, damaged(raw, "texts", 0, "models", value=[])) == "damaged results: no models"
+    twice = damaged(raw, "texts", 0, "models", 1, "label", value=REF.label)
     assert refusal(results_json.from_json, twice) == "damaged results: models with one label"
-    later = damaged(raw, "models", 1, "provenance", "layers", value=[{"weights": "nf5"}])
+    later = damaged(raw, "texts", 0, "models", 1, "provenance", "layers", value=[{"weights": "nf5"}])
     assert refusal(results_json.from_json, later).startswith("damaged results: ")
-    many = damaged(raw, "models", 1, "estimates", "blocks", "tokens", value=[1] * 31)
+    many = damaged(raw, "texts", 0, "models", 1, "estimates", "blocks", "tokens", value=[1] * 31)
     assert refusal(results_json.from_json, many) == f"damaged results: {QUANT.label}: more than 30 blocks"
-
-
-def test_an_older_format_says_the_same(tmp_path: Path) -> None:
-    """Format 4 called windows "rows", a passage's window "row", blocks "stretches", a store's contents "kind"."""
-    names = {"windows": "rows", "blocks": "stretches", "contents": "kind", "contents_reason": "kind_reason"}
-    run = replace(run_of(REF, QUANT, FAILED), reference={**REFERENCE, "contents_reason": ""})
-    raw = results_json.run_json(run, [])
-    origin = {key: raw[key] for key in results_json.ORIGIN}
-    raw["parts"] = [
-        {"file": "a.json", "labels": [], "origin": origin, "reference": raw["reference"], "reference_ppl": 2.5},
-        {"file": "b.json", "labels": [], "origin": origin, "reference": None, "reference_ppl": None},
-    ]
-    text = json.dumps(raw)
-    for today, before in names.items():
-        text = text.replace(f'"{today}":', f'"{before}":')
-    older = json.loads(text)
-    assert (older["models"][0]["rows"], "stretches" in older["models"][0]["estimates"]) == (2, True)
-    assert (older["reference"]["kind"], older["parts"][0]["reference"]["kind"]) == ("states", "states")
-    assert results_json.from_json({**older, "format": 4}) == results_json.from_json(raw)
-    numbers = {"position": 1, "tokens": ["row"], "ref_logprob": None, "logprob": [None] * 3, "kld": [None] * 3}
-    page = {"run": {**older, "format": 4}, "inspection": {"passages": [{"row": 3, **numbers}], "worst": [None] * 3}}
-    (tmp_path / "r.html").write_text(f'<script type="application/json" id="payload">{json.dumps(page)}</script>')
-    assert results_json.load(tmp_path / "r.html")[1]["passages"] == [{"window": 3, **numbers}]

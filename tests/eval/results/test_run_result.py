@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.base import Storage
-from eval.results.run_result import MARK, ModelResult, RunResult
+from eval.results.run_result import MARK, ModelResult, TextResult
 from eval.stats.estimates import Estimates, summarize
 from eval.stats.uncertainty import Perplexity
 from tests.support.made import QUANT, REF, run_of, with_against
@@ -32,8 +32,8 @@ def floor(label: str, kld: float | None) -> ModelResult:
     return ModelResult(label, "fake", spec=spec, estimates=scored(kld))
 
 
-def run(*models: ModelResult) -> RunResult:
-    return RunResult({}, "", models)
+def run(*models: ModelResult) -> TextResult:
+    return TextResult("text", {}, "", models)
 
 
 def test_a_row_has_its_estimates() -> None:

@@ -11,45 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eval.results.texts import TextResult, TextsResult
 
-from eval.results import results_csv, results_json, texts_json
+from eval.results import flat, merging, results_json
+from eval.results.run_result import Results, TextResult
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 from tests.support.toy import refusal
 
 CODE = with_against(with_ppl(QUANT, replace(QUANT.ppl, value=30.0, stderr=3.0)), kld=replace(QUANT.kld, value=0.04))
-TEXTS = TextsResult(
+TEXTS = Results(
     (
-        TextResult("prose", run_of(REF, QUANT, FAILED)),
-        TextResult("code", run_of(REF, CODE, FAILED)),
+        replace(run_of(REF, QUANT, FAILED), name="prose"),
+        replace(run_of(REF, CODE, FAILED), name="code"),
     ),
     "a title",
 )
-BROKEN = replace(TEXTS, texts=(*TEXTS.texts, TextResult("chat", None, "no conversation has a token that is scored")))
+BROKEN = replace(TEXTS, texts=(*TEXTS.texts, TextResult("chat", error="no conversation has a token that is scored")))
 
 
 def test_several_texts_come_back_as_they_were() -> None:
     for result in (TEXTS, BROKEN):
-        raw = json.loads(json.dumps(texts_json.texts_json(result, ["compare-q"])))
-        assert (raw["format"], raw["command"], raw["title"]) == (6, ["compare-q"], "a title")
-        again = texts_json.from_json(raw)
-        assert [(text.name, text.error) for text in again.texts] == [(text.name, text.error) for text in result.texts]
-        for one, other in zip(again.runs, result.runs, strict=True):
-            assert (one.data, one.subtitle, one.models, one.reference) == (
-                other.data, other.subtitle, other.models, other.reference
-            )  # fmt: skip
-        assert json.loads(json.dumps(texts_json.texts_json(again, ["another"]))) == raw
-
-
-def test_each_text_has_what_a_run_of_it_alone_has() -> None:
-    raw = texts_json.texts_json(TEXTS, ["x"])
-    for text, run in zip(raw["texts"], TEXTS.runs, strict=True):
-        alone = results_json.run_json(run, ["x"])
-        assert all(alone[key] == text[key] for key in ("data", "subtitle", "reference", "models"))
+        raw = json.loads(json.dumps(results_json.results_json(result, ["compare-q"])))
+        assert (raw["format"], raw["command"], raw["title"]) == (7, ["compare-q"], "a title")
+        again = results_json.from_json(raw)
+        assert again.texts == result.texts
+        assert json.loads(json.dumps(results_json.results_json(again, ["another"]))) == raw
 
 
 def test_means_are_worked_out_by_hand() -> None:
-    found = {each["label"]: each for each in texts_json.texts_json(TEXTS, ["x"])["means"]}
+    found = {each["label"]: each for each in results_json.results_json(TEXTS, ["x"])["means"]}
     quant = found["W4A16"]
     assert quant["mean_kld"] == pytest.approx((0.01234567 + 0.04) / 2)
     assert quant["mean_kld_stderr"] == pytest.approx((2 * 0.000452**2) ** 0.5 / 2)
@@ -58,64 +47,62 @@ def test_means_are_worked_out_by_hand() -> None:
     assert quant["mean_ppl_stderr"] == pytest.approx(15 * relative)
     assert (found["bf16"]["mean_kld"], found["bf16"]["mean_kld_stderr"]) == (0.0, None)
     assert found["broken"]["mean_ppl"] is None
-    without = {each["label"]: each for each in texts_json.texts_json(BROKEN, ["x"])["means"]}
+    without = {each["label"]: each for each in results_json.results_json(BROKEN, ["x"])["means"]}
     assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
 
 
 def damage(change: Any) -> str:
-    raw = copy.deepcopy(texts_json.texts_json(BROKEN, ["x"]))
+    raw = copy.deepcopy(results_json.results_json(BROKEN, ["x"]))
     change(raw)
-    return refusal(texts_json.from_json, raw)
+    return refusal(results_json.from_json, raw)
 
 
 def test_damaged_results_are_refused_in_one_line() -> None:
-    assert "several texts" in refusal(texts_json.from_json, [])
     assert damage(lambda raw: raw.pop("versions")) == "damaged results: versions: missing"
     assert damage(lambda raw: raw.update(texts=5)) == "damaged results: texts: must be a list of objects"
-    assert damage(lambda raw: raw.update(texts=raw["texts"][:1])) == "damaged results: texts: fewer than two"
     assert damage(lambda raw: raw.update(texts=[*raw["texts"][2:], {"name": "b", "error": "no"}])).endswith("results")
     assert damage(lambda raw: raw["texts"][1].update(name="prose")) == "damaged results: texts: two have one name"
     assert damage(lambda raw: raw["texts"][1].update(name="")) == "damaged results: texts: a text has no name"
     assert damage(lambda raw: raw["texts"][1]["models"].pop()).startswith("damaged results: code: models: are not")
-    assert damage(lambda raw: raw["texts"][1].pop("subtitle")) == "damaged results: code: subtitle: missing"
+    assert damage(lambda raw: raw["texts"][1].pop("subtitle")) == "damaged results: subtitle: missing"
     assert damage(lambda raw: raw["texts"][0].update(error="why")).startswith("damaged results: prose: error")
-    assert damage(lambda raw: raw["texts"][2].update(error=None)).startswith("damaged results: chat: ")
+    assert damage(lambda raw: raw["texts"][2].update(error=None)).startswith("damaged results: ")
     wrong = damage(lambda raw: raw["texts"][1]["models"][0]["estimates"]["ppl"].update(value="7"))
-    assert wrong.startswith("damaged results: code: models.0.estimates.ppl.value: ")
-    assert damage(lambda raw: raw.update(title=5)) == "damaged results: title: is no text"
+    assert wrong.startswith("damaged results: texts.1.models.0.estimates.ppl.value: ")
+    assert damage(lambda raw: raw.update(title=5)) == "damaged results: title: input should be a valid string (got 5)"
 
 
 def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     one, many = tmp_path / "one.json", tmp_path / "many.json"
-    results_json.write_json(TEXTS.runs[0], one, ["x"])
-    texts_json.write_json(TEXTS, many, ["x"])
-    run, inspection = texts_json.load([one])
-    assert (run.subtitle, inspection) == ("letters", None)
-    texts, inspection = texts_json.load([many])
+    results_json.write_json(Results(TEXTS.texts[:1]), one, ["x"])
+    results_json.write_json(TEXTS, many, ["x"])
+    run, inspection = merging.load([one])
+    assert (run.texts[0].subtitle, inspection) == ("letters", [None])
+    texts, inspection = merging.load([many])
     assert ([text.name for text in texts.texts], inspection) == (["prose", "code"], [None, None])
-    assert "several texts" in refusal(texts_json.load, [one, many])
+    assert "several texts" in refusal(merging.load, [one, many])
     many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
-    assert refusal(texts_json.load, [many]).startswith(f"{many}: damaged results: prose: ")
+    assert refusal(merging.load, [many]).startswith(f"{many}: damaged results: subtitle")
 
 
 def test_a_report_of_several_texts_is_read(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
 
     def write(**keys: Any) -> None:
-        payload = {"texts": texts_json.texts_json(TEXTS, ["x"]), "inspections": [None, None], **keys}
+        payload = {"results": results_json.results_json(TEXTS, ["x"]), "inspections": [None, None], **keys}
         held = json.dumps(payload).replace("<", "\\u003c")
         report.write_text(f'<html><script type="application/json" id="payload">{held}</script></html>')
 
     write()
-    texts, inspections = texts_json.load([report])
+    texts, inspections = merging.load([report])
     assert ([text.name for text in texts.texts], inspections) == (["prose", "code"], [None, None])
     for wrong in ([None], None, [None, {"passages": 5}]):
         write(inspections=wrong)
-        assert "excerpts are damaged" in refusal(texts_json.load, [report])
+        assert "excerpts are damaged" in refusal(merging.load, [report])
 
 
 def test_csv_has_a_line_for_each_text_and_model() -> None:
-    rows = list(csv.DictReader(io.StringIO(results_csv.csv_text(BROKEN))))
+    rows = list(csv.DictReader(io.StringIO(flat.csv_text(BROKEN))))
     assert [(row["text"], row["label"]) for row in rows] == [
         *(("prose", label) for label in ("bf16", "W4A16", "broken")),
         *(("code", label) for label in ("bf16", "W4A16", "broken")),
@@ -123,5 +110,5 @@ def test_csv_has_a_line_for_each_text_and_model() -> None:
     ]
     assert rows[-1]["error"] == "no conversation has a token that is scored"
     assert {float(row["kld"]) for row in rows if row["label"] == "W4A16"} == {0.01234567, 0.04}
-    chosen = results_csv.csv_text(TEXTS, ["label", "kld"]).splitlines()
+    chosen = flat.csv_text(TEXTS, ["label", "kld"]).splitlines()
     assert chosen[:3] == ["text,label,kld", "prose,bf16,0.0", "prose,W4A16,0.01234567"]

@@ -12,16 +12,14 @@ import pytest
 from rich.console import Console
 
 from backends.common.errors import InputError
-from eval.results import beside, results_json
-from eval.results.run_result import Part, StoredRun
+from eval.results import flat, results_json
+from eval.results.run_result import Part, with_parts
 from eval.results.timing import Timing, of_records
 from eval.table import markdown, terminal
-from tests.support.made import BASE, FAILED, QUANT, run_of
+from tests.support.made import BASE, FAILED, QUANT, results_of, run_of
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)
 PARTS = {"load": 5.0, "waiting": 1.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
-EARLY = {"started": 100.0, "prepared": 103.0, "load_began": 110.0}
-"""Of a worker as early results of format 5 had them: it was started, and had imported its engine, before its turn."""
 
 
 def test_the_parts_are_all_of_a_workers_life() -> None:
@@ -48,18 +46,13 @@ def test_a_second_text_waits_for_no_load() -> None:
 
 def test_results_there_and_back(tmp_path: Path) -> None:
     run = run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=None), FAILED)
-    results_json.write_json(run, tmp_path / "r.json", [])
+    results_json.write_json(results_of(run), tmp_path / "r.json", [])
     found, _ = results_json.load(tmp_path / "r.json")
-    assert [model.timing for model in found.models] == [TIMED, None, None]
+    assert [model.timing for model in found.texts[0].models] == [TIMED, None, None]
     raw = json.loads((tmp_path / "r.json").read_text())
-    assert raw["models"][0]["seconds"] == PARTS
-    for model in raw["models"]:  # as compare_q 0.2 wrote it
-        del model["seconds"], model["timing"]
-    assert [model.timing for model in results_json.from_json(raw).models] == [None] * 3
-    for early in (EARLY, {**EARLY, "prepared": None}):
-        raw["models"][0]["timing"] = {**vars(TIMED), **early}
-        assert results_json.from_json(raw).models[0].timing == TIMED
-    raw["models"][0]["timing"] = {**vars(TIMED), "loaded": 99.0}
+    (first, *_) = raw["texts"][0]["models"]
+    assert first["seconds"] == PARTS
+    first["timing"] = {**vars(TIMED), "loaded": 99.0}
     with pytest.raises(InputError, match=r"^damaged results: base: timing: is not in order$"):
         results_json.from_json(raw)
 
@@ -71,18 +64,20 @@ def test_what_ran_beside_a_row() -> None:
     models = [replace(BASE, label=label, timing=timing) for label, timing in
               (("mine", TIMED), ("other", other), ("late", late), ("untimed", None))]  # fmt: skip
     run = run_of(*models, FAILED)
-    words = [beside.words_beside(model, run) for model in run.models]
+    words = [flat.concurrent_rows_text(model, run.models) for model in run.models]
     assert words[0] == "other scored 50 %, late loading 30 %"
     assert words[1:] == ["mine scored 21 %, mine loading 18 %", "", "", ""]
     there = replace(models[1], provenance={**models[1].provenance, "cpu": "another"})
-    assert beside.words_beside(models[0], run_of(models[0], there)) == ""
+    assert flat.concurrent_rows_text(models[0], [models[0], there]) == ""
     parts = tuple(Part(f"{label}.json", (label,), {}) for label in ("mine", "other"))
-    merged = StoredRun({}, "", (models[0], models[1]), parts=parts)
-    assert beside.words_beside(models[0], merged) == ""
+    first, second = with_parts(models[:2], parts)
+    assert flat.concurrent_rows_text(first, [first, second]) == ""
 
 
 def test_tables() -> None:
-    run = run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), cached=True), FAILED)
+    run = results_of(
+        run_of(replace(BASE, timing=TIMED), replace(QUANT, timing=replace(TIMED, started=100.0), cached=True), FAILED)
+    )
     console = Console(width=100, file=io.StringIO(), record=True)
     terminal.show_timing(run, console)
     lines = [line.split() for line in console.export_text().splitlines()]

@@ -68,7 +68,7 @@ def test_finished_runs_keep_them(measured: Compare, compare_q: Any, tmp_path: Pa
         given = measured(models, *flags).models["uniform"]
         ran = compare_q("--from", tmp_path / "results.json", "-o", tmp_path / "copy.json")
         assert ran.status == 0, ran.err
-        copied = json.loads((tmp_path / "copy.json").read_text())["models"][1]
+        copied = json.loads((tmp_path / "copy.json").read_text())["texts"][0]["models"][1]
         assert copied["estimates"] == given["estimates"]
         assert shown(copied) == shown(given)
         assert all((value is None) == (not flags) for value in shown(given))

@@ -20,7 +20,7 @@ from eval.run import rows, runner
 from eval.run.devices import Devices
 from eval.run.hosts import Hosts
 from eval.run.references import HeldReference, lock_of
-from eval.run.runner import FinishedTexts
+from eval.run.runner import Finished
 from eval.run.session import Session
 from eval.run.stores import Part
 from eval.specs import reading
@@ -47,17 +47,17 @@ class Run(threading.Thread):
     def __init__(self, session: Session, texts: dict[str, DataSpec], models: Sequence[dict[str, Any]]) -> None:
         super().__init__(daemon=True)
         self.session, self.texts, self.models = session, texts, models
-        self.finished: FinishedTexts | None = None
+        self.finished: Finished | None = None
 
     def run(self) -> None:
         specs = [reading.parse_model_spec(model, Path("models.json")) for model in self.models]
-        self.finished = runner.run_texts(self.session, self.texts, specs)
+        self.finished = runner.run(self.session, self.texts, specs)
 
     def of(self, label: str) -> list[ModelResult]:
         """A model's rows, one a text; none of the run's has failed."""
         assert self.finished is not None
-        assert [row.error for result in self.finished.results.runs for row in result.models if row.error] == []
-        return [row for result in self.finished.results.runs for row in result.models if row.label == label]
+        assert [row.error for result in self.finished.results.scored for row in result.models if row.error] == []
+        return [row for result in self.finished.results.scored for row in result.models if row.label == label]
 
 
 @pytest.fixture

@@ -8,18 +8,30 @@ from dataclasses import replace
 import pytest
 
 from backends.base import Storage
-from eval.results import results_json
-from eval.results.run_result import ModelResult, RunResult
+from eval.results.flat import flat_json
+from eval.results.run_result import ModelResult, TextResult
 from eval.results.timing import Timing
 from eval.stats.estimates import DIVERGENCES
 from eval.stats.uncertainty import Mean, Value
 from eval.table import columns
 from eval.table.columns import Cell
 from eval.table.registry import BY_NAME, COLUMNS
-from tests.support.made import BASE, FAILED, PPL, QUANT, REF, REFERENCE, run_of, with_against, with_ppl, with_sums
+from tests.support.made import (
+    BASE,
+    FAILED,
+    PPL,
+    QUANT,
+    REF,
+    REFERENCE,
+    results_of,
+    run_of,
+    with_against,
+    with_ppl,
+    with_sums,
+)
 
 
-def cells(run: RunResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
+def cells(run: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
     """Title of a column of numbers -> cell of one model."""
     (row,) = [i for i, model in enumerate(run.models) if model.label == label]
     found = columns.table_columns(run, names)
@@ -71,7 +83,7 @@ def test_columns_of_a_table_that_nobody_chose() -> None:
     other = replace(BASE, label="other", storage=replace(BASE.storage, bpw_head=4.5))
     assert "head bpw" in cells(run_of(sized, other, reference=None), "base")
     bare = narrowed(run_of(REF, QUANT))
-    assert [each.column.name for each in bare] == ["label", "kernel", "bpw", "vram", "ppl", "kld", "same_top"]
+    assert [each.column.name for each in bare] == ["label", "kernel", "bpw_layer", "vram_gib", "ppl", "kld", "same_top"]
     assert bare[-1].cells[1] == Cell("98.77")
 
 
@@ -83,17 +95,17 @@ def test_divergences_that_were_asked_for_have_columns() -> None:
     assert (found["JS"].error, found["TV %"].error) == ("0.015", "1.5")
 
 
-def narrowed(run: RunResult) -> list[columns.Filled]:
+def narrowed(run: TextResult) -> list[columns.Filled]:
     """The columns without all extras."""
     return columns.narrowed(columns.table_columns(run), columns.possible_extras(run))
 
 
 def test_kv_caches_have_a_column_only_if_they_differ() -> None:
-    """By what the engine tells; vLLM's "auto" of older results is the model's number format."""
+    """By what the engine tells."""
     told = [
         {"kv_cache": "fp8 +bfloat16"},
-        {"kv_cache_dtype": "auto", "dtype": "bfloat16"},
-        {"kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache": "bfloat16"},
+        {"kv_cache": "fp8_e4m3"},
         {},
     ]
     models = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(told)]
@@ -153,7 +165,7 @@ def test_speeds_have_marks_and_a_note() -> None:
     timing = Timing(0.0, 1.0, 1.0, 2.0, 5.0, 6.0)
     one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
     assert cells(run_of(one, other), "one")["tok/s"] == Cell("20", marks="‡")
-    assert results_json.flat_json(one, run_of(one, other))["beside"] == "other scored 100 %"
+    assert flat_json(one, (one, other))["beside"] == "other scored 100 %"
     notes = [columns.column_notes(run_of(*models), ["speed"]) for models in ((one,), (one, other), (QUANT, FAILED))]
     about = "tok/s: scored tokens a second, the first step included"
     share = " (up to 25 % of a row's seconds)"
@@ -197,8 +209,8 @@ def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: floa
 @pytest.mark.parametrize(
     ("key", "order"),
     [
-        ("kld", ["bf16", "b", "A", "c", "broken"]), ("bpw", ["c", "b", "bf16", "A", "broken"]),
-        ("vram", ["A", "c", "bf16", "b", "broken"]), ("ppl", ["c", "bf16", "A", "b", "broken"]),
+        ("kld", ["bf16", "b", "A", "c", "broken"]), ("bpw_layer", ["c", "b", "bf16", "A", "broken"]),
+        ("vram_gib", ["A", "c", "bf16", "b", "broken"]), ("ppl", ["c", "bf16", "A", "b", "broken"]),
         ("same_top", ["bf16", "b", "A", "c", "broken"]), ("js", ["bf16", "A", "b", "c", "broken"]),
         ("kernel", ["A", "b", "c", "bf16", "broken"]), ("label", ["A", "b", "bf16", "c", "broken"]),
         (None, ["A", "broken", "b", "c", "bf16"]),
@@ -209,4 +221,4 @@ def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
     last; the reference's KLD is 0."""
     models = (made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75),
               replace(REF, label="bf16"))  # fmt: skip
-    assert [model.label for model in columns.ordered(run_of(*models), key).models] == order
+    assert list(columns.ordered(results_of(run_of(*models)), key).labels) == order

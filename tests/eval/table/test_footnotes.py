@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.results.texts import TextResult
-
 from eval.stats.uncertainty import Mean
 from eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
@@ -53,9 +51,7 @@ def test_short_texts_are_said_to_be_short() -> None:
 
 def test_flips_that_the_reference_leaves_open_have_a_reason() -> None:
     why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
-    open_one, none_open = (
-        with_answers(TextResult("", run_of(REF, QUANT)), bf16=answers, W4A16="10").run for answers in ("1?", "11")
-    )
+    open_one, none_open = (with_answers(run_of(REF, QUANT), bf16=answers, W4A16="10") for answers in ("1?", "11"))
     assert open_one
     assert none_open
     assert f"flips of W4A16 n/a: {why}" in footnotes(open_one)

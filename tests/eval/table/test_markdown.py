@@ -7,12 +7,12 @@ from pathlib import Path
 
 from eval.results.run_result import MARK
 from eval.table import markdown
-from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_sums
+from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of, with_sums
 
 
 def test_the_whole_text(tmp_path: Path) -> None:
     worse = with_sums(replace(QUANT, label="q*_|4"), nll=(14.0, 24.0, 34.0, 44.0), kld=(5.0, 5.0, 5.0, 5.0))
-    markdown.write(replace(run_of(REF, QUANT, worse, FAILED), subtitle="a_b"), tmp_path / "t.md")
+    markdown.write(results_of(replace(run_of(REF, QUANT, worse, FAILED), subtitle="a_b")), tmp_path / "t.md")
     lines = (tmp_path / "t.md").read_text(encoding="utf-8").splitlines()
     assert lines[:8] == [
         "**a\\_b**",
@@ -34,7 +34,7 @@ def test_the_whole_text(tmp_path: Path) -> None:
 def test_every_row_has_the_cells_of_the_header() -> None:
     """Also without a reference, with non-finite positions, and with a mark."""
     for run in (run_of(BASE, FAILED, reference=None), run_of(REF, replace(QUANT, spec={"noise_floor": True}))):
-        rows = [line for line in markdown.markdown_text(run).splitlines() if line.startswith("|")]
+        rows = [line for line in markdown.markdown_text(results_of(run)).splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in rows}) == 1
 
 

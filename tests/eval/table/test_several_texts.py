@@ -6,12 +6,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from eval.results.texts import TextResult, TextsResult
 from rich.console import Console
 
-from eval.results.run_result import ModelResult
+from eval.results.run_result import ModelResult, Results, TextResult
 from eval.results.timing import Timing
-from eval.table import several_texts, text_columns
+from eval.table import columns, footnotes, markdown, terminal
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 
 OTHER = replace(QUANT, label="NVFP4")
@@ -24,26 +23,26 @@ def measured(model: ModelResult, ppl: float, kld: float) -> ModelResult:
     return changed
 
 
-TEXTS = TextsResult(
+TEXTS = Results(
     (
-        TextResult("prose", run_of(REF, measured(QUANT, 8.0, 0.01), measured(OTHER, 9.0, 0.03))),
-        TextResult("code", run_of(REF, measured(QUANT, 4.5, 0.06), measured(OTHER, 4.0, 0.02))),
+        replace(run_of(REF, measured(QUANT, 8.0, 0.01), measured(OTHER, 9.0, 0.03)), name="prose"),
+        replace(run_of(REF, measured(QUANT, 4.5, 0.06), measured(OTHER, 4.0, 0.02)), name="code"),
     )
 )
 BROKEN = replace(
     TEXTS,
     texts=(
         TEXTS.texts[0],
-        TextResult("code", replace(TEXTS.runs[1], models=(*TEXTS.runs[1].models[:2], replace(FAILED, label="NVFP4")))),
-        TextResult("chat", None, "data.jsonl: no such file"),
+        replace(TEXTS.texts[1], models=(*TEXTS.texts[1].models[:2], replace(FAILED, label="NVFP4"))),
+        TextResult("chat", error="data.jsonl: no such file"),
     ),
 )
 
 
-def shown(result: TextsResult, width: int, **keys: object) -> list[str]:
+def shown(result: Results, width: int, **keys: object) -> list[str]:
     """The lines of the table, of which only the first word stands where the label is cut."""
     stream = io.StringIO()
-    several_texts.show(result, Console(file=stream, width=width), **keys)
+    terminal.show(result, Console(file=stream, width=width), **keys)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -82,15 +81,15 @@ def test_failures_are_na_with_a_reason() -> None:
 
 
 def test_footnotes_of_every_text_stand_once() -> None:
-    notes = several_texts.notes(TEXTS)
+    notes = footnotes.notes_of_texts(TEXTS)
     assert len(notes) == len(set(notes))
     assert not any(note.startswith(("prose: KLD (nats", "code: KLD (nats")) for note in notes)
     errors = (
         "± is one standard error, from 4 blocks of the text (too small if the documents of the text are longer than"
     )
     assert [note.startswith(errors) for note in notes if "± is" in note] == [True]
-    assert several_texts.COMMON_ERROR in notes
-    assert several_texts.MEANS in notes
+    assert footnotes.COMMON_ERROR in notes
+    assert footnotes.MEANS in notes
 
 
 @pytest.mark.parametrize(
@@ -106,42 +105,42 @@ def test_footnotes_of_every_text_stand_once() -> None:
     ],
 )
 def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
-    found = text_columns.ordered(TEXTS, key)
-    assert all([model.label for model in run.models] == order for run in found.runs)
+    found = columns.ordered(TEXTS, key)
+    assert all([model.label for model in run.models] == order for run in found.texts)
 
 
 def test_a_model_that_failed_on_a_text_comes_last() -> None:
-    assert text_columns.ordered(BROKEN, "kld:code").labels[-1] == "NVFP4"
-    assert text_columns.ordered(BROKEN, "ppl:prose").labels == ("bf16", "W4A16", "NVFP4")
+    assert columns.ordered(BROKEN, "kld:code").labels[-1] == "NVFP4"
+    assert columns.ordered(BROKEN, "ppl:prose").labels == ("bf16", "W4A16", "NVFP4")
 
 
 def test_chosen_columns() -> None:
-    lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw"))
+    lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw_layer"))
     assert "".join(lines).count("same top %") == 2
     assert "mean" in "".join(lines)
-    found = text_columns.blocks(TEXTS, ("label", "size", "same_top"))
+    found = columns.blocks(TEXTS, ("label", "size", "same_top"))
     assert [each.column.name for each in found.all] == ["label", "size", "same_top", "same_top"]
     assert [each.column.title for each in found.all][-1] == "code same top %"
 
 
 def test_names_are_cut_where_they_stay_different() -> None:
-    assert text_columns.short_names(["wikitext-2 of the hub", "code"]) == ["wikitext-2 of…", "code"]
+    assert columns.short_names(["wikitext-2 of the hub", "code"]) == ["wikitext-2 of…", "code"]
     both = ["a very long name of a text 1", "a very long name of a text 2"]
-    assert text_columns.short_names(both) == both
+    assert columns.short_names(both) == both
 
 
 def test_markdown() -> None:
-    text = several_texts.markdown_text(BROKEN)
+    text = markdown.markdown_text(BROKEN)
     assert text.startswith("**3 texts: prose, code, chat**\n\n| label | kernel |")
     assert "| prose PPL | prose KLD | code PPL | code KLD | chat PPL | chat KLD | mean PPL | mean KLD |" in text
-    by_text = several_texts.markdown_text(BROKEN, by_text=True)
+    by_text = markdown.markdown_text(BROKEN, by_text=True)
     assert [line for line in by_text.splitlines() if line.startswith("#")] == ["### prose", "### code", "### chat"]
     assert "failed: data.jsonl: no such file" in by_text
 
 
 def test_by_text_is_the_table_of_each() -> None:
     stream = io.StringIO()
-    several_texts.show_by_text(BROKEN, Console(file=stream, width=120))
+    terminal.show(BROKEN, Console(file=stream, width=120), by_text=True)
     out = stream.getvalue()
     assert out.index("== prose ==") < out.index("== code ==") < out.index("== chat ==\nfailed: data.jsonl")
     assert out.count("label") == 2
@@ -151,8 +150,8 @@ def test_timing_has_the_load_once() -> None:
     first = Timing(0.0, 5.0, 5.0, 6.0, 8.0, 8.5)
     second = Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
     timed = [replace(QUANT, timing=each) for each in (first, second)]
-    result = TextsResult(tuple(TextResult(name, run_of(each)) for name, each in zip("ab", timed, strict=True)))
-    headers, rows = several_texts.timing_of_texts(result)
+    result = Results(tuple(replace(run_of(each), name=name) for name, each in zip("ab", timed, strict=True)))
+    headers, rows = columns.timing_table(result)
     assert headers[:2] == ["label", "text"]
     assert rows == [
         ["W4A16", "a", "5.0", "0.0", "1.0", "2.0", "0.5"],

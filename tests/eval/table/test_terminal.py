@@ -11,23 +11,23 @@ from rich.console import Console
 
 from backends.base import Storage
 from backends.common.messages import CONTROL
-from eval.results.run_result import RunResult
+from eval.results.run_result import TextResult
 from eval.stats.uncertainty import Perplexity
 from eval.table import terminal
 from eval.table.columns import Cell, Filled
 from eval.table.llama_statistics import statistics_lines
 from eval.table.pairs import pair_lines
 from eval.table.registry import BY_NAME
-from tests.support.made import FAILED, QUANT, REF, REFERENCE, run_of, with_ppl, with_sums
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl, with_sums
 
 
-def shown(run: RunResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
+def shown(run: TextResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
     stream = io.StringIO()
-    terminal.show(run, Console(**{"width": width, "file": stream, "color_system": None, **keys}), names)
+    terminal.show(results_of(run), Console(**{"width": width, "file": stream, "color_system": None, **keys}), names)
     return stream.getvalue()
 
 
-def row(run: RunResult, label: str, width: int = 80) -> str:
+def row(run: TextResult, label: str, width: int = 80) -> str:
     """The table's row of a label without spaces, one space between its cells."""
     (words,) = [line.split() for line in shown(run, width).splitlines() if line.split()[:1] == [label]]
     return " ".join(words)

@@ -257,7 +257,7 @@ def test_command_line_by_each_method(method: str, compare_q: Run, write_specs: S
     assert ran.status == 0, ran.err
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["data"]["scored_tokens"], found["data"]["bytes"]) == (scored, scored)
-    assert found["models"][0]["ppl"] == pytest.approx(500)
+    assert found["texts"][0]["models"][0]["ppl"] == pytest.approx(500)
 
 
 def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -266,4 +266,4 @@ def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_pat
         words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
         ran = compare_q(*words)
         assert ran.status == 0, ran.err
-        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == count
+        assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["windows"] == count

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from eval.results.texts import TextResult, TextsResult
 
 from eval.plots import figures, front, measures, pictures
 from eval.plots.measures import ACCURACIES, BPW, KLD, PPL
 from eval.plots.texts import dumbbell, rows
-from eval.results.run_result import RunResult
+from eval.results.run_result import Results, TextResult
 from tests.support.drawn import artists_of_kind
 from tests.support.several_texts import NAMES, text_of, three, with_answers, with_failed_text, with_text
 
@@ -24,8 +23,8 @@ def asked(place: int, **changed: str) -> TextResult:
     return with_answers(text_of(NAMES[place], place), **{**RIGHT, **changed})
 
 
-def run(**changed: str) -> RunResult:
-    found = asked(1, **changed).run
+def run(**changed: str) -> TextResult:
+    found = asked(1, **changed)
     assert found
     return found
 
@@ -58,7 +57,7 @@ def test_the_plot_of_a_task_shows_accuracy_on_a_linear_axis() -> None:
 
 
 def test_without_a_reference_an_error_is_the_models_own() -> None:
-    alone = with_answers(text_of("c4", 1, reference=False), **RIGHT).run
+    alone = with_answers(text_of("c4", 1, reference=False), **RIGHT)
     assert alone
     points = figures.scatter_points(alone, BPW, ACC)[0]
     assert points[3].error == pytest.approx(25)  # three of four
@@ -75,9 +74,9 @@ def test_an_open_question_leaves_a_model_out() -> None:
 
 def test_several_tasks_best_first_with_their_mean() -> None:
     """The means of 50 and 50, and of 75 and 25; the text that is no task has no marker, and is not missed."""
-    result = TextsResult((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
+    result = Results((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
     assert rows.chosen(result, None) is KLD
-    assert rows.chosen(TextsResult(result.texts[1:]), None) is ACC
+    assert rows.chosen(Results(result.texts[1:]), None) is ACC
     found = sorted(rows.rows_of(result, ACC, None), key=lambda row: row.place)
     assert [row.label for row in found] == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
     assert [row.mean.value for row in found] == [100, 100, 50, 50]

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eval.results.texts import TextsResult
 
 from eval.common.outputs import Outputs
 from eval.plots import labels, pictures, style
 from eval.plots.texts import dumbbell
+from eval.results.run_result import Results
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
 
@@ -74,15 +74,14 @@ def test_what_failed_is_absent_and_named_below() -> None:
         dumbbell.texts_figure(nothing, kind="kld")
 
 
-def crowd(count: int, names: tuple[str, ...], letters: int) -> TextsResult:
+def crowd(count: int, names: tuple[str, ...], letters: int) -> Results:
     """So many models of long labels, of texts of these names."""
     texts = []
     for name, text in zip(names, three().texts * 2, strict=False):
-        assert text.run
-        reference, _, model, _ = text.run.models
+        reference, _, model, _ = text.models
         models = [replace(model, label=f"{model.label} {'W' * letters} {i}") for i in range(count)]
-        texts.append(replace(text, name=name, run=replace(text.run, models=(reference, *models))))
-    return TextsResult(tuple(texts))
+        texts.append(replace(text, name=name, models=(reference, *models)))
+    return Results(tuple(texts))
 
 
 @pytest.mark.parametrize("card", [False, True])
@@ -111,14 +110,13 @@ def test_many_and_long_names_overlap_nothing(names: tuple[str, ...], letters: in
 
 def test_values_not_above_zero_are_hollow_at_the_left_edge() -> None:
     result = three()
-    assert result.texts[0].run
-    model = result.texts[0].run.models[1]
+    model = result.texts[0].models[1]
     assert model.estimates
     assert model.estimates.against
     below = replace(model.estimates.against, kld=replace(model.estimates.against.kld, value=-1e-7))
-    models = list(result.texts[0].run.models)
+    models = list(result.texts[0].models)
     models[1] = replace(model, estimates=replace(model.estimates, against=below))
-    text = replace(result.texts[0], run=replace(result.texts[0].run, models=tuple(models)))
+    text = replace(result.texts[0], models=tuple(models))
     figure = dumbbell.texts_figure(replace(result, texts=(text, *result.texts[1:])))
     mark = artists_of_kind(figure, "point")[0]
     assert (mark.get_xdata()[0], mark.get_markerfacecolor()) == (figure.axes[0].get_xlim()[0], style.LIGHT.paper)
@@ -133,7 +131,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         pictures, "write_all", lambda run, folder, outputs, **_: seen.append((run.subtitle, folder.name))
     )
     odd = ("a/b", "texts.png", "a b")
-    named = TextsResult(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
+    named = Results(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
     result = with_failed_text(named, "a b", "no such file")
     for name in "first", "second":
         dumbbell.write_all(result, tmp_path / name, Outputs())
