@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from eval.results import results_csv
+from eval.results import flat
 from eval.table import markdown
+from tests.support.made import results_of
 from tests.support.report_page import FAILED, MODELS, Opened, ShowPage, needs_browser, run_of
 
 pytestmark = needs_browser
@@ -34,7 +35,7 @@ def copied(opened: Opened, what: str) -> str:
 def test_the_table_as_markdown(show: ShowPage) -> None:
     """All of it; then the rows that are shown, in their order."""
     run = run_of(*MODELS, FAILED)
-    opened, expected = show(*run.models), markdown.markdown_text(run).split("\n")
+    opened, expected = show(*run.models), markdown.markdown_text(results_of(run)).split("\n")
     assert copied(opened, "markdown").split("\n") == expected
     opened.page.locator("#table .group[data-group='EXL3']").click()
     opened.page.locator("th[data-column='label'] button").click()
@@ -49,7 +50,7 @@ def test_the_table_as_csv(show: ShowPage, tmp_path: Path) -> None:
     """Names and values are those of ``--csv``, as numbers to their last digit."""
     odd = replace(MODELS[2], label='W4A16 "a", b', notes=("one", "two"))
     run = run_of(*MODELS[:2], odd, FAILED)
-    results_csv.write_csv(run, tmp_path / "run.csv")
+    flat.write_csv(results_of(run), tmp_path / "run.csv")
     found = list(csv.reader(io.StringIO(copied(show(*run.models), "csv"))))
     with (tmp_path / "run.csv").open(encoding="utf-8", newline="") as stream:
         expected = list(csv.reader(stream))

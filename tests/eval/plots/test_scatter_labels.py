@@ -80,7 +80,7 @@ def test_labels_without_room_are_left_out_and_counted() -> None:
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
     """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
-    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0]
+    (run,) = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].texts
     figure = figures.scatter_figure(run, measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}

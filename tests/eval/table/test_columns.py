@@ -60,7 +60,7 @@ def test_every_cell_of_a_model() -> None:
 
 
 def test_every_column_shows_a_field_of_the_results() -> None:
-    flat = results_json.flat_json(QUANT, run_of(REF, QUANT))
+    flat = flat_json(QUANT, (REF, QUANT))
     assert {field for each in COLUMNS for field in each.fields} <= flat.keys()
     assert all(len(each.header.split("\n")) < 3 for each in COLUMNS)
 

@@ -10,7 +10,7 @@ import pytest
 from eval.common.outputs import Outputs
 from eval.plots import labels, pictures, style
 from eval.plots.texts import dumbbell
-from eval.results.run_result import Results
+from eval.results.run_result import Results, TextResult
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
 
@@ -69,7 +69,7 @@ def test_what_failed_is_absent_and_named_below() -> None:
     assert figure.get_supxlabel() == "n/a: chat (no such file); EXL3 4.0 on c4 (out of memory)"
     assert artists_of_kind(figure, "number") == []  # no model has a mean of all texts
     assert [text.get_text() for text in artists_of_kind(figure, "name")] == ["wiki2", "c4"]
-    nothing = replace(result, texts=tuple(replace(text, run=None, error="x") for text in result.texts))
+    nothing = replace(result, texts=tuple(TextResult(text.name, error="x") for text in result.texts))
     with pytest.raises(ValueError, match="no model has a KLD of any text"):
         dumbbell.texts_figure(nothing, kind="kld")
 
