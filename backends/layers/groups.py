@@ -80,16 +80,16 @@ def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
 
 def groups_to_json(groups: Iterable[LayerGroup]) -> list[dict[str, Any]]:
     """Groups as results.json has them: one flat object for each, in which the layer's name is called "layers"."""
-    found = []
+    objects = []
     for group in groups:
         layer = asdict(group.layer)
-        found.append({"layers": layer.pop("name"), "count": group.count, **layer})
-    return found
+        objects.append({"layers": layer.pop("name"), "count": group.count, **layer})
+    return objects
 
 
-def groups_from_json(found: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ...]:
+def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ...]:
     """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
-    nested = [{"count": each["count"], "layer": {**each, "name": each["layers"]}} for each in found]
+    nested = [{"count": entry["count"], "layer": {**entry, "name": entry["layers"]}} for entry in objects]
     return _groups().validate_python(nested)
 
 
@@ -169,11 +169,11 @@ def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
     return tuple(replace(cache, count=count) for cache, count in counts.items())
 
 
-def kv_caches_from_json(found: Any) -> tuple[KVCache, ...]:
+def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
     """Groups from the objects that results.json has of them; ValueError for anything else."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(tuple[KVCache, ...]).validate_python(found) if found else ()
+    return TypeAdapter(tuple[KVCache, ...]).validate_python(objects) if objects else ()
 
 
 def kv_formats(groups: Iterable[KVCache]) -> str:

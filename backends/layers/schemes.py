@@ -101,9 +101,9 @@ def args_text(args: Any) -> str:
     """A ``QuantizationArgs`` of compressed-tensors, as an object or as JSON; "" for none."""
     if not args:
         return ""
-    found = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
-    bits, floating, group = found.get("num_bits", 8), found.get("type") == "float", found.get("group_size")
-    strategy = found.get("strategy") or ("group" if isinstance(group, int) and group > 0 else "tensor")
+    fields = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
+    bits, floating, group = fields.get("num_bits", 8), fields.get("type") == "float", fields.get("group_size")
+    strategy = fields.get("strategy") or ("group" if isinstance(group, int) and group > 0 else "tensor")
     if floating and bits == 4:
         return with_group_size("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
     name = f"{'fp' if floating else 'int'}{bits}"
@@ -112,7 +112,7 @@ def args_text(args: Any) -> str:
     if strategy in ("group", "tensor_group"):
         return with_group_size(name, group)
     if strategy == "block":
-        return f"{name} block {sizes_text(found.get('block_structure'))}".strip()
+        return f"{name} block {sizes_text(fields.get('block_structure'))}".strip()
     return f"{name} {strategy}"
 
 
@@ -135,14 +135,14 @@ def objects_in(value: Any) -> list[Mapping[str, Any]]:
     return [entry for entry in value.values() if isinstance(entry, Mapping)] if isinstance(value, Mapping) else []
 
 
-def at(found: Any, key: str) -> Any:
-    """What an object has under a key; None if it has nothing there, or ``found`` is no object."""
-    return found.get(key) if isinstance(found, Mapping) else None
+def at(value: Any, key: str) -> Any:
+    """What an object has under a key; None if it has nothing there, or ``value`` is no object."""
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
-def part(found: Any, key: str) -> Mapping[str, Any]:
+def part(owner: Any, key: str) -> Mapping[str, Any]:
     """The object under a key; empty if there is none."""
-    value = at(found, key)
+    value = at(owner, key)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -154,9 +154,9 @@ def quark(spec: Any, line: str) -> str:
     if not spec:
         return ""
     specs = spec if isinstance(spec, list) else [spec]
-    if not all(isinstance(each, Mapping) for each in specs):
+    if not all(isinstance(spec, Mapping) for spec in specs):
         return UNKNOWN
-    first, kinds = specs[0], [(each.get("dtype"), each.get("qscheme")) for each in specs]
+    first, kinds = specs[0], [(spec.get("dtype"), spec.get("qscheme")) for spec in specs]
     dtype, group = str(first.get("dtype")), first.get("group_size")
     if len(specs) > 1:
         nvfp4 = kinds == [("fp4", "per_group"), ("fp8_e4m3", "per_tensor")] and group == 16
@@ -167,8 +167,8 @@ def quark(spec: Any, line: str) -> str:
         return f"mx{dtype.removesuffix('_e4m3')} block {sizes_text(first.get('block_size'))}"
     name = {"fp8_e4m3": "fp8", "int8": "int8", "int4": "int4", "uint4": "uint4"}.get(dtype)
     scale = {"per_tensor": "tensor", "per_channel": line, "per_token": "token", "per_group": f"g{group}"}
-    found = scale.get(str(first.get("qscheme")))
-    return f"{name} {found}" if name and found else UNKNOWN
+    scaled = scale.get(str(first.get("qscheme")))
+    return f"{name} {scaled}" if name and scaled else UNKNOWN
 
 
 def kv_cache(config: Mapping[str, Any]) -> str:
@@ -191,10 +191,10 @@ def kv_cache(config: Mapping[str, Any]) -> str:
     return {"FP8": "fp8 tensor", "NVFP4": "nvfp4 g16", "INT8": "int8 tensor"}.get(str(algorithm).upper(), UNKNOWN)
 
 
-def expression(found: str) -> re.Pattern[str] | None:
+def expression(text: str) -> re.Pattern[str] | None:
     """A regular expression that somebody wrote into a config; None if it is none."""
     try:
-        return re.compile(found)
+        return re.compile(text)
     except re.error:
         return None
 
@@ -393,19 +393,20 @@ def torchao_scheme(config: Config) -> Scheme | None:
     return Scheme(weights, activations) if weights else None
 
 
-def grained(name: str, found: Any) -> str:
+def grained(name: str, granularity: Any) -> str:
     """A number format with torchao's granularity, the same for activations and weights; a row if none is said."""
-    grain = found[0] if isinstance(found, list) and found and all(each == found[0] for each in found) else found
+    several = granularity if isinstance(granularity, list) and granularity else [granularity]
+    grain = several[0] if several.count(several[0]) == len(several) else None
     size = part(grain, "_data").get("group_size")
     words = {"PerRow": "channel", "PerTensor": "tensor", "PerGroup": f"g{size}" if size else ""}
-    scale = "channel" if found is None else words.get(str(at(grain, "_type")), "")
+    scale = "channel" if granularity is None else words.get(str(at(grain, "_type")), "")
     return f"{name} {scale}" if scale else ""
 
 
 def fp_quant(config: Config) -> Declared:
     """FP-Quant: weights and activations in the same format, after a Hadamard rotation."""
-    found = {"mxfp4": "mxfp4 g32", "nvfp4": "nvfp4 g16"}.get(str(config.get("forward_dtype", "mxfp4")))
-    return Declared(Scheme(found, found) if found else None)
+    scheme = {"mxfp4": "mxfp4 g32", "nvfp4": "nvfp4 g16"}.get(str(config.get("forward_dtype", "mxfp4")))
+    return Declared(Scheme(scheme, scheme) if scheme else None)
 
 
 READERS: dict[str, Callable[[Config], Declared]] = {

@@ -56,7 +56,7 @@ from backends.hub import local_folder
 from backends.layers import groups, noise
 from backends.vllm import install, layers
 from backends.vllm.driver import VllmDriver, has_own_process
-from backends.vllm.install import kernel_environment, one_more_than, set_environment, set_ranks
+from backends.vllm.install import accept_one_more_than, kernel_environment, set_environment, set_ranks
 from backends.vllm.options import (
     EMULATE,
     check_checkpoint,
@@ -164,12 +164,12 @@ class VllmScoreBackend(ScoringEngine):
         set_ranks(ranks(self.request.options))
         self.log_start = self._log_size()
         try:
-            with one_more_than(config.stated_context, self.request):
-                from vllm import LLM
+            accept_one_more_than(config.stated_context, self.request)
+            from vllm import LLM
 
-                register()  # in this process, which may have imported the worker before it was to wake the plugin
-                self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
-                self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
+            register()  # in this process, which may have imported the worker before it was to wake the plugin
+            self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
+            self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
 

@@ -139,21 +139,21 @@ class VllmDriver:
         """Answers as they finish; all questions are queued at once.  Nothing of ours looks at these steps."""
         from vllm import SamplingParams
 
-        engine, waiting = self.llm.llm_engine, {f"answer-{each.number}": each.number for each in questions}
+        engine, waiting = self.llm.llm_engine, {f"answer-{question.number}": question.number for question in questions}
         drawn = sampling.temperature > 0
         try:
-            for each in questions:
+            for question in questions:
                 params = SamplingParams(
                     max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
-                    seed=each.seed if drawn else None, stop_token_ids=list(sampling.stop), detokenize=False,
+                    seed=question.seed if drawn else None, stop_token_ids=list(sampling.stop), detokenize=False,
                 )  # fmt: skip
-                engine.add_request(f"answer-{each.number}", {"prompt_token_ids": list(each.token_ids)}, params)
+                engine.add_request(f"answer-{question.number}", {"prompt_token_ids": list(question.token_ids)}, params)
             while engine.has_unfinished_requests():
                 for output in engine.step():
                     if output.finished:
-                        (found,), number = output.outputs, waiting.pop(output.request_id)
-                        ended: Finish = "stop" if found.finish_reason == "stop" else "length"
-                        yield Answer(number, tuple(found.token_ids), ended)
+                        (answer,), number = output.outputs, waiting.pop(output.request_id)
+                        ended: Finish = "stop" if answer.finish_reason == "stop" else "length"
+                        yield Answer(number, tuple(answer.token_ids), ended)
         finally:
             if waiting:
                 engine.abort_request(list(waiting))
@@ -189,15 +189,12 @@ class VllmDriver:
         for rank in ranks:
             if rank["error"]:
                 raise ModelError(f"scoring failed in vLLM's worker: {rank['error']}")
+        largest = ("chunk_rows", "extra_device_bytes", "local_difference", "head_difference")
+        said = ("reference_head", "logits_dtype", "head_reason")
         return {
-            "chunk_rows": max(rank["chunk_rows"] for rank in ranks),
-            "extra_device_bytes": max(rank["extra_device_bytes"] for rank in ranks),
-            "recomputed_positions": sum(rank["recomputed"] for rank in ranks),
-            "reference_head": next((rank["reference_head"] for rank in ranks if rank["reference_head"]), ""),
-            "logits_dtype": next((rank["dtype"] for rank in ranks if rank["dtype"]), ""),
-            "local_difference": max(rank["local_difference"] for rank in ranks),
-            "head_difference": max(rank["head_difference"] for rank in ranks),
-            "head_reason": next((rank["head_reason"] for rank in ranks if rank["head_reason"]), ""),
+            **{name: max(rank[name] for rank in ranks) for name in largest},
+            **{name: next((rank[name] for rank in ranks if rank[name]), "") for name in said},
+            "recomputed_positions": sum(rank["recomputed_positions"] for rank in ranks),
         }
 
     def layers(self) -> tuple[LayerGroup, ...]:
@@ -223,9 +220,9 @@ class VllmDriver:
         tokens = min(tokens, PROBE_TOKENS_ON_CPU) if self.on_cpu else tokens
         longest = sorted(windows, key=lambda window: -len(window.token_ids))[:PROBE_WINDOWS]  # of equals, the first
         short = [Window.scored_from(window.index, window.token_ids[:tokens]) for window in longest]
-        return self.probe_by(short, gathered=False) or self.probe_by(short, gathered=True) or self._no_route()
-
-    def _no_route(self) -> Route:
+        for gathered in (False, True):
+            if route := self.probe_by(short, gathered=gathered):
+                return route
         raise ModelError("vLLM's logits differ from call to call: compare_q cannot score this model")
 
     def probe_by(self, short: Sequence[Window], *, gathered: bool) -> Route | None:
@@ -345,8 +342,8 @@ def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:
     """
     where = f"window {window.index}"
     if prompt_logprobs is None or len(prompt_logprobs) != len(window.token_ids):
-        found = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
-        raise ModelError(f"{where}: vLLM returned log-probabilities for {found} of {len(window.token_ids)} positions")
+        count = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
+        raise ModelError(f"{where}: vLLM returned log-probabilities for {count} of {len(window.token_ids)} positions")
     starts = np.asarray(prompt_logprobs.start_indices[1:], dtype=np.int64)
     empty = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) <= starts
     if empty.any():

@@ -61,10 +61,10 @@ Step = Callable[["torch.Tensor", list[RequestRows], Tokens], None]
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
     """RuntimeError unless the method's first parameters are the expected ones."""
-    found = tuple(inspect.signature(method).parameters)[: len(expected)]
-    if found != expected:
+    named = tuple(inspect.signature(method).parameters)[: len(expected)]
+    if named != expected:
         raise RuntimeError(
-            f"{method.__name__} takes {found}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST}, whose "
+            f"{method.__name__} takes {named}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST}, whose "
             "hidden states compare_q knows how to read"
         )
 
@@ -194,8 +194,8 @@ def tokens_of(all_token_ids: Any) -> Tokens:
     def tokens(parts: Sequence[tuple[Any, int, int]]) -> torch.Tensor:
         states, begins, ends = np.array(parts, np.int64).T
         index = on_device(np.stack([np.repeat(states, ends - begins), ranges(begins, ends)]), all_token_ids.device)
-        found: torch.Tensor = all_token_ids[index[0], index[1]].long()
-        return found
+        gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
+        return gathered
 
     return tokens
 
@@ -204,8 +204,8 @@ def ranges(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int
     """The numbers from each begin to its end, one after the other."""
     counts = ends - begins
     before = np.cumsum(counts) - counts
-    found: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
-    return found
+    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
+    return numbers
 
 
 def tag_of(sampling_params: Any) -> Any:
@@ -280,11 +280,11 @@ class Pack:
         if a >= b:
             return []
         first, last = np.searchsorted(self.ends, (a, b - 1), side="right")
-        found = []
+        cut = []
         for number in range(first, last + 1):
             part, begin = self.parts[number], int(self.ends[number]) - self.parts[number].n_rows
-            found.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
-        return found
+            cut.append(part.cut(max(a - begin, 0), min(b - begin, part.n_rows)))
+        return cut
 
     def targets(self, tokens: Tokens) -> torch.Tensor:
         """The predicted tokens of all rows, int64."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -43,21 +41,21 @@ HARMLESS = re.compile(
 )
 """What the names of variables begin with that change no score."""
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
-LONGER_THAN_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def installed() -> tuple[str, Version] | None:
     """(distribution, version) of the vLLM that ``import vllm`` would find, or None."""
-    found = next(iter(installed_versions(PACKAGES).items()), None)
-    return (found[0], Version(found[1])) if found else None
+    for package, version in installed_versions(PACKAGES).items():
+        return package, Version(version)
+    return None
 
 
 def check_version() -> None:
     """InputError unless a supported vLLM is installed."""
-    found = installed()
-    if found is None:
+    vllm = installed()
+    if vllm is None:
         raise InputError(f"vLLM is not installed: {INSTALL}")
-    package, version = found
+    package, version = vllm
     if not Version(OLDEST).release <= version.release[:2] <= Version(NEWEST).release:
         cure = f"pip install '{package}{SUPPORTED}'"
         raise InputError(f"{package} {version} is outside the supported range {OLDEST} to {NEWEST}: {cure}")
@@ -66,16 +64,16 @@ def check_version() -> None:
 def check_plugin(where: str, form: str) -> None:
     """InputError if the installed vLLM reads a format by a plugin only, which is not installed."""
     since, package, else_by = PLUGINS.get(form, ("", "", ""))
-    found = installed()
-    if package and found and found[1].release >= Version(since).release and not installed_versions((package,)):
+    vllm = installed()
+    if package and vllm and vllm[1].release >= Version(since).release and not installed_versions((package,)):
         cure = f"pip install {package}{else_by}"
         raise InputError(f"{where}: vLLM reads {form} by a plugin since {since}, which is not installed: {cure}")
 
 
 def is_cpu_build() -> bool:
     """Whether the installed vLLM is a build for CPUs."""
-    found = installed()
-    return found is not None and (found[0] == "vllm-cpu" or found[1].local == "cpu")
+    vllm = installed()
+    return vllm is not None and (vllm[0] == "vllm-cpu" or vllm[1].local == "cpu")
 
 
 def has_cpu_router() -> bool:
@@ -161,22 +159,15 @@ def set_ranks(count: int) -> None:
 def shared_cores(parts: int) -> str:
     """This process's cores in equal parts, in vLLM's notation: ``0,1|2,3`` for two parts."""
     cores = sorted(os.sched_getaffinity(0))
-    each = max(len(cores) // parts, 1)
-    return "|".join(",".join(map(str, cores[part * each : (part + 1) * each] or cores[-1:])) for part in range(parts))
+    size = max(len(cores) // parts, 1)
+    return "|".join(",".join(map(str, cores[part * size : (part + 1) * size] or cores[-1:])) for part in range(parts))
 
 
-@contextmanager
-def one_more_than(context: int | None, request: LoadRequest) -> Iterator[None]:
+def accept_one_more_than(context: int | None, request: LoadRequest) -> None:
     """Let vLLM accept ``max_model_len`` = context + 1, where the windows are exactly as long as the context.
 
     The one token that vLLM must generate is sampled from the window's last position and never fed back, so no position
     beyond the context is computed.
     """
-    if request.max_tokens != context or LONGER_THAN_CONTEXT in os.environ:
-        yield
-        return
-    os.environ[LONGER_THAN_CONTEXT] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[LONGER_THAN_CONTEXT]
+    if request.max_tokens == context:
+        os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")

@@ -125,8 +125,8 @@ def scheme_of(name: str, module: Any, method: Any, quant_config: Any, stated: De
     if hasattr(method, "weight_quant") and hasattr(method, "input_quant"):  # experts of compressed-tensors
         return Scheme(args_text(method.weight_quant), args_text(method.input_quant))
     if hasattr(quant_config, "get_scheme_dict") and hasattr(module, "scheme"):
-        found = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
-        return Scheme(args_text(found["weights"]), args_text(found["input_activations"])) if found else None
+        schemes = quant_config.get_scheme_dict(module, getattr(module, "prefix", None))
+        return Scheme(args_text(schemes["weights"]), args_text(schemes["input_activations"])) if schemes else None
     return stated.of(name)
 
 
@@ -143,13 +143,13 @@ def kernel_of(module: Any, method: Any) -> Any:
 
 def experts_of(method: Any) -> Any:
     """The object that computes a layer of experts, its class before the weights are loaded; None for other layers."""
-    found = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
-    return found if found is not None else getattr(method, "experts_cls", None)
+    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    return experts if experts is not None else getattr(method, "experts_cls", None)
 
 
-def class_name(found: Any) -> str:
+def class_name(thing: Any) -> str:
     """The name of an object's class, or of a class."""
-    return found.__name__ if isinstance(found, type) else type(found).__name__
+    return thing.__name__ if isinstance(thing, type) else type(thing).__name__
 
 
 def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -> str:
@@ -169,11 +169,11 @@ def activations(module: Any, method: Any, kernel: Any, asked: str, dtype: str) -
         return UNKNOWN if asked else dtype
     if config is not None and hasattr(config, "activation_quant_key"):
         key = config.activation_quant_key
-        found = dtype if key is None else key_text(key, "token")
+        words = dtype if key is None else key_text(key, "token")
         # FlashInfer's kernel hands steps of 32 tokens and more to its fallback, DeepGEMM.
         parts = (kernel, getattr(kernel, "fallback", None))
-        rounds = any(getattr(each, "use_deep_gemm_e8m0", False) for each in parts)
-        return f"{found} {POWERS_OF_TWO}" if rounds else found
+        rounds = any(getattr(owner, "use_deep_gemm_e8m0", False) for owner in parts)
+        return f"{words} {POWERS_OF_TWO}" if rounds else words
     if not asked:
         return dtype
     return asked if QUANTIZES.search(name) else UNKNOWN
@@ -203,8 +203,8 @@ def kv_caches(model: Any, asked: str, dtype: str) -> Iterator[KVCache]:
         if isinstance(told, str) and hasattr(module, "impl"):
             stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
             attention, scales = class_name(module.impl), kv_scales(module, told)
-            found = KVCache(name, 1, stored, scales, attention=attention, prefill=prefill(module.impl))
-            yield kv_cache_as_asked(found, asked, dtype)
+            cache = KVCache(name, 1, stored, scales, attention=attention, prefill=prefill(module.impl))
+            yield kv_cache_as_asked(cache, asked, dtype)
 
 
 def prefill(impl: Any) -> str:
@@ -263,13 +263,13 @@ def key_text(key: Any, line: str) -> str:
 
 def predicted(folders: Sequence[str]) -> list[Any]:
     """For each folder the layer groups as JSON has them, or why vLLM refuses it or cannot say before it has loaded."""
-    found: list[Any] = []
+    answers: list[Any] = []
     for folder in folders:
         try:
-            found.append(groups_to_json(group_layers(built_layers(Path(folder)))))
+            answers.append(groups_to_json(group_layers(built_layers(Path(folder)))))
         except Exception as error:  # refused checkpoints, models that cannot be built without a device
-            found.append({AFTER_LOADING: one_line(error, 160)} if wants_numbers(error) else one_line(error, 160))
-    return found
+            answers.append({AFTER_LOADING: one_line(error, 160)} if wants_numbers(error) else one_line(error, 160))
+    return answers
 
 
 def wants_numbers(error: Exception) -> bool:

@@ -129,11 +129,11 @@ class LogitsSource:
 
         With the weight goes what the LogitsProcessor does beside the product.
         """
-        found = self.weight()
-        if isinstance(found, str):
-            return found
+        weight_and_bias = self.weight()
+        if isinstance(weight_and_bias, str):
+            return weight_and_bias
         processor = self.processor
-        return *found, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
+        return *weight_and_bias, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
 
     def head_difference(self, logits: Any) -> float | str:
         """Largest |head(states) - logits| of the last call's own logits [n, last - first], or why it has none."""

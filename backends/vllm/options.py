@@ -115,7 +115,7 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
 def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
     """InputError if what a model computes depends on ``max_model_len``, which then must not follow the windows."""
     overrides = request.options.get("hf_overrides")
-    configs = [CheckpointConfig(each) for each in (config.raw, overrides) if isinstance(each, dict)]
+    configs = [CheckpointConfig(raw) for raw in (config.raw, overrides) if isinstance(raw, dict)]
     if request.options.get("max_model_len") is None and (what := next(filter(None, map(by_length, configs)), "")):
         raise InputError(
             f"engine.max_model_len: missing; this model's {what} in vLLM, so set it to what you serve with"
@@ -262,8 +262,8 @@ def check_mx(activations: str, method: str, *, mixture: bool) -> None:
 def schemes_of(quantization: Mapping[str, Any]) -> set[Scheme]:
     """Every scheme that a ``quantization_config`` names."""
     stated = declared(quantization)
-    found = [stated.default, *stated.exact.values(), *(scheme for _, scheme in stated.patterns)]
-    return {scheme for scheme in found if scheme is not None}
+    named_schemes = [stated.default, *stated.exact.values(), *(scheme for _, scheme in stated.patterns)]
+    return {scheme for scheme in named_schemes if scheme is not None}
 
 
 def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
@@ -284,6 +284,6 @@ def stored_on_load(options: Mapping[str, Any]) -> str:
     base, words = ONLINE.get(str(options.get("quantization")), ""), []
     for kind, of in (("linear", ""), ("moe", " in the experts")):
         named = kinds.get(kind)
-        found = ONLINE.get(str(named.get("weight") if isinstance(named, dict) else named)) if named else base
-        words += [found if found.endswith("experts") else found + of] if found else []
+        kind_words = ONLINE.get(str(named.get("weight") if isinstance(named, dict) else named)) if named else base
+        words += [kind_words if kind_words.endswith("experts") else kind_words + of] if kind_words else []
     return " and ".join(dict.fromkeys(words))

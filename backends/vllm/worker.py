@@ -93,14 +93,14 @@ class ScoringPass:
             comparison.close()
         return {
             "error": self.error,
-            "recomputed": scorer.buffers.recomputed,
+            "recomputed_positions": scorer.buffers.recomputed,
             "chunk_rows": scorer.largest_chunk,
             "extra_device_bytes": scorer.extra_bytes,
             "reference_head": comparison.head.origin if comparison and comparison.head else "",
             "local_difference": differences.local,
             "head_difference": differences.head,
             "head_reason": differences.head_reason,
-            "dtype": scorer.logits_dtype,
+            "logits_dtype": scorer.logits_dtype,
         }
 
 
