@@ -98,18 +98,19 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
         raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
     if request.options.get("quantization_config") and not request.options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
-    install.check_plugin("model_dir", str(CheckpointConfig.read(folder).quantization.get("quant_method")))
+    config = CheckpointConfig.read(folder)
+    install.check_plugin("model_dir", str(config.quantization.get("quant_method")))
     layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
     if install.is_cpu_build():
         check_cpu(folder, layers)
     if request.options.get(EMULATE):
         check_emulation(request, folder, layers)
-    if "speculators_config" in CheckpointConfig.read(folder).raw:
+    if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
     if stray and request.options.get("load_format") in ("auto", "mistral"):
         raise InputError(f"engine.load_format: may load {stray[0]} in place of the model's other files; leave it out")
-    check_length(request, CheckpointConfig.read(folder))
+    check_length(request, config)
 
 
 def check_length(request: LoadRequest, config: CheckpointConfig) -> None:
@@ -193,10 +194,8 @@ def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool)
         "enforce_eager": True,
         **({TRIMS: False} if TRIMS in install.arguments() else {}),
     }
-    arguments = {name: value for name, value in (defaults | dict(request.options)).items() if name not in OWN_OPTIONS}
-    return arguments | {
-        name: value for name, value in cache_arguments(request, config, cpu=cpu).items() if name not in arguments
-    }
+    chosen = {name: value for name, value in request.options.items() if name not in OWN_OPTIONS}
+    return defaults | cache_arguments(request, config, cpu=cpu) | chosen
 
 
 def cache_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
