@@ -176,12 +176,13 @@ class Storage:
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer as an engine ran it: what the engine really did, not what the checkpoint asks for.
+    """``count`` linear layers as an engine ran them: what the engine really did, not what the checkpoint asks for.
 
-    ``name``: the module's path in the model; ``weights``: how the weights are stored ("nvfp4 g16", "int4 g128", "fp8
-    channel", "bfloat16"); ``activations``: the precision in which the product took the activations ("bfloat16", "int8
-    token", "nvfp4"); ``kernel``: the class or function that computed the product; ``asked``: the activations that the
-    checkpoint's scheme asks for, where other activations ran, else "".
+    ``name``: the module's path in the model, with ``*`` for its numbers where there are several; ``weights``: how the
+    weights are stored ("nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"); ``activations``: the precision in which
+    the product took the activations ("bfloat16", "int8 token", "nvfp4"); ``kernel``: the class or function that
+    computed the product; ``asked``: the activations that the checkpoint's scheme asks for, where other activations ran,
+    else "".
     """
 
     name: str
@@ -189,14 +190,7 @@ class Layer:
     activations: str
     kernel: str
     asked: str = ""
-
-
-@dataclass(frozen=True)
-class LayerGroup:
-    """``count`` layers that ran alike and whose names differ in numbers only: ``layer``, with ``*`` for its numbers."""
-
-    layer: Layer
-    count: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -468,7 +462,7 @@ class Engine(ABC):
     def check_unchanged(self) -> None:
         """ModelError if the model may have changed since ``stamp``; it is called before scores are committed."""
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """How the model's linear layers ran, in the model's order; empty where the engine does not tell.
 
         It is called after scoring.

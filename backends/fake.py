@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
+from backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from backends.common.errors import ModelError
 from backends.common.options import parse_options
 
@@ -100,8 +100,8 @@ class FakeBackend(LogitsEngine):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         raise ModelError(f"told to fail after {self.options.fail} windows")
 
-    def layers(self) -> tuple[LayerGroup, ...]:
-        return (LayerGroup(Layer("logits", "float32", "float32", "closed form"), 1),)
+    def layers(self) -> tuple[Layer, ...]:
+        return (Layer("logits", "float32", "float32", "closed form"),)
 
     def provenance(self) -> dict[str, Any]:
         return {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
+from backends.base import Capabilities, Layer, LoadRequest, Window
 from backends.checkpoint.config import CheckpointConfig
 from backends.common.errors import InputError
 from backends.common.messages import dtype_name
@@ -99,7 +99,7 @@ class ExLlamaV2Backend(ExLlamaEngine):
         self.dtype = dtype_name(logits.dtype)
         return logits[0, :, : self.model.config.vocab_size]
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         modules = self.model.modules_dict.values()
         return group_layers(layer_of(module) for module in modules if type(module).__name__ == "ExLlamaV2Linear")
 

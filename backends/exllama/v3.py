@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, Window
+from backends.base import Capabilities, Layer, LoadRequest, Window
 from backends.checkpoint import files as checkpoint
 from backends.common.errors import InputError
 from backends.common.head import Head
@@ -129,7 +129,7 @@ class ExLlamaV3Backend(ExLlamaEngine):
         states: torch.Tensor = self.entered
         return states
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         return group_layers(layer_of(module) for module in self._linears())
 
     def _linears(self) -> Iterator[Any]:

@@ -23,7 +23,7 @@ from pydantic import Field
 from backends.base import (
     Answer,
     Capabilities,
-    LayerGroup,
+    Layer,
     LoadRequest,
     LogitsEngine,
     ModelFacts,
@@ -281,7 +281,7 @@ class TransformersBackend(LogitsEngine):
         states: torch.Tensor = self.entered
         return states
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         from backends.hf import layers as transformers_layers
 
         asked = self.stored_quantization or self.options.quantization_config or {}

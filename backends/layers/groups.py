@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Layer, LayerGroup
+from backends.base import Layer
 from backends.layers.names import NUMBER
 from backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
 
@@ -65,32 +65,28 @@ class KVCache:
 
 
 @cache
-def _groups() -> TypeAdapter[tuple[LayerGroup, ...]]:
-    """Made when it is needed: 0.04 s that --help and a check need not wait."""
+def _validators() -> tuple[TypeAdapter[tuple[Layer, ...]], TypeAdapter[tuple[KVCache, ...]]]:
+    """Made when they are needed: 0.04 s that --help and a check need not wait."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(tuple[LayerGroup, ...])
+    return TypeAdapter(tuple[Layer, ...]), TypeAdapter(tuple[KVCache, ...])
 
 
-def group_layers(layers: Iterable[Layer]) -> tuple[LayerGroup, ...]:
+def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """Groups of the layers that differ only in their numbers, in the order of each group's first layer."""
     counts = Counter(replace(layer, name=NUMBER.sub("*", layer.name)) for layer in layers)
-    return tuple(LayerGroup(layer, count) for layer, count in counts.items())
+    return tuple(replace(layer, count=count) for layer, count in counts.items())
 
 
-def groups_to_json(groups: Iterable[LayerGroup]) -> list[dict[str, Any]]:
-    """Groups as results.json has them: one flat object for each, in which the layer's name is called "layers"."""
-    objects = []
-    for group in groups:
-        layer = asdict(group.layer)
-        objects.append({"layers": layer.pop("name"), "count": group.count, **layer})
-    return objects
+def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
+    """Groups as results.json has them: the layer's name is called "layers"."""
+    return [{"layers": own.pop("name"), "count": own.pop("count"), **own} for own in map(asdict, groups)]
 
 
-def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[LayerGroup, ...]:
+def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
     """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
-    nested = [{"count": entry["count"], "layer": {**entry, "name": entry["layers"]}} for entry in objects]
-    return _groups().validate_python(nested)
+    named = [{**entry, "name": entry["layers"], "count": entry["count"]} for entry in objects]
+    return _validators()[0].validate_python(named)
 
 
 def deviation(asked: str, activations: str) -> str:
@@ -108,7 +104,7 @@ def short_kernel_name(kernel: str) -> str:
     return SUFFIX.sub("", kernel) or kernel
 
 
-def kernel_of(groups: Sequence[LayerGroup]) -> str:
+def kernel_of(groups: Sequence[Layer]) -> str:
     """The short name of the kernel that ran most quantized layers, or most layers of a model without quantized ones.
 
     Experts come first: they hold most weights of a mixture.  Other kernels of quantized layers are counted: ``Marlin
@@ -116,9 +112,9 @@ def kernel_of(groups: Sequence[LayerGroup]) -> str:
     """
     experts, others, plain = Counter[str](), Counter[str](), Counter[str]()
     for group in groups:
-        quantized = experts if EXPERTS.search(group.layer.name) else others
-        counts = plain if group.layer.weights in PLAIN else quantized
-        counts[short_kernel_name(group.layer.kernel)] += group.count
+        quantized = experts if EXPERTS.search(group.name) else others
+        counts = plain if group.weights in PLAIN else quantized
+        counts[short_kernel_name(group.kernel)] += group.count
     counted = experts.most_common() + others.most_common() or plain.most_common()
     ranked = list(dict.fromkeys(name for name, _ in counted))
     if not ranked:
@@ -126,12 +122,12 @@ def kernel_of(groups: Sequence[LayerGroup]) -> str:
     return ranked[0] if len(ranked) == 1 else f"{ranked[0]} +{len(ranked) - 1}"
 
 
-def deviations(groups: Sequence[LayerGroup]) -> list[str]:
+def deviations(groups: Sequence[Layer]) -> list[str]:
     """One clause for each way in which layers ran otherwise than their checkpoint asks."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for group in groups:
-        if group.layer.asked:
-            counts[group.layer.asked, group.layer.activations, short_kernel_name(group.layer.kernel)] += group.count
+        if group.asked:
+            counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
     return [deviation_in_words(*key, count) for key, count in counts.items()]
 
 
@@ -171,9 +167,7 @@ def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
 
 def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
     """Groups from the objects that results.json has of them; ValueError for anything else."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(tuple[KVCache, ...]).validate_python(objects) if objects else ()
+    return _validators()[1].validate_python(objects) if objects else ()
 
 
 def kv_formats(groups: Iterable[KVCache]) -> str:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import Capabilities, Layer, LayerGroup, LoadRequest, LogitsEngine, Window
+from backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from backends.checkpoint import gguf
 from backends.checkpoint.gguf_header import GgufTensor
 from backends.common.errors import InputError, ModelError
@@ -202,7 +202,7 @@ class LlamacppBackend(LogitsEngine):
     def head(self) -> str:
         return "llama.cpp multiplies its head in ggml, which torch cannot do again bit for bit"
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         model = gguf.read_model(Path(self.request.model_dir))
         matrices = [each for each in model.tensors if model.role(each) in ("layer", model.head) and len(each.shape) > 1]
         return group_layers(self._layer(each) for each in matrices)

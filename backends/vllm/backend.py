@@ -34,7 +34,7 @@ from typing import Any
 from backends.base import (
     Answer,
     Capabilities,
-    LayerGroup,
+    Layer,
     LoadRequest,
     ModelFacts,
     Question,
@@ -227,7 +227,7 @@ class VllmScoreBackend(ScoringEngine):
     def predictor(cls) -> Callable[[Sequence[str]], list[Any]] | str:
         return layers.predicted if install.installed() else "not installed"
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         return self.driver.layers() if self.driver else ()
 
     def provenance(self) -> dict[str, Any]:

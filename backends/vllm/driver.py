@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Answer, Finish, Layer, LayerGroup, Question, Sampling, Task, TokenScores, Window
+from backends.base import Answer, Finish, Layer, Question, Sampling, Task, TokenScores, Window
 from backends.common.errors import ModelError
 from backends.common.head import head_mismatch, spacing
 from backends.layers.groups import KVCache, group_kv_caches, group_layers
@@ -197,7 +197,7 @@ class VllmDriver:
             "recomputed_positions": sum(rank["recomputed_positions"] for rank in ranks),
         }
 
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
         return group_layers({layer["name"]: Layer(**layer) for layer in self._what_ran(0)}.values())
 

@@ -126,8 +126,7 @@ def kernels(told: list[Any] | Mapping[str, str] | str) -> list[str]:
         return [f"known after loading ({told[AFTER_LOADING]})"]
     counts: dict[tuple[str, str, str, str], int] = {}
     for group in groups_from_json(told):
-        layer = group.layer
-        key = short_kernel_name(layer.kernel), layer.weights, layer.activations, layer.asked
+        key = short_kernel_name(group.kernel), group.weights, group.activations, group.asked
         counts[key] = counts.get(key, 0) + group.count
     return [in_words(*key, count) for key, count in counts.items()]
 

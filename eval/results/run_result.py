@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends.base import LayerGroup, Storage
+from backends.base import Layer, Storage
 from backends.common import machine
 from backends.layers import groups
 from eval.results.timing import Timing
@@ -102,10 +102,10 @@ class ModelResult:
         """
         if self.storage.bpw_layer is not None:
             return self.storage.bpw_layer < 16
-        return not self.layers or any(group.layer.weights not in groups.PLAIN for group in self.layers)
+        return not self.layers or any(group.weights not in groups.PLAIN for group in self.layers)
 
     @property
-    def layers(self) -> tuple[LayerGroup, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         """How its layers ran; empty where the engine does not tell."""
         return groups.groups_from_json(self.provenance.get("layers", ()))
 

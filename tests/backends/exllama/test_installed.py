@@ -133,7 +133,7 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
         logits, expected = backend.logits(window), peer.logits(window)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
         torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
-    assert {(each.layer.weights, each.layer.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
+    assert {(each.weights, each.kernel) for each in backend.layers()} == {("float16", "LinearFP16")}
     assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
     assert backend.provenance()["attention"]
     peer.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LayerGroup, LoadRequest, Task
+from backends.base import Layer, LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.exllama.v2 import ExLlamaV2Backend
 from backends.worker import scoring
@@ -84,9 +84,9 @@ def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
     backend = loaded(toy_model)
     backend.logits(toy_windows(1, 10)[0])
     assert backend.layers() == (
-        LayerGroup(Layer("model.layers.*.mlp.up_proj", "exl2 4.0 bpw", "float16", "gemm_half_q_half"), 2),
-        LayerGroup(Layer("model.layers.*.mlp.gate_proj", "gptq 4-bit", "float16", "gemm_half_q_half"), 1),
-        LayerGroup(Layer("lm_head", "float16", "float16", "torch.matmul"), 1),
+        Layer("model.layers.*.mlp.up_proj", "exl2 4.0 bpw", "float16", "gemm_half_q_half", count=2),
+        Layer("model.layers.*.mlp.gate_proj", "gptq 4-bit", "float16", "gemm_half_q_half"),
+        Layer("lm_head", "float16", "float16", "torch.matmul"),
     )
     assert backend.provenance() == {
         "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LayerGroup, LoadRequest, Task
+from backends.base import Layer, LoadRequest, Task
 from backends.common.errors import ModelError
 from backends.common.head import Head, head_logits
 from backends.exllama.v3 import ExLlamaV3Backend
@@ -104,9 +104,9 @@ def test_layers_and_provenance(engine: Any, toy_model: Path) -> None:
     backend.logits(toy_windows(1, 10)[0])
     up = "model.layers.*.mlp.up_proj"
     assert backend.layers() == (
-        LayerGroup(Layer(up, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm"), 2),
-        LayerGroup(Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3"), 1),
-        LayerGroup(Layer("lm_head", "float16", "float16", "LinearFP16"), 1),
+        Layer(up, "exl3 3.0 bpw", "float16", "LinearEXL3.reconstruct_hgemm", count=2),
+        Layer(up, "exl3 3.5 bpw", "float16", "LinearEXL3"),
+        Layer("lm_head", "float16", "float16", "LinearFP16"),
     )
     assert backend.provenance() == {
         "model_class": "Model", "dtype": "float16", "devices": ["cpu"], "attention": ["fn_triton_attn_nocache"],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LayerGroup, Task
+from backends.base import Layer, Task
 from backends.common.errors import InputError, ModelError
 from backends.hf import layers
 from backends.layers.groups import group_layers
@@ -100,9 +100,9 @@ def test_layers_of_quantized_checkpoints(
     backend = loaded(quantized(preset), dtype="bfloat16")
     backend.logits(toy_windows(1, 20)[0])
     groups = backend.layers()
-    q_proj = Layer("model.layers.*.self_attn.q_proj", weights, activations, "torch linear (dequantized)")
-    assert groups[0] == LayerGroup(q_proj, 2)
-    assert groups[-1] == LayerGroup(Layer("lm_head", "bfloat16", "bfloat16", "torch linear"), 1)
+    name, kernel = "model.layers.*.self_attn.q_proj", "torch linear (dequantized)"
+    assert groups[0] == Layer(name, weights, activations, kernel, count=2)
+    assert groups[-1] == Layer("lm_head", "bfloat16", "bfloat16", "torch linear")
     assert len(groups) == 8
 
 
@@ -112,7 +112,7 @@ def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], P
     backend.logits(toy_windows(1, 20)[0])
     for layer in backend.model.model.layers:
         layer.mlp.up_proj.quantization_enabled = False
-    told = {group.layer.name: (group.layer.activations, group.layer.asked) for group in backend.layers()}
+    told = {group.name: (group.activations, group.asked) for group in backend.layers()}
     assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
@@ -139,10 +139,10 @@ def test_layers_dequantized_while_loading_are_told(toy_model: Path, tmp_path: Pa
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     folder = changed(toy_model, tmp_path / "fp8", fp8, **{f"language_{UP}.weight_scale_inv": torch.ones(1, 1)})
     model = loaded(toy_model, dtype="bfloat16").model
-    told = {group.layer.name: group for group in group_layers(layers.layers(model, fp8, folder)) if group.layer.asked}
+    told = {group.name: group for group in group_layers(layers.layers(model, fp8, folder)) if group.asked}
     name = "model.layers.*.mlp.up_proj"
     kernel = "torch linear (dequantized)"
-    assert told == {name: LayerGroup(Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128"), 1)}
+    assert told == {name: Layer(name, "fp8 block 128x128", "bfloat16", kernel, "fp8 g128")}
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,9 @@ def test_layers_of_experts(tmp_path: Path) -> None:
         num_key_value_heads=2, num_local_experts=4,
     )  # fmt: skip
     MixtralForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    told = {
-        group.layer.name: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()
-    }
+    told = {group.name: group for group in loaded(tmp_path, dtype="bfloat16", experts_implementation="eager").layers()}
     experts = told["model.layers.*.mlp.experts"]
-    assert (experts.count, experts.layer.weights, experts.layer.kernel) == (2, "bfloat16", "MixtralExperts eager")
+    assert (experts.count, experts.weights, experts.kernel) == (2, "bfloat16", "MixtralExperts eager")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_quantizing_while_loading(toy_model: Path) -> None:
     asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     backend = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
     backend.logits(toy_windows(1, 20)[0])
-    first = backend.layers()[0].layer
+    first = backend.layers()[0]
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
     storage = backend.files(backend.request).storage()
     assert storage.bpw_layer is None

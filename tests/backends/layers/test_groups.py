@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import Layer, LayerGroup
+from backends.base import Layer
 from backends.layers import groups as layers
 from backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
 
@@ -24,10 +24,10 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
         ]
     )
     assert found == (
-        LayerGroup(Layer("model.layers.*.mlp.up", "int4 g128", "bfloat16", "A"), 2),
-        LayerGroup(Layer("lm_head", "bfloat16", "bfloat16", "B"), 1),
-        LayerGroup(Layer("model.layers.*.mlp.experts.*.up2", "int4 g128", "bfloat16", "A"), 1),
-        LayerGroup(Layer("model.layers.*.mlp.up", "int8 g128", "bfloat16", "A"), 1),
+        Layer("model.layers.*.mlp.up", "int4 g128", "bfloat16", "A", count=2),
+        Layer("lm_head", "bfloat16", "bfloat16", "B"),
+        Layer("model.layers.*.mlp.experts.*.up2", "int4 g128", "bfloat16", "A"),
+        Layer("model.layers.*.mlp.up", "int8 g128", "bfloat16", "A"),
     )
 
 
@@ -36,7 +36,7 @@ FLAT = {"layers": "h.*", "count": 2, "weights": "int4 g128", "activations": "bfl
 
 def test_groups_are_flat_objects_in_results() -> None:
     """With the keys, in their order, that results.json always had."""
-    groups = (LayerGroup(Layer("h.*", "int4 g128", "bfloat16", "A", "fp8"), 2), PLAIN)
+    groups = (Layer("h.*", "int4 g128", "bfloat16", "A", "fp8", count=2), PLAIN)
     written = layers.groups_to_json(groups)
     assert list(written[0].items()) == list(FLAT.items())
     assert layers.groups_from_json(json.loads(json.dumps(written))) == groups
@@ -44,7 +44,7 @@ def test_groups_are_flat_objects_in_results() -> None:
 
 def test_groups_of_older_results_lack_what_was_asked() -> None:
     older = {key: value for key, value in FLAT.items() if key != "asked"}
-    assert layers.groups_from_json([older]) == (LayerGroup(Layer("h.*", "int4 g128", "bfloat16", "A"), 2),)
+    assert layers.groups_from_json([older]) == (Layer("h.*", "int4 g128", "bfloat16", "A", count=2),)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_short_names(kernel: str, short: str) -> None:
     assert layers.short_kernel_name(kernel) == short
 
 
-def quantized(count: int, kernel: str, asked: str = "", activations: str = "bfloat16") -> LayerGroup:
-    return LayerGroup(Layer("x", "int4 g128", activations, kernel, asked), count)
+def quantized(count: int, kernel: str, asked: str = "", activations: str = "bfloat16") -> Layer:
+    return Layer("x", "int4 g128", activations, kernel, asked, count=count)
 
 
-EXPERTS = LayerGroup(Layer("h.*.mlp.experts.routed_experts", "int4 g128", "bfloat16", "MarlinExperts"), 2)
-PLAIN = LayerGroup(Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod"), 99)
+EXPERTS = Layer("h.*.mlp.experts.routed_experts", "int4 g128", "bfloat16", "MarlinExperts", count=2)
+PLAIN = Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod", count=99)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ PLAIN = LayerGroup(Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod")
         ([quantized(1, "EmulationNvFp4LinearKernel", activations="int4 g128"), PLAIN], "EmulationNvFp4"),
         ([quantized(3, "A"), quantized(2, "B"), quantized(2, "B"), PLAIN], "B +1"),
         ([quantized(4, "A"), replace(EXPERTS, count=2), PLAIN], "MarlinExperts +1"),
-        ([quantized(4, "A"), LayerGroup(replace(EXPERTS.layer, weights="bfloat16"), 2)], "A"),
+        ([quantized(4, "A"), replace(EXPERTS, weights="bfloat16")], "A"),
     ],
 )
-def test_a_row_names_the_kernel_of_most_quantized_layers(groups: list[LayerGroup], kernel: str) -> None:
+def test_a_row_names_the_kernel_of_most_quantized_layers(groups: list[Layer], kernel: str) -> None:
     assert layers.kernel_of(groups) == kernel
 
 

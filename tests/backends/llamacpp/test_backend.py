@@ -28,7 +28,7 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert sum(said["devices"].values()) == 3  # two layers and the head
     assert said["logits_set_to_floor"]["entries"] == 0
     assert said["notes"] == []
-    layers = {(each.layer.name, each.count, each.layer.weights) for each in backend.layers()}
+    layers = {(each.name, each.count, each.weights) for each in backend.layers()}
     assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
     assert len(layers) == 8
     assert isinstance(backend.head(), str)

@@ -118,7 +118,7 @@ def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Win
     quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
     assert quantized == pytest.approx(plain, rel=0.005)
     assert quantized != plain
-    assert [(each.layer.name, each.count, each.layer.weights) for each in ours.layers()] == [
+    assert [(each.name, each.count, each.weights) for each in ours.layers()] == [
         ("token_embd.weight", 1, "q8_0"),
         *((f"blk.*.{name}.weight", 30, "q4_1") for name in
           ("ffn_down", "ffn_gate", "ffn_up", "attn_k", "attn_output", "attn_q", "attn_v")),

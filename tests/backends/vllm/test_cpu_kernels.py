@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from backends.base import Layer, LayerGroup, LoadRequest, Task
+from backends.base import Layer, LoadRequest, Task
 from backends.hf.backend import TransformersBackend
 from backends.layers.groups import KVCache, groups_from_json
 from backends.vllm import layers, plugin
@@ -83,7 +83,7 @@ def test_weight_only_against_the_definition(weight_only: dict[str, Any], toy_mod
     gold = reference(toy_model, checkpoints("NVFP4A16"))
     for index, logprobs in enumerate(gold):
         np.testing.assert_allclose(weight_only["scores"][index].logprob, logprobs, atol=ATOL_LOGPROB)
-    assert {group.layer.kernel for group in weight_only["layers"]} == {
+    assert {group.kernel for group in weight_only["layers"]} == {
         "CpuNvFp4W4A16LinearKernel", "UnquantizedEmbeddingMethod",
     }  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_what_ran_was_foretold_without_a_weight(
     monkeypatch.delenv(processes.ENVIRONMENT)
     told, refused = processes.apart(layers.predicted, "asking", folders=[str(checkpoints("NVFP4A16")), "none"])
     found, ran = (
-        [(each.layer.name, each.layer.weights, each.layer.kernel, each.count) for each in groups if each.count > 1]
+        [(each.name, each.weights, each.kernel, each.count) for each in groups if each.count > 1]
         for groups in (groups_from_json(told), weight_only["layers"])
     )
     assert len(ran) == 4  # without the head, whose weights have the dtype of the run
@@ -132,7 +132,7 @@ def test_w4a4_against_the_definition(
     gold = np.array(reference(toy_model, checkpoints("NVFP4")))
     with engine(checkpoints("NVFP4"), tmp_path / "log") as backend:
         found = scores_of(backend, WINDOWS)
-        kernels = {group.layer.kernel for group in backend.layers()}
+        kernels = {group.kernel for group in backend.layers()}
     logprobs = np.array([found[window.index].logprob for window in WINDOWS])
     without = np.array([weight_only["scores"][window.index].logprob for window in WINDOWS])
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)
@@ -337,9 +337,9 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
         ran, said = backend.layers(), backend.provenance()
     for window, logprobs in zip(WINDOWS[:2], gold, strict=True):
         np.testing.assert_allclose(found[window.index].logprob, logprobs, atol=ATOL_LOGPROB)
-    experts = Layer("model.layers.*.mlp.experts.routed_experts", "nvfp4 g16", "float32", "CpuNvFp4W4A16Experts")
-    assert LayerGroup(experts, 2) in ran
-    assert not any(group.layer.asked for group in ran)
+    name, kernel = "model.layers.*.mlp.experts.routed_experts", "CpuNvFp4W4A16Experts"
+    assert Layer(name, "nvfp4 g16", "float32", kernel, count=2) in ran
+    assert not any(group.asked for group in ran)
     assert said["kv_cache"] == "float32"
     assert said["kv_cache_layers"] == [
         asdict(KVCache("model.layers.*.self_attn.attn", 2, "float32", "", "", "CPUAttentionBackendImpl", ""))
