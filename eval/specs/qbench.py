@@ -42,12 +42,12 @@ def convert(file: Path) -> tuple[Path, Path, tuple[str, ...]]:
 
     InputError if the project is none, if a spec of it would be refused, or if a file is there already.
     """
-    found = read(file)
+    project = read(file)
     targets = [file.with_name(f"{file.stem}.{what}.json") for what in ("data", "models")]
-    reading.parse_data_spec(found.data, targets[0])
-    for number, model in enumerate(found.models, 1):
+    reading.parse_data_spec(project.data, targets[0])
+    for number, model in enumerate(project.models, 1):
         reading.parse_model_spec(model, targets[1], f"model {number}: ")
-    texts = [json_of(each, printable(file)) for each in (found.data, found.models)]
+    texts = [json_of(keys, printable(file)) for keys in (project.data, project.models)]
     for target in targets:
         if json_files.exists(target):
             raise InputError(f"{printable(target)}: is there already; move it away")
@@ -57,7 +57,7 @@ def convert(file: Path) -> tuple[Path, Path, tuple[str, ...]]:
                 stream.write(text)
         except OSError as error:
             raise InputError(f"{printable(target)}: cannot be written: {error.strerror}") from None
-    return targets[0], targets[1], found.said
+    return targets[0], targets[1], project.said
 
 
 def json_of(content: Any, name: str) -> str:
@@ -80,15 +80,15 @@ def read(file: Path) -> Project:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InputError(f"{name}: not valid YAML: {one_line(error)}") from None
     models = project.get("models") if isinstance(project, dict) else None
-    if not isinstance(models, list) or not models or not all(isinstance(each, dict) for each in models):
+    if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
         raise InputError(f"{name}: models: must be a list of models; is this a project of qbench?")
     said = [f"{key}: is a flag here, {flag}" for key, flag in FLAGS.items() if key in project]
     known = {*FLAGS, "test_data", "test_trace", "tokenizer", "models", "noise_floor"}
     said += [
         f"{printable(str(key))}: no key of qbench's that is known here; left out" for key in project if key not in known
     ]
-    made = [model_of(each, f"{name}: models[{number}]", said) for number, each in enumerate(models)]
-    marked = [each for each in made if each.get("reference")]
+    made = [model_of(model, f"{name}: models[{number}]", said) for number, model in enumerate(models)]
+    marked = [model for model in made if model.get("reference")]
     if len(marked) != 1:
         raise InputError(f"{name}: models: {len(marked)} models of group reference; a project has one")
     if project.get("noise_floor", True):

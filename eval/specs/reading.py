@@ -126,15 +126,15 @@ def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     """The same names, all different: the second of one name gets `` (2)``, the third `` (3)``, unless that is taken."""
     seen: set[str] = set(taken)
-    found = []
+    different = []
     for name in names:
         own, number = name, 1
         while own in seen or (number > 1 and own in names):
             number += 1
             own = f"{name} ({number})"
         seen.add(own)
-        found.append(own)
-    return found
+        different.append(own)
+    return different
 
 
 def with_keys(spec: ModelSpec, **keys: Any) -> ModelSpec:

@@ -87,7 +87,7 @@ class Spec(BaseModel):
 def texts_in(value: Any) -> list[str]:
     """Every text in JSON types, keys of objects left out."""
     if isinstance(value, dict | list):
-        return [text for each in (value.values() if isinstance(value, dict) else value) for text in texts_in(each)]
+        return [text for item in (value.values() if isinstance(value, dict) else value) for text in texts_in(item)]
     return [value] if isinstance(value, str) else []
 
 
@@ -294,9 +294,9 @@ class ModelSpec(Spec):
         """The files of ``[dir, override_tensors]``, whose tensors replace the model's; for a folder, all its files."""
         extra = self.model_dir[1] if isinstance(self.model_dir, list) else []
         names = [] if isinstance(extra, dict) else extra if isinstance(extra, list) else [extra]
-        found = [Path(self.locate(name)) for name in names]
-        inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in found)
-        return tuple(file for path, files in zip(found, inside, strict=True) for file in (files or [path]))
+        paths = [Path(self.locate(name)) for name in names]
+        inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in paths)
+        return tuple(file for path, files in zip(paths, inside, strict=True) for file in (files or [path]))
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:

@@ -140,9 +140,10 @@ def map_names(names: Any, change: Callable[[str], str]) -> Any:
 
 def names_in(names: Any) -> list[str]:
     """The file names of a string, list or mapping, in order."""
-    found: list[str] = []
-    map_names(names, lambda name: found.append(name) or name)  # type: ignore[func-returns-value]
-    return found
+    if isinstance(names, str):
+        return [names]
+    values = names.values() if isinstance(names, dict) else names if isinstance(names, list) else ()
+    return [name for value in values for name in names_in(value)]
 
 
 def row_limit(spec: DataSpec) -> int:
@@ -181,13 +182,6 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
         hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
-def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
-    """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
-    source = source_of(spec)
-    with in_one_line(spec, source):
-        yield from open_records(source, row_limit(spec), choose)
-
-
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
     """Errors of a data set as one line: its name in the spec, its path, the reason, a near name."""
@@ -203,12 +197,12 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
         raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
 
 
-def open_records(source: Source, limit: int, choose: Choose) -> Iterator[Record]:
-    """The chosen columns of a source."""
-    first = FIRST_ROWS.fullmatch(source.split)
-    with hub.warnings_told(SILENT, source.path):
-        rows = split_rows(source, limit)
-        name = f"dataset {source.path!r}"
+def hub_records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
+    """The chosen columns of a data set, row by row; InputError with the reason if the data set cannot be had."""
+    source = source_of(spec)
+    first, name = FIRST_ROWS.fullmatch(source.split), f"dataset {source.path!r}"
+    with in_one_line(spec, source), hub.warnings_told(SILENT, source.path):
+        rows = split_rows(source, row_limit(spec))
         if rows.column_names:
             choose(rows.column_names, name)
         for number, row in enumerate(itertools.islice(rows, int(first["rows"])) if first else rows, 1):
@@ -260,7 +254,7 @@ def check_there(source: Source) -> None:
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        if any(each.startswith("hf://") for each in names_in(source.data_files)) and (why := hub.why_away()):
+        if any(name.startswith("hf://") for name in names_in(source.data_files)) and (why := hub.why_away()):
             raise HubAwayError(f"{source.path}: {why}")
         return
     if "/" not in source.path:
@@ -271,10 +265,10 @@ def check_there(source: Source) -> None:
 def owner_of(bare: str) -> str:
     """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows; else empty."""
     try:
-        found = hub.look_up("dataset", bare, None, files=False).id
+        name = hub.look_up("dataset", bare, None, files=False).id
     except InputError:
         return ""
-    return f": this one is {found!r}" if "/" in found else ""
+    return f": this one is {name!r}" if "/" in name else ""
 
 
 def would_fetch(spec: DataSpec) -> str:
@@ -286,11 +280,10 @@ def would_fetch(spec: DataSpec) -> str:
     source = source_of(spec)
     if is_fetched(source, row_limit(spec)):
         with in_one_line(spec, source), hub.warnings_told(SILENT, source.path):
-            found = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
-    else:
-        processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
-        found = ", ".join(each for each in (source.name, source.split) if each)
-    return f"{source.path}, {found}"
+            size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
+        return f"{source.path}, {size}"
+    processes.apart(check_split, f"asking for {source.path}", spec=reading.packed(spec))
+    return ", ".join(filter(None, (source.path, source.name, source.split)))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
@@ -299,7 +292,7 @@ def check_split(spec: Mapping[str, Any]) -> None:
     source = source_of(unpacked)
     with in_one_line(unpacked, source), hub.warnings_told(SILENT, source.path):
         builder = ask_library(quiet_library().load_dataset_builder, source)
-        splits = [str(each) for each in builder.config.data_files or builder.info.splits or ()]
+        splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
         if splits and source.base_split not in splits:
             raise InputError(f"no split {source.base_split!r}; there are: {', '.join(splits)}")
 

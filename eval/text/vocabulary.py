@@ -51,20 +51,20 @@ def of_folders(*wanted: tuple[Path, bool], seen: frozenset[int] = NONE) -> tuple
     ``wanted``: folder, and whether its tokenizer may run code.  ``seen``: as for ``plain_tokens``.
     """
     named = [(str(folder), trusted) for folder, trusted in wanted]
-    found = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen))
-    return tuple(None if pairs is None else dict(pairs) for pairs in found)
+    read = processes.apart(pairs_of, f"reading the tokenizer in {named[0][0]}", wanted=named, seen=sorted(seen))
+    return tuple(None if pairs is None else dict(pairs) for pairs in read)
 
 
 def pairs_of(wanted: Sequence[tuple[str, bool]], seen: Sequence[int]) -> list[list[tuple[int, str]] | None]:
     """(id, token) of each folder's vocabulary; None where no tokenizer loads.  Imports Transformers."""
-    found: list[list[tuple[int, str]] | None] = []
+    vocabularies: list[list[tuple[int, str]] | None] = []
     for folder, trusted in wanted:
         try:
-            loaded = load_tokenizer(Path(folder), trust_remote_code=trusted)
-            found.append(list(plain_tokens(loaded, seen).items()))
+            tokenizer = load_tokenizer(Path(folder), trust_remote_code=trusted)
+            vocabularies.append(list(plain_tokens(tokenizer, seen).items()))
         except InputError:
-            found.append(None)
-    return found
+            vocabularies.append(None)
+    return vocabularies
 
 
 @cache
