@@ -28,7 +28,7 @@ from typing import Any
 import backends
 from backends.common import machine, storage
 from backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from backends.common.messages import bytes_in_words, one_line
+from backends.common.messages import bytes_in_words, one_line, shortened
 from backends.reference.store import MANIFEST, read_manifest
 from backends.worker import describing
 from backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
@@ -42,6 +42,7 @@ from eval.run.hosts import Hosts
 INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""
 ROOT = Path(__file__).resolve().parents[1]
+REMEDY = f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
 READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
 """Seconds that a node may take to start a process of ours (two local nodes took 2), and to close a worker, which itself
 gives an engine 30."""
@@ -219,11 +220,14 @@ class Cluster:
             return self.ray.get(asked, timeout=seconds)
         except self.ray.exceptions.GetTimeoutError:
             raise LostWorkerError(f"our process there said nothing for {seconds:.0f} s") from None
-        except self.ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, CompareQError):
-                raise error.cause from None
-            raise ModelError(f"its node raised {one_line(error.cause or error)}") from None  # a bug of ours
         except self.ray.exceptions.RayError as error:
+            cause, last_line = getattr(error, "cause", None), shortened(str(error).strip().rpartition("\n")[2], 300)
+            if isinstance(cause, CompareQError):
+                raise cause from None
+            if "failed to import" in str(error):
+                raise InputError(f"it has no compare_q that runs ({last_line}): {REMEDY}") from None
+            if cause is not None:  # a bug of ours
+                raise ModelError(f"its node raised {last_line}") from None
             raise LostWorkerError(one_line(error, 160)) from None
 
     def look(self) -> None:
@@ -241,11 +245,6 @@ class Cluster:
                 problem = problem_of(facts, there[node])
             except CompareQError as error:
                 facts, problem = {}, str(error)
-                if "failed to import" in problem:
-                    problem = (
-                        f"it has no compare_q that runs ({problem.rpartition(': ')[2]}): install it in the Python that "
-                        f"runs ray on this node, or put this checkout at {ROOT} there"
-                    )
             if problem:
                 if problem != HEAD_ONLY:
                     self.say(f"--ray: node {self.hosts[node]}: not used: {problem}")

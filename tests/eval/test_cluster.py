@@ -50,10 +50,9 @@ class Direct:
 
 def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
     """A cluster that does at once what it is asked."""
-    errors = {name: type(name, (Exception,), {}) for name in ("GetTimeoutError", "RayTaskError")}
     there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
     ray: Any = SimpleNamespace(
-        exceptions=SimpleNamespace(**errors, RayError=GoneError), get=lambda asked, timeout: asked,
+        exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, RayError=GoneError), get=lambda asked, timeout: asked,
         kill=lambda actor: None, nodes=lambda: there, **other,
     )  # fmt: skip
     return Cluster(ray, print, hosts={node: node for node in nodes})
