@@ -11,7 +11,7 @@ import torch
 
 from backends.fake import FakeBackend
 from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
-from tests.support.toy import needs_accelerate
+from tests.support.toy import assert_refused, needs_accelerate
 
 
 def assert_no_divergence(ran: Measured, label: str, reason: str) -> None:
@@ -113,3 +113,16 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     assert again.status == 0, again.err
     assert again.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
     assert [name for name in left_behind(own_cache) if name.startswith(".")] == []
+
+
+def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measured: Compare, tmp_path: Path) -> None:
+    """Another reference (here: of other engine options) takes the place of what is not finished."""
+    path, models = tmp_path / "kept", [fake("ref", boost=3.0, reference=True), fake("uniform")]
+    broken = [fake("ref", boost=3.0, fail=2, reference=True), models[1]]
+    assert measured(broken, "-lf", path).status == 1
+    assert len(list(path.glob("row.*"))) == 2
+    assert_refused(measured(models[1:], "-lf", path), f"{path}: holds no reference")
+    whole = measured(models, "-lf", path)
+    assert whole.status == 0, whole.err
+    assert whole.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+    assert not (path / "unfinished.json").exists()
