@@ -24,7 +24,7 @@ KLD = 0.078622  # of uniform logits against a boost of 3 for the real token, ove
 
 @dataclass(frozen=True)
 class Measured(Ran):
-    """What a command line did, its results.json, and the folder of its token scores."""
+    """What a command line did, the one text of its results.json, and the folder of its token scores."""
 
     results: dict[str, Any]
     folder: Path

@@ -30,7 +30,7 @@ def measured(
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         ran = compare_q("-d", files[0], "-m", files[1], "-o", file, "--tokens-out", folder, *flags)
-        results = json.loads(file.read_text()) if file.exists() else {}
+        (results,) = json.loads(file.read_text())["texts"] if file.exists() else ({},)
         return Measured(ran.status, ran.out, ran.err, results, folder)
 
     return run
