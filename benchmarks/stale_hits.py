@@ -55,7 +55,7 @@ def scored(place: Place, cache: Path) -> Outcome:
     else:
         with captured(log):
             status = in_process([str(word) for word in words])
-    found = json.loads(out.read_text(encoding="utf-8"))["models"] if out.exists() else []
+    found = json.loads(out.read_text(encoding="utf-8"))["texts"][0]["models"] if out.exists() else []
     served = {model["label"]: bool(model["from_cache"]) for model in found if model["ppl"] is not None}
     files = {label: place.folder / "tokens" / f"{label}.parquet" for label in served}
     return Outcome(status, served, {label: bits(file) for label, file in files.items()}, log.read_text())

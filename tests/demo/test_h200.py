@@ -136,8 +136,8 @@ def test_table_plots_and_report(tmp_path: Path, toy_text: Path, capfd: pytest.Ca
     assert "left out: FP8 dynamic: " in out
     assert out.count("left out: ") == 2
     results = json.loads((tmp_path / "results" / "results.json").read_text())
-    assert [model["label"] for model in results["models"]] == ["bf16 Transformers", "W8A8 int8"]
-    assert results["reference"]["label"] == "bf16 Transformers"
+    assert [model["label"] for model in results["texts"][0]["models"]] == ["bf16 Transformers", "W8A8 int8"]
+    assert results["texts"][0]["reference"]["label"] == "bf16 Transformers"
     for name in ("ppl_bpw.png", "kld_bpw.png"):
         assert (tmp_path / "results" / "plots" / name).read_bytes()[:4] == b"\x89PNG"
     assert '"W8A8 int8"' in (tmp_path / "results" / "report.html").read_text()

@@ -28,8 +28,8 @@ class Texts(Ran):
     @property
     def texts(self) -> dict[str, dict[str, Any]]:
         """Name -> text; of one text under an empty name too."""
-        texts = {text["name"]: text for text in self.results["texts"]}
-        return texts if len(texts) > 1 else {**texts, "": self.results["texts"][0]}
+        texts = {text["name"]: text for text in self.results.get("texts", [])}
+        return {**texts, "": next(iter(texts.values()))} if len(texts) == 1 else texts
 
     def model(self, label: str, text: str = "") -> dict[str, Any]:
         """A model's result for a text."""

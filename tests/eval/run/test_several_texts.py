@@ -48,9 +48,9 @@ def test_each_model_loads_once_and_has_the_numbers_of_three_runs(
         assert alone.loaded == ["ref", "noisy"]
         for label in ("ref", "noisy"):
             assert measured(many.model(label, name)) == measured(alone.model(label))
-        assert alone.results["data"] == many.texts[name]["data"]
-        assert alone.results["subtitle"] == many.texts[name]["subtitle"]
-        assert alone.results["reference"]["key"] == many.texts[name]["reference"]["key"]
+        assert alone.texts[""]["data"] == many.texts[name]["data"]
+        assert alone.texts[""]["subtitle"] == many.texts[name]["subtitle"]
+        assert alone.texts[""]["reference"]["key"] == many.texts[name]["reference"]["key"]
     assert len({many.model("noisy", name)["kld"] for name in LENGTHS}) == 3
 
 
