@@ -135,19 +135,12 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
         ``dark``, ``card``.
         """
-        from eval.plots import figures, measures, style
-        from eval.plots.texts import dumbbell
+        from eval.plots import measures, pictures, style
 
         kind, size = options.pop("measure", None), options.pop("x_axis", None)
         try:
-            if len(self.results.texts) > 1:
-                drawn = dumbbell.texts_figure(
-                    self.results, size=measures.SIZES[size] if size else None, kind=kind, **options
-                )
-            else:
-                (text,) = self.results.texts
-                measure = measures.chosen(text, kind, None)
-                drawn = figures.scatter_figure(text, size=measures.SIZES[size or "bpw"], measure=measure, **options)
+            measure = measures.chosen(self.results, kind, None)
+            drawn = pictures.plot(self.results, measure, size=measures.SIZES[size] if size else None, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:

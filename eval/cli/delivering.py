@@ -94,12 +94,9 @@ def write(args: argparse.Namespace, results: Results, inspect: Inspect, outputs:
         markdown.write(table, file, args.columns, by_text=args.by_text, timing=args.timing)
 
     def write_report(file: Path) -> None:
-        from eval.html import report, texts_report
+        from eval.html import report
 
-        if len(results.texts) > 1:
-            texts_report.write_report(results, inspect(), file, command, args.columns)
-        else:
-            report.write(results, inspect()[0], file, command, results.title or report.TITLE, args.columns)
+        report.write(results, inspect(), file, command, args.columns)
 
     wanted: tuple[tuple[Path | None, str, Callable[[Path], None]], ...] = (
         (args.output, "results", lambda file: results_json.write_json(results, file, command)),
@@ -117,42 +114,20 @@ def write(args: argparse.Namespace, results: Results, inspect: Inspect, outputs:
 
 def draw(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     """Draw the plot and the pictures that were asked for."""
-    several = len(results.texts) > 1
     for file in filter(None, (args.plot_file, args.card)):
+        size, measure = measures.SIZES.get(args.x_axis), measures.chosen(results, args.measure, args.kld_value)
         with outputs.writing(file):
-            (draw_texts if several else draw_text)(args, results, file)
+            from eval.plots import pictures  # a package that is missing is this output's failure alone
+
+            pictures.draw(
+                results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark,
+                log_y=args.log_y, card=file == args.card,
+            )  # fmt: skip
     if args.plots:
         with outputs.writing(args.plots):
-            if several:
-                from eval.plots.texts import dumbbell
+            from eval.plots import pictures
 
-                dumbbell.write_all(results, args.plots, outputs, dark=args.dark, title=results.title or "")
-            else:
-                from eval.plots import pictures
-
-                pictures.write_all(results.texts[0], args.plots, outputs, dark=args.dark, title=results.title or "")
-
-
-def draw_text(args: argparse.Namespace, results: Results, file: Path) -> None:
-    """Draw the plot of the only text."""
-    (text,) = results.texts
-    size, measure = measures.SIZES[args.x_axis or "bpw"], measures.chosen(text, args.measure, args.kld_value)
-    from eval.plots import figures  # a package that is missing is this output's failure alone
-
-    figures.draw(
-        text, file, size=size, measure=measure, max_x=args.max_x, max_y=args.max_y, title=results.title,
-        dark=args.dark, log_y=args.log_y, card=file == args.card,
-    )  # fmt: skip
-
-
-def draw_texts(args: argparse.Namespace, results: Results, file: Path) -> None:
-    """Draw the plot of several texts."""
-    from eval.plots.texts import dumbbell
-
-    size = measures.SIZES[args.x_axis] if args.x_axis else None
-    dumbbell.draw(
-        results, file, size=size, title=results.title, dark=args.dark, card=file == args.card, kind=args.measure
-    )
+            pictures.write_all(results, args.plots, outputs, dark=args.dark)
 
 
 def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]) -> list[Path]:

@@ -31,7 +31,7 @@ from eval.common import streams
 from eval.common.cache import Cache
 from eval.common.outputs import CURE, Outputs
 from eval.common.progress import Progress
-from eval.plots.measures import ACCURACIES, has_answers
+from eval.plots.measures import ACCURACIES
 from eval.results import merging
 from eval.specs import qbench, reading
 from eval.specs.types import DataSpec, ModelSpec
@@ -228,7 +228,7 @@ def show_again(args: argparse.Namespace) -> int:
     results, excerpts = merging.load(args.source)
     if args.measure == "kld" and not any(text.reference for text in results.scored):
         raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
-    if args.measure in ACCURACIES and not any(map(has_answers, results.scored)):
+    if args.measure in ACCURACIES and not any(text.is_answers for text in results.scored):
         raise InputError(f"--{args.measure}: {', '.join(map(str, args.source))} has no answers, and so no accuracy")
     pairs.check_labels(args.pair, results.labels)
     output_flags.check_outputs(args)

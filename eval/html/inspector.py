@@ -8,7 +8,7 @@ is None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ CONTEXT = 32
 CHOSEN = "where models differ most in part {part} of {parts}"
 WORST, BEFORE, AFTER = 30, 24, 4
 """Most damaged tokens of a model, and the tokens around each."""
+SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
+"""Of the tokens shown, which have at least the first, second, ... colour."""
+NOISE = 0.99
+"""Share of the noise floor's own tokens that have no colour."""
 Numbers = tuple[float | None, ...]
 
 
@@ -112,27 +116,27 @@ class Disagreement:
         return np.asarray(np.sqrt(np.maximum(variance, 0.0)), np.float64)
 
 
-def inspect_tokens(run: TextResult, data: EvalData, cache: Cache) -> Inspection | None:
-    """The inspection of a run; None if no model has stored scores.  InputError if the tokens cannot be decoded."""
-    keys = [model.scores_key if not model.error else "" for model in run.models]
+def inspect_tokens(text: TextResult, data: EvalData, cache: Cache) -> Inspection | None:
+    """The inspection of a text; None if no model has stored scores.  InputError if the tokens cannot be decoded."""
+    keys = [model.scores_key if not model.error else "" for model in text.models]
     worst: list[list[tuple[Damaged, Piece]] | None] = []
-    floor = token_scores.of_row(cache, run.noise_floor.scores_key if run.noise_floor else "", data.windows)
+    floor = token_scores.of_row(cache, text.noise_floor.scores_key if text.noise_floor else "", data.windows)
     found = Disagreement(token_damage(floor) if floor else None)
     reference, order = None, None
-    for model, key in zip(run.models, keys, strict=True):
+    for model, key in zip(text.models, keys, strict=True):
         stored = token_scores.of_row(cache, key, data.windows)
         worst.append(None if stored is None else most_damaged(stored, data))
         if stored is None:
             continue
         if model.is_reference or reference is None:
             reference = stored.logprob if model.is_reference else stored.columns.get("ref_logprob")
-        if not (model.is_noise_floor or (model.is_reference and run.reference)):
+        if not (model.is_noise_floor or (model.is_reference and text.reference)):
             found.add(stored)
         order = stored.window, stored.position
     if order is None:
         return None
     window, position = order
-    deviation = found.deviation(run.reference is not None, len(window))
+    deviation = found.deviation(text.reference is not None, len(window))
     deviation[position < CONTEXT] = 0
     begins = choose_passages(deviation, data.text_index(window, position), window)
     spans = {part: passage_at(begin, window, position) for part, begin in begins.items()}
@@ -285,3 +289,65 @@ def token_texts(tokenizer: Any, ids: Sequence[int], ends: Sequence[int]) -> list
 def three_digits(values: NDArray[Any]) -> Numbers:
     """Numbers with three significant digits; None for a value that is not finite."""
     return tuple(float(f"{value:.3g}") if np.isfinite(value) else None for value in values.tolist())
+
+
+def as_json(inspection: Inspection | Any) -> Any:
+    """An inspection as JSON types; None stays None."""
+    return inspection if isinstance(inspection, dict | None) else asdict(inspection)
+
+
+def paints(inspection: Any, text: TextResult) -> list[dict[str, Any]]:
+    """How an inspection's tokens (JSON types) are coloured for each model, by the name of the value that colours them.
+
+    That is its KLD ("kld"), its loss above the reference's ("more"), or its loss ("loss").
+    """
+    floor = next((i for i, model in enumerate(text.models) if model is text.noise_floor), None)
+    every = []
+    for number in range(len(text.models)):
+        shown = [passage for passage in inspection["passages"] if passage["logprob"][number]]
+        own: dict[str, Any] = {}
+        for kind in ("kld", "more", "loss"):
+            values = values_of(shown, number, kind)
+            has_floor = kind != "loss" and floor not in (None, number)
+            noise = values_of(shown, floor, kind) if has_floor and floor is not None else []
+            if any(value is not None for value in values):
+                own[kind] = colours_of(values, noise)
+        every.append(own)
+    return every
+
+
+def values_of(passages: Sequence[Any], number: int, kind: str) -> list[float | None]:
+    """What each token of passages lost by a model, None where it is not known."""
+    values: list[float | None] = []
+    for passage in passages:
+        nothing = [None] * len(passage["tokens"])
+        own, reference = passage["logprob"][number] or nothing, passage["ref_logprob"] or nothing
+        if kind == "kld":
+            values += passage["kld"][number] or nothing
+        elif kind == "loss":
+            values += [None if a is None else -a for a in own]
+        else:
+            values += [None if a is None or b is None else b - a for a, b in zip(own, reference, strict=True)]
+    return values
+
+
+def colours_of(values: Sequence[float | None], floor: Sequence[float | None]) -> dict[str, Any]:
+    """The colours of tokens, by their values above the noise floor's at the same tokens, where there is a ``floor``.
+
+    ``steps``: from which size on a token has the first, second, ... colour (``SHARES``), None within the ``noise``,
+    below which ``NOISE`` of the floor's own tokens are; ``tokens``: how many have a value.
+    """
+    above = any(value is not None for value in floor)
+    base = floor if above else [0.0] * len(values)
+    sizes = sorted(abs(a - b) for a, b in zip(values, base, strict=True) if a is not None and b is not None)
+    noise = quantile(sorted(abs(value) for value in floor if value is not None), NOISE) if above else 0.0
+    steps = [quantile(sizes, 1 - share) for share in SHARES] if sizes else []
+    return {
+        "steps": [step if step > noise else None for step in steps],
+        "noise": noise, "above": above, "tokens": len(sizes),
+    }  # fmt: skip
+
+
+def quantile(ranked: Sequence[float], share: float) -> float:
+    """The value that this share of the values, in order, is below."""
+    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]

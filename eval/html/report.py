@@ -1,119 +1,100 @@
 """``--html``: one file that shows a run in a browser, without a network.
 
-The file holds its data as JSON (``{"results": results.json, "inspections": [...]}``, and what the page need not find
-again: group styles, schemes, footnotes, the table as text, Student's t) and the JavaScript of ``eval/html/page/``,
-which draws everything from these data.  The file's content policy lets nothing be loaded and no other script run,
-whatever a label or a token of the text holds.
+Python makes everything that the page says: tables, drawings (matplotlib's, ``eval/html/drawings.py``), differences,
+colours of tokens.  ``page/report.js`` sorts, selects, fades and shows.  The file holds its data as JSON: ``results`` is
+results.json and ``inspections`` has the excerpts of each text, which ``--from`` reads back; ``pages`` has what the
+script shows of each text, ``overview`` what it copies of all.  The content policy lets nothing be loaded and no other
+script run, whatever a label or a token of the text holds; ``blob:`` images are those that it makes of drawings.
 """
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
-import html
 import json
-import re
 import shlex
 import string
 from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eval.common.files import replacing
-from eval.plots import front, grouping
-from eval.results import flat, results_json
-from eval.results.differences import SCORES, best_labels, near_lossless
-from eval.results.run_result import Part, Results, TextResult
-from eval.stats.uncertainty import FEWEST_WAVES, MEMORY, MOST_WAVES, SHORT, UNIT, student_t
-from eval.table import columns, markdown
-from eval.table.footnotes import footnotes
-from eval.table.registry import COLUMNS
-
-if TYPE_CHECKING:
-    from eval.html.inspector import Inspection
+from eval.html import inspector, sections
+from eval.html.drawings import colour_rules, marker_symbols
+from eval.html.inspector import PASSAGES, WORST
+from eval.html.sections import tag
+from eval.results import results_json, run_result
+from eval.results.run_result import Results
 
 FOLDER = Path(__file__).parent / "page"
-SCRIPTS = (
-    "core", "statistics", "chart", "saving", "table", "selection",
-    "drawings/front", "drawings/labels", "drawings/scatter", "drawings/spread", "drawings/position",
-    "drawings/confidence", "drawings/dumbbell", "differences", "inspector", "texts", "ran",
-)  # fmt: skip
-"""In the order in which they need each other; the last one starts it all."""
-FOREIGN = re.compile(r" \((?:--[^)]*|\*)\)")
-"""In a footnote an option of the command line, and a mark that the page has not."""
-BEGIN = 'addEventListener("hashchange", () => textOfHash() >= 0 && start());\nstart();\n'
-"""Starts the page, and starts it anew for the text that its address names."""
 TITLE = "Quantized models compared"
+LARGEST = 2_000_000
+"""Bytes that a report takes at most, if leaving out excerpts can keep it below."""
+EXCERPTS = ((PASSAGES, WORST), (3, 20), (2, 12), (1, 6), (1, 2), (0, 0))
+"""Passages of a text, and damaged tokens of a model: the first that fit are kept."""
+CUT = (
+    "excerpts of each text: {passages} of {of_passages} passages, and {worst} of {of_worst} damaged tokens a model, so "
+    "that this file stays below 2 MB"
+)
+NONE_LEFT = "no excerpts of the texts, so that this file stays below 2 MB"
 
 
 def write(
-    results: Results, inspection: Inspection | Any, file: Path, command: Sequence[str], title: str = TITLE,
-    names: Sequence[str] | None = None,
-) -> None:  # fmt: skip
-    """Write the report of one text atomically.  ``inspection``: as made, or as JSON types from an earlier report, or
-    None; ``names``: of the table's columns, None for those of a wide table."""
-    found = whole_page(page_payload(results, inspection, command, names), title)
+    results: Results, inspections: Sequence[Any], file: Path, command: Sequence[str], names: Sequence[str] | None = None
+) -> None:
+    """Write the report atomically.
+
+    ``inspections``: one for each text, as made, or as JSON types from an earlier report, or None; ``names``: of the
+    tables' columns, None for those of a wide table.  ValueError if every text failed.
+    """
+    page = page_of(results, inspections, command, names)
     with replacing(file) as part:
-        part.write_text(found, encoding="utf-8", errors="backslashreplace")
+        part.write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
-def page_payload(
-    results: Results, inspection: Inspection | Any, command: Sequence[str], chosen: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """The data that the page draws, JSON types."""
-    found = results_json.results_json(results, command)
-    of_text = run_data(results, results.texts[0], commands_of(found), chosen)
-    return {"results": found, "inspections": [inspection_json(inspection)], **of_text, **shared_data()}
+def page_of(
+    results: Results, inspections: Sequence[Any], command: Sequence[str], names: Sequence[str] | None = None
+) -> str:
+    """The page, with as many excerpts as keep it below ``LARGEST``, and a note where some are left out."""
+    if not results.scored:
+        raise ValueError("every text failed")
+    stored = results_json.results_json(results, command)
+    results = replace(results, origin={key: stored[key] for key in run_result.ORIGIN})
+    pages = [None if text.error else sections.text_data(results, text, names) for text in results.texts]
+    overview = sections.overview_data(results)
+    body = sections.body(results, inspections, names)
+    whole = [inspector.as_json(inspection) for inspection in inspections]
+    for passages, worst in EXCERPTS:
+        is_whole = (passages, worst) == EXCERPTS[0]  # a merged run may have more than one run's
+        kept = whole if is_whole else [shortened(inspection, passages, worst) for inspection in whole]
+        paints = [None if own is None else inspector.paints(own, text)
+                  for own, text in zip(kept, results.texts, strict=True)]  # fmt: skip
+        payload = {
+            "results": stored, "inspections": kept, "overview": overview, "commands": shell_commands(stored),
+            "pages": [page and page | {"paints": paint} for page, paint in zip(pages, paints, strict=True)],
+        }  # fmt: skip
+        limits = {"passages": passages, "worst": worst, "of_passages": PASSAGES, "of_worst": WORST}
+        cut = "" if is_whole else CUT.format_map(limits) if passages else NONE_LEFT
+        page = whole_page(payload, body, results.title or TITLE, cut if any(whole) else "")
+        if len(page.encode("utf-8", errors="backslashreplace")) < LARGEST:
+            break
+    return page
 
 
-def inspection_json(inspection: Inspection | Any) -> Any:
-    """An inspection as JSON types; None stays None."""
-    return inspection if isinstance(inspection, dict | None) else dataclasses.asdict(inspection)
+def shortened(inspection: Any, passages: int, worst: int) -> Any:
+    """An inspection (JSON types) with its first passages, and the most damaged tokens of each model; None if none."""
+    if inspection is None or not passages:
+        return None
+    tokens = [None if own is None else own[:worst] for own in inspection["worst"]]
+    return {"passages": inspection["passages"][:passages], "worst": tokens}
 
 
-def run_data(
-    results: Results, run: TextResult, commands: Sequence[Any], chosen: Sequence[str] | None
-) -> dict[str, Any]:
-    """What the page need not find again of one text of a run, JSON types."""
-    alone = replace(results, texts=(run,))
-    shown = [each.column.name for each in columns.table_columns(run, chosen)]
-    labels = [(model.marked_label, model.group) for model in run.models]
-    groups = [grouping.split_label(*each)[0] for each in labels]
-    schemes = [front.scheme_of(*grouping.split_label(*each)) for each in labels]
-    near = near_lossless(run.models)
-    return {
-        "names": list(zip(groups, grouping.drawn_names(labels), strict=True)),
-        "schemes": [schemes.index(scheme) for scheme in schemes],
-        "commands": [shell_command(each) for each in commands],
-        "markdown": markdown.markdown_text(alone, chosen).split("\n"),
-        "csv": flat.csv_text(alone, columns.fields_of(chosen)).split("\r\n"),
-        "shown": shown,
-        "chosen": chosen is not None,
-        "styles": group_styles(groups),
-        "footnotes": page_footnotes(run, results.parts, shown),
-        "near": [model.label in near for model in run.models],
-        "best": {name: [model.label in best_labels(run.models, name) for model in run.models] for name in SCORES},
-    }
-
-
-def shared_data() -> dict[str, Any]:
-    """What the page needs of every run alike, JSON types."""
-    return {
-        "columns": [dataclasses.asdict(column) | {"field": column.source, "title": column.title} for column in COLUMNS],
-        "t975": [student_t(freedom) for freedom in range(1, MOST_WAVES + 1)],
-        "rule": {
-            "fewest": FEWEST_WAVES, "most": MOST_WAVES, "unit": UNIT, "memory": MEMORY, "short": SHORT,
-            "near": front.NEAR, "gap": front.GAP, "range": front.RANGE, "alike": front.ALIKE,
-            "wide": front.WIDE,
-        },
-    }  # fmt: skip
-
-
-def commands_of(run: dict[str, Any]) -> list[Any]:
-    """The command lines of a run (``results_json``): its own, or of each run that was merged."""
-    return [each["origin"].get("command") for each in run["parts"]] or [run["command"]]
+def shell_commands(stored: dict[str, Any]) -> list[str]:
+    """The command lines of results.json, for a shell: its own, or that of each run that was merged."""
+    commands = [part["origin"].get("command") for part in stored["parts"]] or [stored["command"]]
+    return [shell_command(words) for words in commands]
 
 
 def shell_command(command: Any) -> str:
@@ -126,31 +107,17 @@ def shell_command(command: Any) -> str:
     return shlex.join([*start, *words[1:]])
 
 
-def page_footnotes(run: TextResult, parts: Sequence[Part], shown: Sequence[str]) -> list[str]:
-    """The table's footnotes, without what only the command line or the terminal has."""
-    notes = [*footnotes(run, parts, letters=False), *columns.column_notes(run, shown)]
-    return [FOREIGN.sub("", note) for note in notes]
-
-
-def group_styles(groups: Sequence[str]) -> grouping.Styles:
-    """Colour ("": the ink's) and marker of each group; all alike if there are more than can be told apart."""
-    try:
-        return grouping.group_styles(groups, "")
-    except ValueError:
-        return dict.fromkeys(groups, ("", "o"))
-
-
-def whole_page(data: dict[str, Any], title: str) -> str:
+def whole_page(payload: dict[str, Any], body: str, title: str, note: str) -> str:
     """The whole HTML."""
-    template, sheet = ((FOLDER / f"report.{suffix}").read_text(encoding="utf-8") for suffix in ("html", "css"))
-    parts = "".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    begin = (FOLDER / "start.js").read_text(encoding="utf-8")
-    script = f'"use strict";\n(() => {{\n{begin}function page(PAYLOAD, SIGNAL) {{\n{parts}}}\n{BEGIN}}})();\n'
-    allowed = f"script-src {policy_digest(script)}; style-src {policy_digest(sheet)}"
+    template, sheet, code = ((FOLDER / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    sheet = f"{sheet}{colour_rules()}\n"
+    script = f'"use strict";\n(() => {{\n{code}}})();\n'
+    allowed = f"script-src {policy_digest(script)}; style-src {policy_digest(sheet)}; img-src blob:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return string.Template(template).substitute(
-        title=html.escape(title), policy=policy, style=sheet, script=script, payload=embedded_json(data)
-    )
+        title=escape(title), policy=policy, style=sheet, script=script, payload=embedded_json(payload), body=body,
+        symbols=marker_symbols(), note=tag("p", escape(note), class_="hint") if note else "",
+    )  # fmt: skip
 
 
 def policy_digest(text: str) -> str:

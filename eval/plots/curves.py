@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from eval.plots import front, grouping, labels, style
-from eval.plots.grouping import split_label
-from eval.plots.line_styles import LineStyle, line_styles, told_apart
+from eval.plots import labels, looks, measures, points, style
+from eval.plots.looks import LineStyle, line_styles, split_label, told_apart
+from eval.plots.measures import BPW, KLD, PPL
 from eval.plots.style import Theme
+from eval.results.run_result import TextResult
 
 HEIGHT, MARGIN = 7.8, 0.2
 """Inches: height of the figure, and margin around its contents."""
@@ -34,6 +35,7 @@ class Line:
 
     The ``bold`` line is the reference's: it is thicker, above all others, and its name says so.  ``size``: orders the
     shades of one scheme.  ``matters``: it keeps its colour where there are more lines than can be told apart.
+    ``number``: of the model in its run, which the artists' ids have.
     """
 
     label: str
@@ -43,6 +45,32 @@ class Line:
     group: str = ""
     size: float | None = None
     matters: bool = False
+    number: int = 0
+
+
+def by_position(text: TextResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
+    """Loss, or KLD, over the position in the window; a model has one style in both."""
+    kld_points, ppl_points = (points.points_of(text, BPW, measure)[0] for measure in (KLD, PPL))
+    best = {point.label for point in points.pareto_front(kld_points or ppl_points)}
+    lines = []
+    for number, model in enumerate(text.models):
+        curve = model.estimates.curve if model.estimates else None
+        values = None if curve is None else curve.kld if kld else curve.nll
+        if curve is not None:
+            look = model.is_reference, model.group, model.storage.bpw_layer
+            matters = model.marked_label in best or model is text.noise_floor
+            lines.append(Line(model.marked_label, curve.edges, values or (), *look, matters, number))
+    grey = count_of_grey(lines)
+    others = f"in colour: the reference, the noise floor, and rows that no other row beats; grey: the {grey} others"
+    return over_position(
+        lines,
+        y_label=measures.kld_axis(text) if kld else "Loss (nats, mean over tokens)",
+        title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
+        subtitle=points.marked_subtitle(text, [line.label for line in lines]) + (f"\n{others}" if grey else ""),
+        dark=dark,
+        log_y=kld and style.is_wide(value for line in lines for value in line.values if value is not None),
+        from_zero=kld,
+    )
 
 
 def over_position(
@@ -62,13 +90,13 @@ def over_position(
         texts: list[Text] = []
         ends: list[tuple[float, float]] = []
         first = 0
-        names = grouping.short_labels([line.label for line in lines])
+        names = looks.short_labels([line.label for line in lines])
         for i, line in enumerate(lines):
             if not line.values:
                 continue
             x, y = _path(line, log_y)
             width, order = (3.0, 2.5) if line.bold else (1.9, 2.0) if i in styles else (1.0, 1.8)
-            drawn = axes.plot(x, y, lw=width, zorder=order, gid=f"line-{i}")[0]
+            drawn = axes.plot(x, y, lw=width, zorder=order, gid=f"line-{line.number}")[0]
             look = styles.get(i, LineStyle(to_hex(style.paper_of(theme.muted, theme))))
             drawn.set(color=look.colour, linestyle=(0, look.dashes) if look.dashes else "-")
             known = np.flatnonzero(np.isfinite(y))
@@ -78,7 +106,7 @@ def over_position(
                 name = names[i] + (" (reference)" if line.bold else "")
                 texts.append(axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center"))
                 ink = style.ink_of(look.colour, theme) if i in styles else theme.muted
-                texts[-1].set(color=ink, gid=f"label-{i}")
+                texts[-1].set(color=ink, gid=f"label-{line.number}")
         if not ends:
             raise ValueError("no model has a value to draw by position")
         axes.autoscale_view()
@@ -93,7 +121,7 @@ def over_position(
 
 def _styles(lines: Sequence[Line], theme: Theme) -> dict[int, LineStyle]:
     """The styles of the lines that have a colour."""
-    schemes = [front.scheme_of(*split_label(line.label, line.group)) for line in lines]
+    schemes = [points.scheme_of(*split_label(line.label, line.group)) for line in lines]
     ranked = sorted(range(len(lines)), key=lambda i: (not lines[i].bold, not lines[i].matters))
     kept = told_apart(schemes, ranked, sum(line.bold or line.matters for line in lines))
     looks = line_styles([schemes[i] for i in kept], [lines[i].size for i in kept], theme)
@@ -135,7 +163,8 @@ def _name(figure: Figure, axes: Axes, texts: Sequence[Text], ends: Sequence[tupl
         path = axes.transAxes.inverted().transform([spot, (axes.bbox.x1, spot[1]), (axes.bbox.x1, places[i])])
         path[1:, 0] = 1.005, 1.035
         leader = {"color": text.get_color(), "lw": 0.7, "alpha": 0.7, "clip_on": False, "zorder": 1.5}
-        axes.plot(*path.T, transform=axes.transAxes, **leader)
+        (line,) = axes.plot(*path.T, transform=axes.transAxes, **leader)
+        line.set_gid(str(text.get_gid()).replace("label", "leader"))
     if len(kept) < len(texts):
         note = f"no room for {len(texts) - len(kept)} of {len(texts)} names"
         figure.text(

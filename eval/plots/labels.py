@@ -72,7 +72,8 @@ def place_labels(
         flush = {-1: "right", 0: "center", 1: "left"}[sides[i]]
         texts[i].set(position=to_data.transform(centres[i]), multialignment=flush)
         if _gaps(boxes[i : i + 1], spots[i : i + 1]) > LEADER_FROM:
-            axes.plot(*leaders[i].T, color=marks[i].get_color(), lw=0.8, alpha=0.7, zorder=3)
+            (leader,) = axes.plot(*leaders[i].T, color=marks[i].get_color(), lw=0.8, alpha=0.7, zorder=3)
+            leader.set_gid(str(texts[i].get_gid()).replace("label", "leader"))
     for i in np.flatnonzero(~clear):
         texts[i].remove()
     if not clear.all():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from backends.base import Storage
 from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from eval.results.run_result import ModelResult, TextResult, several_references
+from eval.results.run_result import ModelResult, Results, TextResult, several_references
 from eval.stats.answers import Accuracy, difference_error
 from eval.stats.estimates import paired_difference
 from eval.stats.uncertainty import Mean, Value
@@ -101,34 +101,30 @@ AXIS_LETTERS = 70
 """Letters that a plot's height has room for."""
 
 
-def chosen(run: TextResult, kind: str | None, value: str | None) -> Measure:
+def chosen(results: Results, kind: str | None, value: str | None) -> Measure:
     """What ``-kld``, ``-ppl``, ``-acc`` and ``--kld-value`` ask for.
 
-    Without them accuracy of a run of answers, whose perplexity is over wrong ones too; else KLD where a model has one
-    that is not 0, and perplexity where none has.
+    Without them accuracy if all texts are answers, whose perplexity is over wrong ones too; else KLD where a model has
+    one that is not 0, and perplexity where none has.
     """
-    if kind is None and has_answers(run):
+    if kind is None and results.scored and all(text.is_answers for text in results.scored):
         kind = "acc"
     if kind in ACCURACIES:
         return ACCURACIES[kind]
-    wanted = any(model.mean_kld for model in run.models) if kind is None else kind == "kld"
+    models = (model for text in results.scored for model in text.models)
+    wanted = any(model.mean_kld for model in models) if kind is None else kind == "kld"
     return KLD_VALUES[value or "mean"] if wanted else PPL
 
 
-def has_answers(run: TextResult) -> bool:
-    """Whether the run's text is the answers to questions."""
-    return "answers" in run.data
-
-
-def error_of(run: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """The standard error that a plot draws, and whether it is of the distance from the reference (paired).
 
     None for a percentile, whose error is not known.
     """
     if measure.more:
-        return accuracy_error(run, model, measure)
+        return accuracy_error(text, model, measure)
     if not measure.kld:
-        return ppl_error(run, model)
+        return ppl_error(text, model)
     mean: Mean | None = None if measure.percentile else model.kld
     return mean.stderr if mean else None, True
 
@@ -146,7 +142,7 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
 
 
-def ppl_error(run: TextResult, model: ModelResult) -> tuple[float | None, bool]:
+def ppl_error(text: TextResult, model: ModelResult) -> tuple[float | None, bool]:
     """(PPL(model) * standard error of ln(PPL(model) / PPL(reference)), True); (its own error, False) if unpaired.
 
     This error says how far the point would move if the reference stayed in place.  The error of the difference of both
@@ -157,7 +153,7 @@ def ppl_error(run: TextResult, model: ModelResult) -> tuple[float | None, bool]:
     if model.is_reference or model.estimates is None or model.ppl is None or model.ppl.value is None:
         return None, True
     ratio: Mean | Value | None = model.estimates.against.ln_ppl_ratio if model.estimates.against else None
-    for other in run.models if ratio is None else ():
+    for other in text.models if ratio is None else ():
         if other.is_reference and other.estimates is not None:
             ratio = paired_difference(model.estimates.blocks, other.estimates.blocks, "nll")
     if ratio is None:
@@ -165,7 +161,7 @@ def ppl_error(run: TextResult, model: ModelResult) -> tuple[float | None, bool]:
     return None if ratio.stderr is None else model.ppl.value * ratio.stderr, True
 
 
-def accuracy_error(run: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+def accuracy_error(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """(percentage points: error of the difference from the reference's accuracy, True); (its own error, False) else.
 
     The own error is mostly about which questions were asked, and common to all models.
@@ -173,7 +169,7 @@ def accuracy_error(run: TextResult, model: ModelResult, measure: Measure) -> tup
     own = measure.accuracy(model)
     if model.is_reference or own is None:
         return None, True
-    for other in run.models:
+    for other in text.models:
         found = measure.accuracy(other) if other.is_reference else None
         if found is not None and own.right and len(found.right) == len(own.right):
             stderr = difference_error(own.right, found.right)
@@ -181,9 +177,9 @@ def accuracy_error(run: TextResult, model: ModelResult, measure: Measure) -> tup
     return None if own.accuracy.stderr is None else 100 * own.accuracy.stderr, False
 
 
-def kld_axis(run: TextResult, measure: Measure = KLD) -> str:
+def kld_axis(text: TextResult, measure: Measure = KLD) -> str:
     """The KLD axis; it names the reference where that fits."""
-    named = f"{measure.axis} against {run.reference['label']}" if run.reference else measure.axis
-    if several_references(run.models):
+    named = f"{measure.axis} against {text.reference['label']}" if text.reference else measure.axis
+    if several_references(text.models):
         named = f"{measure.axis} against its machine's reference"
     return named if len(named) <= AXIS_LETTERS else measure.axis

@@ -1,7 +1,8 @@
-"""A run -> all its pictures in a folder."""
+"""Results -> the plot that is asked for, or all pictures in a folder."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import curves, figures, front, measures, spread, style, y_axis
-from eval.plots.curves import Line
+from eval.plots import curves, measures, scatter, spread, style
+from eval.plots.dumbbell import dumbbell_plot
 from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from eval.plots.spread import Divergence
-from eval.results.run_result import ModelResult, TextResult
+from eval.plots.points import marked_subtitle, points_of
+from eval.results.run_result import Results, TextResult
 from eval.run import token_scores
 
 Picture = Callable[[], Figure]
@@ -27,18 +28,67 @@ OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIE
 """And of answers to questions."""
 
 
-def write_all(run: TextResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
+def plot(
+    results: Results, measure: Measure, *, size: Size | None = None, title: str | None = None, max_x: float = math.inf,
+    max_y: float = math.inf, dark: bool = False, log_y: bool | None = None, card: bool = False,
+) -> Figure:  # fmt: skip
+    """The plot of a run: of one text the scatter plot, of several texts how far they differ.
+
+    ``size`` None: bits per weight, beside a label the size of the files where these are not known; ``title`` None: it
+    names the measure.  The limits and ``log_y`` are of the scatter plot.  ValueError if there is nothing to draw.
+    """
+    if len(results.texts) > 1:
+        return dumbbell_plot(results, measure, size=size, title=title, dark=dark, card=card)
+    return scatter.scatter_figure(
+        results.texts[0], size=size or BPW, measure=measure, max_x=max_x, max_y=max_y, title=title, dark=dark,
+        log_y=log_y, card=card,
+    )  # fmt: skip
+
+
+def draw(results: Results, file: Path, measure: Measure, *, size: Size | None = None, **options: Any) -> None:
+    """``plot`` as a file, or one line that says why there is none; a line for each model that a scatter plot lacks."""
+    if len(results.texts) == 1:
+        for line in points_of(results.texts[0], size or BPW, measure)[1]:
+            print(line)
+    try:
+        figure = plot(results, measure, size=size, title=results.title, **options)
+    except ValueError as error:  # nothing to draw, or more groups than can be told apart
+        print(f"no plot: {error}")
+        return
+    style.save_figure(figure, file)
+    print(f"plot: {file}")
+
+
+def write_all(results: Results, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
+    """The pictures of a run's text; of several texts their plot, and a folder with the pictures of each scored text."""
+    if len(results.texts) == 1:
+        write_pictures(results.texts[0], folder, outputs, dark=dark, title=results.title or "")
+        return
+    shared = ["texts.png", "texts.svg"]
+    for name in shared:
+        with outputs.writing(folder / name):
+            folder.mkdir(parents=True, exist_ok=True)
+            draw(results, folder / name, measures.chosen(results, None, None), dark=dark)
+    names = token_scores.file_names([*shared, *(text.name for text in results.texts)])[len(shared) :]
+    for text, name in zip(results.texts, names, strict=True):
+        if text.error:
+            print(f"no pictures of {text.name}: {text.error}")
+        else:
+            write_pictures(text, folder / name, outputs, dark=dark, title=results.title or "")
+
+
+def write_pictures(text: TextResult, folder: Path, outputs: Outputs, *, dark: bool = False, title: str = "") -> None:
     """Writes every picture as PNG and SVG, and a PNG histogram of KLD for each model; prints the files written.
 
     Prints one line for each model that is not in a plot, and for each picture that cannot be drawn.  ``title`` "":
     each picture has a title of its own.
     """
-    found = [figures.scatter_points(run, size, measure) for size, measure in scatter_of(run).values()]
+    plots = [points_of(text, size, measure) for size, measure in scatter_of(text).values()]
     # of a plot without a point one line says why it is missing, and not one for each model
-    lines = [line for points, left_out in found if points for line in left_out]
+    lines = [line for points, left_out in plots if points for line in left_out]
     for line in dict.fromkeys(lines):
         print(line)
-    for name, picture in all_pictures(run, dark=dark, title=title).items():
+    for name, picture in all_pictures(text, dark=dark, title=title).items():
         try:
             figure = picture()
         except ValueError as error:
@@ -52,67 +102,38 @@ def write_all(run: TextResult, folder: Path, outputs: Outputs, *, dark: bool = F
                 print(f"plot: {file}")
 
 
-def all_pictures(run: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
-    """Name of a picture -> the function that draws it; ValueError from that function if the run has nothing to draw."""
-    found: dict[str, Picture] = {
-        name: partial(figures.scatter_figure, run, size=size, measure=measure, title=title or None, dark=dark)
-        for name, (size, measure) in scatter_of(run).items()
+def all_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
+    """Name of a picture -> the function that draws it, with a ValueError if the text has nothing to draw."""
+    pictures: dict[str, Picture] = {
+        name: partial(scatter.scatter_figure, text, size=size, measure=measure, title=title or None, dark=dark)
+        for name, (size, measure) in scatter_of(text).items()
     }
-    models = [model for model in run.models if has_spread(model)]
-    divergences = [divergence(model) for model in models]
-    floor = divergence(run.noise_floor) if run.noise_floor and has_spread(run.noise_floor) else None
-    tokens: Callable[..., Any] = partial(dict, title=title or "KL divergence of single tokens", floor=floor, dark=dark)
-    both = tokens(subtitle=figures.marked_subtitle(run, [model.marked_label for model in models]))
-    found["kld_spread"] = partial(spread.spread_plot, divergences, **both)
-    found["kld_histograms"] = partial(spread.ridge_plot, divergences, **both)
-    for name, one in zip(token_scores.file_names([model.label for model in models]), divergences, strict=True):
-        alone = tokens(subtitle=figures.marked_subtitle(run, [one.label]))
-        found[f"histograms/{name}"] = partial(spread.histogram_plot, one, **alone)
-    return found | {
-        "loss_by_position": partial(by_position, run, title=title, dark=dark),
-        "kld_by_position": partial(by_position, run, kld=True, title=title, dark=dark),
+    pictures |= spread_pictures(text, dark=dark, title=title)
+    models = [(i, model) for i, model in enumerate(text.models) if spread.has_spread(model)]
+    floor = spread.floor_of(text)
+    for (_, model), name in zip(models, token_scores.file_names([model.label for _, model in models]), strict=True):
+        pictures[f"histograms/{name}"] = partial(
+            spread.histogram_plot, spread.divergence_of(model), title=title or spread.TITLE, floor=floor, dark=dark,
+            subtitle=marked_subtitle(text, [model.marked_label]),
+        )  # fmt: skip
+    return pictures | {
+        "loss_by_position": partial(curves.by_position, text, title=title, dark=dark),
+        "kld_by_position": partial(curves.by_position, text, kld=True, title=title, dark=dark),
     }
 
 
-def scatter_of(run: TextResult) -> dict[str, tuple[Size, Measure]]:
-    """Which scatter plots a run has."""
-    return {**OF_ANSWERS, **SCATTER} if measures.has_answers(run) else SCATTER
+def spread_pictures(text: TextResult, *, dark: bool = False, title: str = "") -> dict[str, Picture]:
+    """How the KLD of single tokens is spread: a row a model of quartiles, and of histograms."""
+    models = [(i, model) for i, model in enumerate(text.models) if spread.has_spread(model)]
+    subtitle = marked_subtitle(text, [model.marked_label for _, model in models])
+    shared: Any = {"title": title or spread.TITLE, "subtitle": subtitle, "floor": spread.floor_of(text), "dark": dark}
+    divergences = [spread.divergence_of(model, number) for number, model in models]
+    return {
+        "kld_spread": partial(spread.spread_plot, divergences, **shared),
+        "kld_histograms": partial(spread.ridge_plot, divergences, **shared),
+    }
 
 
-def has_spread(model: ModelResult) -> bool:
-    """Whether it is known how the KLD of its tokens is spread, and not only its mean (results of older programs)."""
-    return bool(model.estimates and model.estimates.against and model.estimates.against.kld_percentiles)
-
-
-def divergence(model: ModelResult) -> Divergence:
-    """How the KLD of a model that has one is spread; ValueError if it has none."""
-    against = model.estimates.against if model.estimates else None
-    if against is None or against.kld.value is None:
-        raise ValueError(f"{model.label}: has no KLD")
-    kld = against.kld.value, against.kld_percentiles, against.kld_histogram
-    return Divergence(model.marked_label, *kld, model.group)
-
-
-def by_position(run: TextResult, *, kld: bool = False, title: str = "", dark: bool = False) -> Figure:
-    """Loss, or KLD, over the position in the window; a model has one style in both."""
-    points = [figures.scatter_points(run, BPW, measure)[0] for measure in (KLD, PPL)]
-    best = {point.label for point in front.pareto_front(points[0] or points[1])}
-    lines = []
-    for model in run.models:
-        curve = model.estimates.curve if model.estimates else None
-        values = None if curve is None else curve.kld if kld else curve.nll
-        if curve is not None:
-            look = model.is_reference, model.group, model.storage.bpw_layer
-            matters = model.marked_label in best or model is run.noise_floor
-            lines.append(Line(model.marked_label, curve.edges, values or (), *look, matters))
-    grey = curves.count_of_grey(lines)
-    others = f"in colour: the reference, the noise floor, and rows that no other row beats; grey: the {grey} others"
-    return curves.over_position(
-        lines,
-        y_label=measures.kld_axis(run) if kld else "Loss (nats, mean over tokens)",
-        title=title or f"{'KL divergence' if kld else 'Loss'} by position in the window",
-        subtitle=figures.marked_subtitle(run, [line.label for line in lines]) + (f"\n{others}" if grey else ""),
-        dark=dark,
-        log_y=kld and y_axis.is_wide(value for line in lines for value in line.values if value is not None),
-        from_zero=kld,
-    )
+def scatter_of(text: TextResult) -> dict[str, tuple[Size, Measure]]:
+    """Which scatter plots a text has."""
+    return {**OF_ANSWERS, **SCATTER} if text.is_answers else SCATTER

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,87 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from eval.plots import front, grouping, labels, style, y_axis
-from eval.plots.grouping import Styles
-from eval.plots.scatter_points import Level, Point
-from eval.plots.style import Theme
-from eval.plots.y_axis import Excess
+from eval.plots import labels, looks, measures, style
+from eval.plots.looks import Styles
+from eval.plots.measures import BPW, PPL, Measure, Size
+from eval.plots.points import (
+    Level,
+    Point,
+    at_edge,
+    error_note,
+    finite_reference,
+    front_in_words,
+    levels_of,
+    marked_subtitle,
+    pareto_front,
+    points_of,
+    points_within,
+    series,
+)
+from eval.plots.style import Theme, is_wide
+from eval.results.run_result import TextResult
 
+TO_SCALE = 1.0
+"""Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""
+EXCESS_AXIS = "Perplexity above the reference's"
 HEIGHT, MORE = 8.4, 0.06
-"""Inches, and those for each point beyond the first ``grouping.MOST_FULL``: labels stand nearer to their points."""
+"""Inches, and those for each point beyond the first ``looks.MOST_FULL``: labels stand nearer to their points."""
 MARKER_SIZE = 9.0
 """Points."""
 RING, CARD_RING = 8.0, 5.0
 """Points: a marker is so much larger than the marker that covers it (less for each further one), on a card less."""
 COVERED = 10.0
 """Pixels, half a marker: a point is covered by every later point that is nearer."""
+FLOOR = 0.045
+"""Share of the axis below y = 0, or below the smallest y of a logarithmic axis: room for half a marker."""
+MOST_TICKS, MOST_SPARSE = 16, 7
+"""With more ticks at 1, 2 and 5 times the powers of ten, of a plot and of a card, only the powers have one."""
+NEAREST, NEAREST_SPARSE = 0.035, 0.075
+"""Share of the axis that is between two ticks, of a plot and of a card, at least: the height of their letters."""
+
+
+def scatter_figure(
+    text: TextResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
+    title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False,
+) -> Figure:  # fmt: skip
+    """A measure over a size.  ``title`` None: it names the measure; ``log_y`` None: a logarithmic axis for KLD over
+    more than a decade and a half, a linear one for less and for accuracy, and for PPL, where the reference's is known,
+    one by the excess over it.
+
+    KLD runs over three powers of ten, from rounding to 2 bits: 17 of the 27 rows of results/h200 lie in the lowest
+    twentieth of a linear axis.  Their PPL only doubles, with one exception, and 15 of them are within 4 % of the
+    reference's, where neither a linear nor a logarithmic axis can tell them apart.
+    """
+    shown = points_within(points_of(text, size, measure)[0], max_x, max_y)
+    if not shown:
+        raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
+    reference = finite_reference(text) if measure is PPL and log_y is None else None
+    excess = excess_over(reference, shown) if reference else None
+    wide = is_wide(point.y for point in shown)
+    best = front_in_words(pareto_front(shown), shown)
+    bold = f"bold: no other row is smaller and better: {best}" if best else ""
+    bars = error_note(text, [point.label for point in shown if point.error is not None], measure)
+    below = (marked_subtitle(text, [point.label for point in shown]), bars, bold)
+    y_label = measures.kld_axis(text, measure) if measure.kld else measure.axis
+    if excess:
+        y_label = EXCESS_AXIS if math.isinf(excess.near) else f"{EXCESS_AXIS} (logarithmic; linear near 0)"
+    return scatter_plot(
+        shown,
+        x_label=size.axis.partition(" (" if card else "\n")[0],
+        y_label=y_label.partition(" (" if card else "\n")[0],
+        title=f"{measure.title} of quantized models" if title is None else title,
+        subtitle=text.subtitle if card else "\n".join(filter(None, below)),
+        dark=dark,
+        levels=[level for level in levels_of(text, measure) if level.y <= max_y],
+        from_zero=measure.kld,
+        to_scale=-math.inf if measure is PPL else TO_SCALE if measure.kld and wide else math.inf,
+        log_y=measure.kld and wide if log_y is None else log_y,
+        excess=excess,
+        card=card,
+    )
 
 
 def scatter_plot(
@@ -50,16 +117,16 @@ def scatter_plot(
     if log_y and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
     unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
-    points, edge = front.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    tall = HEIGHT + MORE * max(len(points) - grouping.MOST_FULL, 0)
+    points, edge = at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
+    tall = HEIGHT + MORE * max(len(points) - looks.MOST_FULL, 0)
     height, width, letters = (*style.CARD[::-1], 70) if card else (tall, style.WIDTH, style.LETTERS)
     with style.canvas(height, title, subtitle, dark=dark, letters=letters, width=width) as (figure, axes, theme):
-        styles = grouping.group_styles([p.split[0] for p in points], theme.ink)
+        styles = looks.group_styles([p.split[0] for p in points], theme.ink)
         axes.set(xlabel=x_label, ylabel=y_label)
-        top = y_axis.ceiling([p.y for p in points], math.inf if log_y or excess else to_scale)
-        y_axis.set_limits(axes, points, levels, top, excess or log_y, sparse=card)
+        top = ceiling([p.y for p in points], math.inf if log_y or excess else to_scale)
+        set_limits(axes, points, levels, top, excess or log_y, sparse=card)
         if from_zero and not log_y:
-            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - y_axis.FLOOR * axes.get_ylim()[1])
+            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - FLOOR * axes.get_ylim()[1])
         if edge is not None:
             name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
             _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
@@ -109,7 +176,7 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
 def _draw_groups(axes: Axes, points: Sequence[Point], styles: Styles) -> None:
     """A dotted line through the points of each scheme, and the legend, outside the axes, where it covers nothing."""
     handles, ranked = [], sorted(styles, key=str.casefold)
-    joined = front.series([p for p in points if p.y > 0 or axes.get_yscale() != "log"])
+    joined = series([p for p in points if p.y > 0 or axes.get_yscale() != "log"])
     for group in ranked:
         colour, marker = styles[group]
         own = [members for members in joined if members[0].split[0] == group]
@@ -132,11 +199,11 @@ def _draw_points(
     """
     marks: list[Line2D] = []
     texts: list[Text | None] = []
-    best = front.pareto_front(points)
+    best = pareto_front(points)
     high = axes.get_ylim()[1]
-    heights = [y_axis.zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
+    heights = [zero(axes) if p.y <= 0 and axes.get_yscale() == "log" else min(p.y, high) for p in points]
     spots = axes.transData.transform([(point.x, y) for point, y in zip(points, heights, strict=True)])
-    names = grouping.drawn_names([(point.label, point.group) for point in points])
+    names = looks.drawn_names([(point.label, point.group) for point in points])
     for i, (point, y, name) in enumerate(zip(points, heights, names, strict=True)):
         colour, marker = styles[point.split[0]]
         face, edge, width = (colour, theme.paper, 0.8) if y == point.y else (theme.paper, colour, 1.8)
@@ -144,7 +211,7 @@ def _draw_points(
         # of points at about one place, each shows around the next
         size = MARKER_SIZE + (CARD_RING if card else RING) * covering**0.75
         mark = axes.plot(point.x, y, marker, color=colour, ms=size, mfc=face, mec=edge, mew=width, clip_on=False)[0]
-        mark.set(zorder=4, gid=f"point-{i}")
+        mark.set(zorder=4, gid=f"point-{point.number}")
         marks.append(mark)
         if card and point not in best:
             texts.append(None)
@@ -153,7 +220,7 @@ def _draw_points(
         value = "" if card else f"\n{point.shown or f'{point.y:.3f}'}{note}"
         lines = f"{textwrap.fill(name, 24)}{value}"
         text = axes.text(point.x, y, lines, ha="center", va="center")
-        text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{i}")
+        text.set(color=style.ink_of(colour, theme), zorder=5, gid=f"label-{point.number}")
         text.set(path_effects=style.halo(theme), linespacing=1.05, in_layout=False)
         text.set_fontweight("bold" if point in best else "normal")
         texts.append(text)
@@ -163,7 +230,7 @@ def _draw_points(
 def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:
     """A thin bar of one error up and down behind each point that is drawn to scale, unless its marker hides the bar."""
     low, high = axes.get_ylim()
-    for i, (point, mark) in enumerate(zip(points, marks, strict=True)):
+    for point, mark in zip(points, marks, strict=True):
         if not point.error or not low < point.y < high:
             continue
         ends = max(point.y - point.error, low), point.y + point.error
@@ -171,4 +238,124 @@ def _draw_errors(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -
         box = mark.get_window_extent()
         if below < box.y0 or above > box.y1:
             bar = axes.plot([point.x] * 2, ends, color=mark.get_color(), lw=1.1, marker="_", ms=6, mew=1.1)[0]
-            bar.set(zorder=3, gid=f"bar-{i}")
+            bar.set(zorder=3, gid=f"bar-{point.number}")
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A scale for values around a ``reference`` > 0: equal steps are equal factors of the excess over the reference.
+
+    Excesses below ``near``, a share of the reference, are nearly to scale, on both sides of it: the inverse hyperbolic
+    sine.  The rows of results/h200/table that differ by 0.35 to 15,000 % from the reference share three quarters of it.
+    ``near`` infinite: all are to scale.
+    """
+
+    reference: float
+    near: float
+
+    def height(self, y: Any) -> NDArray[np.float64]:
+        """Value -> height on the axis."""
+        excess = np.asarray(y, dtype=np.float64) / self.reference - 1
+        return excess if math.isinf(self.near) else np.arcsinh(excess / self.near)
+
+    def value(self, height: Any) -> NDArray[np.float64]:
+        """Height on the axis -> value."""
+        found = np.asarray(height, dtype=np.float64)
+        return np.asarray(self.reference * (1 + (found if math.isinf(self.near) else self.near * np.sinh(found))))
+
+    def ticks(self, low: float, high: float, *, sparse: bool) -> tuple[list[float], list[str]]:
+        """(values, texts): 0 %, and 1, 2 and 5 times the powers of ten from about ``near`` on, in percent."""
+        ends = [100 * (y / self.reference - 1) for y in (low, high)]
+        if math.isinf(self.near):
+            steps = MaxNLocator(4 if sparse else 8, steps=[1, 2, 2.5, 5, 10]).tick_values(*ends)
+            shown = [float(step) for step in steps if ends[0] <= step <= ends[1]]
+        else:
+            shown = self._logarithmic(ends, MOST_SPARSE if sparse else MOST_TICKS)
+        texts = [f"{'+' if e > 0 else ''}{style.tick_text(e)} %" for e in shown]
+        return [self.reference * (1 + e / 100) for e in shown], texts
+
+    def _logarithmic(self, ends: Sequence[float], most: int) -> list[float]:
+        """Percents between the ends: 0, and on both sides 1, 2 and 5 times the powers of ten; these alone if many."""
+        first, largest = 100 * self.near, max(100 * self.near, *map(abs, ends))
+        decades = range(math.floor(math.log10(first)), math.ceil(math.log10(largest)) + 1)
+        for factors in (1, 2, 5), (1,):
+            steps = [f * 10.0**d for d in decades for f in factors if f * 10.0**d >= 0.7 * first]
+            shown = [e for e in (*(-step for step in steps), 0.0, *steps) if ends[0] <= e <= ends[1]]
+            if len(shown) <= most:
+                break
+        return shown
+
+
+def excess_over(reference: float, points: Sequence[Point]) -> Excess:
+    """The scale on which the quantized points can be told apart, and no further than their errors allow.
+
+    It is nearly to scale up to the smallest excess or error, whichever is larger, of a quantized point; and wholly if
+    these are not far apart.
+    """
+    sizes = [max(abs(p.y - reference), p.error or 0.0) for p in points if not p.unquantized] or [0.0]
+    if not is_wide(sizes):
+        return Excess(reference, math.inf)
+    return Excess(reference, min(max(min(sizes) / reference, 1e-5), 0.1))
+
+
+def ceiling(values: Sequence[float], least: float) -> float:
+    """The largest value to draw to scale: with a larger one, half of the values would share a tenth of the axis."""
+    ranked = sorted(values)
+    for below, value in zip(ranked[(len(ranked) - 1) // 2 :], ranked[(len(ranked) + 1) // 2 :], strict=False):
+        if 0 < 10 * (below - ranked[0]) < value - ranked[0] and value > max(1.5 * below, least):
+            return below
+    return ranked[-1]
+
+
+def set_limits(
+    axes: Axes, points: Sequence[Point], levels: Sequence[Level], top: float, scale: Excess | bool, *, sparse: bool
+) -> None:
+    """Room for all points up to the top, their error bars, and the levels (not those among points off the scale).
+
+    ``scale``: an excess, or whether the axis is logarithmic; ``sparse``: ticks at the powers of ten alone.
+    """
+    all_to_scale = top >= max(p.y for p in points)
+    heights = [min(p.y, top) for p in points] + [level.y for level in levels if all_to_scale or level.y <= top]
+    heights += [p.y + sign * p.error for p in points if p.error and p.y <= top for sign in (1, -1)]
+    if isinstance(scale, Excess):
+        axes.set_yscale("function", functions=(scale.height, scale.value))
+    elif scale:
+        lowest = min(p.y for p in points if p.y > 0)
+        heights = [max(y, lowest / 2) for y in heights if y > 0]  # a bar may reach down to 0
+        axes.set_yscale("log")
+    axes.update_datalim([(p.x, heights[0]) for p in points] + [(points[0].x, y) for y in heights])
+    axes.autoscale_view()
+    axes.autoscale(False)
+    if isinstance(scale, Excess):
+        limits = axes.get_ylim()
+        ticks, texts = scale.ticks(*limits, sparse=sparse)
+        write_ticks(axes, ticks, texts, scale.reference, sparse=sparse)
+        axes.set_ylim(*limits)
+    elif scale:
+        style.log_ticks(axes.yaxis, sparse=sparse)
+        make_room_for_zero(axes, points, sparse=sparse)
+
+
+def make_room_for_zero(axes: Axes, points: Sequence[Point], *, sparse: bool) -> None:
+    """A tick for 0 below a logarithmic axis that has points at 0 or below."""
+    if all(p.y > 0 for p in points):
+        return
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    axes.set_ylim(bottom=low / (high / low) ** (2 * FLOOR))
+    texts = ["0", *axes.yaxis.get_major_formatter().format_ticks(ticks)]
+    write_ticks(axes, [zero(axes), *ticks], texts, zero(axes), sparse=sparse)
+
+
+def write_ticks(axes: Axes, ticks: Sequence[float], texts: Sequence[str], first: float, *, sparse: bool) -> None:
+    """The ticks, without those whose texts would touch that of the ``first``, which is one of them."""
+    heights = axes.transAxes.inverted().transform(axes.transData.transform([(1, y) for y in (first, *ticks)]))[:, 1]
+    away = np.abs(heights[1:] - heights[0])
+    kept = [i for i, gap in enumerate(away) if gap < 1e-9 or gap > (NEAREST_SPARSE if sparse else NEAREST)]
+    axes.set_yticks([ticks[i] for i in kept], [texts[i] for i in kept])
+
+
+def zero(axes: Axes) -> float:
+    """The y at which a logarithmic axis shows 0."""
+    low, high = axes.get_ylim()
+    return float(low * (high / low) ** FLOOR)

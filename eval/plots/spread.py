@@ -19,12 +19,13 @@ from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from eval.plots import grouping, style
-from eval.plots.grouping import split_label
+from eval.plots import looks, style
+from eval.plots.looks import split_label
 from eval.plots.style import Theme
+from eval.results.run_result import ModelResult, TextResult
 from eval.stats.distributions import Histogram
 
-X_LABEL = "KL divergence of single tokens (nats)"
+TITLE, X_LABEL = "KL divergence of single tokens", "KL divergence of single tokens (nats)"
 BOXES = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
 ROW, MARGINS, SINGLE = 0.3, 3.0, 5.6
 """Inches: height of each model's row, of what is above and below all rows, and of the histogram of one model."""
@@ -49,7 +50,8 @@ CUT = 1e-3
 class Divergence:
     """One model's KLD (nats): its label, its mean, its percentiles (``distributions.percentiles_of``), its histogram.
 
-    ``group``: models of one group have one colour; empty: the label's first word.
+    ``group``: models of one group have one colour; empty: the label's first word.  ``number``: of the model in its run,
+    which the artists' ids have.
     """
 
     label: str
@@ -57,6 +59,26 @@ class Divergence:
     percentiles: dict[str, float]
     histogram: Histogram
     group: str = ""
+    number: int = 0
+
+
+def has_spread(model: ModelResult) -> bool:
+    """Whether it is known how the KLD of its tokens is spread, and not only its mean."""
+    return bool(model.estimates and model.estimates.against and model.estimates.against.kld_percentiles)
+
+
+def divergence_of(model: ModelResult, number: int = 0) -> Divergence:
+    """How the KLD of a model that has one is spread; ValueError if it has none."""
+    against = model.estimates.against if model.estimates else None
+    if against is None or against.kld.value is None:
+        raise ValueError(f"{model.label}: has no KLD")
+    kld = against.kld.value, against.kld_percentiles, against.kld_histogram
+    return Divergence(model.marked_label, *kld, model.group, number)
+
+
+def floor_of(text: TextResult) -> Divergence | None:
+    """How the KLD of the noise floor is spread; None without one."""
+    return divergence_of(text.noise_floor) if text.noise_floor and has_spread(text.noise_floor) else None
 
 
 def spread_plot(
@@ -76,17 +98,21 @@ def spread_plot(
         style.log_ticks(axes.xaxis)
         colours = _rows(axes, ranked, theme, floor)
         for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
-            at = {name: max(value, axes.get_xlim()[0]) for name, value in model.percentiles.items()}
-            box: dict[str, Any] = {"color": colour, "alpha": 0.45, "lw": 0, "zorder": 3, "gid": f"box-{i}"}
+            number, p = model.number, model.percentiles
+            at = {name: max(value, axes.get_xlim()[0]) for name, value in p.items()}
+            box: dict[str, Any] = {"color": colour, "alpha": 0.45, "lw": 0, "zorder": 3, "gid": f"box-{number}"}
             axes.barh(i, at["75"] - at["25"], 0.56, at["25"], **box)
-            ends = [x for x in ("1", "99") if at[x] == model.percentiles[x]]
-            axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker-{i}")
-            axes.plot([at[x] for x in ends], [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2)
-            axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median-{i}")
-            axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{i}")
-            axes.plot(model.mean, i, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, gid=f"mean-{i}")
-            p = model.percentiles
-            write_numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme)
+            ends = [x for x in ("1", "99") if at[x] == p[x]]
+            axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker-{number}")
+            axes.plot(
+                [at[x] for x in ends], [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2, gid=f"cap-{number}"
+            )
+            axes.plot([at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median-{number}")
+            axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max-{number}")
+            axes.plot(
+                model.mean, i, marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5, gid=f"mean-{number}"
+            )
+            write_numbers(axes, i, [_short(value) for value in (p["50"], model.mean, p["99"], p["max"])], theme, number)
         write_numbers(axes, -1, COLUMNS, theme)
         style.freeze_layout(figure)
         if floor is not None:
@@ -106,14 +132,21 @@ def ridge_plot(
         _bin_axis(axes, edges, note)
         colours = _rows(axes, ranked, theme, floor, top=-RIDGE - 1)
         for i, (model, (colour, marker)) in enumerate(zip(ranked, colours, strict=True)):
-            heights = i - RIDGE * shares[i] / shares.max()
-            axes.stairs(heights, edges, baseline=i, fill=True, color=style.paper_of(colour, theme), zorder=2 + i / 1000)
+            number, heights = model.number, i - RIDGE * shares[i] / shares.max()
+            fill: dict[str, Any] = {"color": style.paper_of(colour, theme), "gid": f"fill-{number}"}
+            axes.stairs(heights, edges, baseline=i, fill=True, zorder=2 + i / 1000, **fill)
             steps = axes.stairs(heights, edges, baseline=None, color=colour, lw=1.3, zorder=2 + (i + 0.5) / 1000)
-            steps.set_gid(f"ridge-{i}")
+            steps.set_gid(f"ridge-{number}")
             if edges[0] <= model.mean <= edges[-1]:
-                mean: dict[str, Any] = {"color": colour, "ms": 7, "mec": theme.paper, "mew": 0.8, "gid": f"mean-{i}"}
+                mean: dict[str, Any] = {
+                    "color": colour,
+                    "ms": 7,
+                    "mec": theme.paper,
+                    "mew": 0.8,
+                    "gid": f"mean-{number}",
+                }
                 axes.plot(model.mean, i, marker, zorder=4, clip_on=False, **mean)
-            write_numbers(axes, i, [_short(model.mean)], theme)
+            write_numbers(axes, i, [_short(model.mean)], theme, number)
         write_numbers(axes, -1, ["mean"], theme)
         style.freeze_layout(figure)
         if floor is not None:
@@ -133,9 +166,9 @@ def histogram_plot(
         axes.set(ylabel="Share of tokens in a bin", ylim=(0, 1.15 * shares.max()))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         group = split_label(model.label, model.group)[0]
-        colour = grouping.group_styles([group], theme.ink)[group][0]
+        colour = looks.group_styles([group], theme.ink)[group][0]
         axes.stairs(shares[0], edges, fill=True, color=colour, alpha=0.55, zorder=2)
-        own, *others = grouping.short_labels([one.label for one in (model, *compared)])
+        own, *others = looks.short_labels([one.label for one in (model, *compared)])
         axes.stairs(shares[0], edges, color=colour, lw=1.4, zorder=3, gid="share-0", label=own)
         for other, heights in zip(others, shares[1:], strict=True):
             name = f"noise floor ({other})"
@@ -191,26 +224,26 @@ def _rows(
     axes: Axes, ranked: Sequence[Divergence], theme: Theme, floor: Divergence | None, top: float = -1.6
 ) -> list[tuple[str, str]]:
     """Sets up the rows and the noise floor's line; colour and marker of each row."""
-    styles = label_rows(axes, [(model.label, model.group) for model in ranked], theme, top)
+    styles = label_rows(axes, [(model.label, model.group, model.number) for model in ranked], theme, top)
     if floor is not None:
         draw_floor(axes, floor.mean, theme)
     return styles
 
 
-def label_rows(axes: Axes, rows: Sequence[tuple[str, str]], theme: Theme, top: float) -> list[tuple[str, str]]:
-    """Rows 0, 1, ... downwards, each with its (label, group) at the left; colour and marker of each row's group."""
-    groups = [split_label(label, group)[0] for label, group in rows]
-    styles = grouping.group_styles(groups, theme.ink, distinct=False)
+def label_rows(axes: Axes, rows: Sequence[tuple[str, str, int]], theme: Theme, top: float) -> list[tuple[str, str]]:
+    """Rows 0, 1, ... downwards, each with its (label, group, number) at the left; colour and marker of their groups."""
+    groups = [split_label(label, group)[0] for label, group, _ in rows]
+    styles = looks.group_styles(groups, theme.ink, distinct=False)
     axes.set_ylim(len(rows) - 0.4, top)
-    axes.set_yticks(range(len(rows)), grouping.short_labels([label for label, _ in rows]))
+    axes.set_yticks(range(len(rows)), looks.short_labels([label for label, _, _ in rows]))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     ticks = axes.get_yticklabels()
     wide = max(tick.get_window_extent().width for tick in ticks) / style.DPI
     axes.tick_params(axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide))
-    for i, (tick, group) in enumerate(zip(ticks, groups, strict=True)):
-        tick.set(color=style.ink_of(styles[group][0], theme), gid=f"label-{i}")
+    for tick, group, (_, _, number) in zip(ticks, groups, rows, strict=True):
+        tick.set(color=style.ink_of(styles[group][0], theme), gid=f"label-{number}")
     return [styles[group] for group in groups]
 
 
@@ -230,7 +263,7 @@ def name_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence
     name = axes.annotate("", (mean, axes.get_ylim()[1]), (0, -8), textcoords="offset points", va="center")
     name.set(color=theme.muted, size=10.5, gid="level-name-0", in_layout=False)
     for words, (flush, shift) in itertools.product(
-        (f"noise floor ({grouping.short_labels([label, *rows])[0]})", "noise floor"), (("left", 6), ("right", -6))
+        (f"noise floor ({looks.short_labels([label, *rows])[0]})", "noise floor"), (("left", 6), ("right", -6))
     ):
         name.set(text=f"{words} {_short(mean)}", ha=flush, position=(shift, -8))
         box = name.get_window_extent()
@@ -238,12 +271,12 @@ def name_floor(axes: Axes, label: str, mean: float, theme: Theme, rows: Sequence
             return
 
 
-def write_numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme) -> None:
-    """Columns of numbers right of a row; row -1 for their heads."""
+def write_numbers(axes: Axes, row: int, texts: Sequence[str], theme: Theme, number: int = -1) -> None:
+    """Columns of numbers right of a row, of which the model's ``number`` is told; row -1 for their heads."""
     for column, text in enumerate(texts):
         place = axes.annotate(text, (1, max(row, -0.9)), (COLUMN * (column + 1), 0), ("axes fraction", "data"),
                               "offset points", ha="right", va="center", size=10)  # fmt: skip
-        place.set(color=theme.muted if row < 0 else theme.ink, gid=f"number-{row}-{column}")
+        place.set(color=theme.muted if row < 0 else theme.ink, gid=f"head-{column}" if row < 0 else f"number-{number}")
 
 
 def _bin_axis(axes: Axes, edges: NDArray[np.float64], note: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,9 @@ CARD = 7.5, 4.21875
 """Inches of a picture for social media, 1,200 x 675 pixels, whose letters are as large as those of a plot."""
 SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Formats that can be written, each with the metadata that would change with the time of day."""
+WIDE = 10**1.5
+"""An axis is logarithmic if the largest value above 0 is more than so many times the smallest: on such an axis there is
+no place for 0, and a third of the largest value looks like nothing beside it."""
 
 
 class Theme(NamedTuple):
@@ -90,6 +93,12 @@ def freeze_layout(figure: Figure) -> None:
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine(None)
+
+
+def is_wide(values: Iterable[float]) -> bool:
+    """Whether the values above 0 need a logarithmic axis; else an axis from 0 shows how many times as large each is."""
+    above = [value for value in values if value > 0]
+    return bool(above) and max(above) > WIDE * min(above)
 
 
 def tick_text(value: float) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from demo.h200 import exllama, logged, making, measuring
 from demo.h200.rows import EXL2_BITS, EXL3_BITS, GPTQ, Row, table_rows
-from eval.plots import grouping
+from eval.plots import looks
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_labels() -> None:
     rows = table_rows()
     labels = [row.label for row in rows]
     assert len(set(labels)) == len(labels) == 41
-    assert len({row.group for row in rows}) <= len(grouping.COLOURS)
+    assert len({row.group for row in rows}) <= len(looks.COLOURS)
 
 
 @pytest.mark.engine

@@ -8,13 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from rich.console import Console
 
 from backends.common.messages import CONTROL
-from eval.html import report
+from eval.html import report, sections
 from eval.results import flat, merging, results_json
 from eval.results.run_result import Part, Results, TextResult
 from eval.table import columns, llama_statistics, markdown, pairs, terminal
@@ -72,7 +73,8 @@ def show(results: Results, excerpts: list[Any], folder: Path) -> None:
     results_json.write_json(results, folder / "out.json", ["x"])
     assert results_json.load(folder / "out.json")[0] == results
     if len(results.texts) == 1:
-        report.whole_page(report.page_payload(results, excerpts[0], ["x"]), results.title or "").encode()
+        with mock.patch.object(sections, "drawn", return_value=""):
+            report.page_of(results, excerpts, ["x"])
 
 
 @fuzzed

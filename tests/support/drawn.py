@@ -12,9 +12,8 @@ from matplotlib.transforms import Bbox
 
 
 def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
-    """The artists of a kind ("label", "point", "bar", ...), in the order in which they were numbered."""
-    found = figure.findobj(lambda artist: (artist.get_gid() or "").rpartition("-")[0] == kind)
-    return sorted(found, key=lambda artist: int(artist.get_gid().rpartition("-")[2]))
+    """The artists of a kind ("label", "point", "bar", ...), in the order in which they were drawn."""
+    return list(figure.findobj(lambda artist: (artist.get_gid() or "").rpartition("-")[0] == kind))
 
 
 def pixels_apart(box: Bbox, other: Bbox) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from backends.base import Storage
 from eval.html.inspector import Damaged, Inspection, Passage
-from eval.results.run_result import ModelResult, TextResult
+from eval.results.run_result import ModelResult, Results, TextResult
 from eval.stats import estimates
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -67,36 +66,30 @@ FAILED = ModelResult("broken", "fake", error="told to fail")
 SIZELESS = measured("server", 0.1, None, seed=8)
 
 
-def run_of(*models: ModelResult) -> TextResult:
+def text_of(*models: ModelResult, name: str = "wiki2") -> TextResult:
     base = next((model.label for model in models if model.is_reference), None)
-    return TextResult("text", SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
+    return TextResult(name, SOURCE, "wikitext2, 4 × 1000 tokens", models, None if base is None else {"label": base})
 
 
-def inspection_of(run: TextResult) -> Inspection:
+def results_of(*models: ModelResult) -> Results:
+    return Results((text_of(*models),))
+
+
+def inspection_of(text: TextResult) -> Inspection:
     """Twenty tokens, whose KLD is their number in hundredths, twice that for the next model, next to 0 for noise."""
     tokens = ("", "Ü", "\n\n", " <b>", "</script>", *(f" t{i}" for i in range(15)))
 
     def numbers(scale: float) -> tuple[float, ...]:
         return tuple(scale * i for i in range(20))
 
-    places = [0.01 if m.is_noise_floor else at for at, m in enumerate(run.models)]
+    places = [0.01 if m.is_noise_floor else at for at, m in enumerate(text.models)]
     klds = tuple(
-        None if m.error or m.is_reference else numbers(0.01 * at) for at, m in zip(places, run.models, strict=True)
+        None if m.error or m.is_reference else numbers(0.01 * at) for at, m in zip(places, text.models, strict=True)
     )
-    logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in zip(places, run.models, strict=True))
+    logprobs = tuple(None if m.error else numbers(-0.1 * (at + 1)) for at, m in zip(places, text.models, strict=True))
     worst = (Damaged(1, 7, "before\n", " <i>", " after", math.log(0.5), math.log(0.01), 4.25),)
     passage = Passage(2, 17, tokens, numbers(-0.1), logprobs, klds, "for its words")
-    return Inspection((passage,), tuple(None if m.error else worst for m in run.models))
-
-
-def with_kld_error(model: ModelResult, factor: float) -> ModelResult:
-    """A model whose KLD and buckets have that many times themselves as errors."""
-    assert model.estimates
-    assert model.estimates.against
-    against = model.estimates.against
-    buckets = tuple(replace(b, kld=replace(b.kld, stderr=factor * (b.kld.value or 0))) for b in against.confidence)
-    wide = replace(against.kld, stderr=factor * (against.kld.value or 0))
-    return replace(model, estimates=replace(model.estimates, against=replace(against, kld=wide, confidence=buckets)))
+    return Inspection((passage,), tuple(None if m.error else worst for m in text.models))
 
 
 def plain(text: str) -> str:
@@ -132,10 +125,12 @@ class Opened:
         return [text.strip() for text in self.page.locator(selector).all_text_contents()]
 
     def cells(self, column: str) -> list[str]:
-        return self.texts(f"#table tbody [data-cell='{column}']")
+        """The numbers of a column."""
+        return [text.removeprefix("★") for text in self.texts(f"#table tbody [data-column='{column}'] .value")]
 
-    def labels(self) -> list[str]:
-        return self.texts("#table tbody .label span")
+    def labels(self, section: str = "#table") -> list[str]:
+        """Of the rows that are shown."""
+        return self.texts(f"{section} tbody tr:not(.hidden) .label > span")
 
     def heading(self) -> str:
         """Of the tooltip, which is to be seen."""
@@ -149,41 +144,12 @@ class Opened:
     def pick(self, section: str, text: str) -> None:
         self.page.locator(f"#{section} .choice").get_by_text(text, exact=True).click()
 
-    def scale(self, chart: str, along: str, *, log: bool) -> Callable[[float], float]:
-        """Value -> pixel of a chart's axis, read off its first and last tick but for one at 0."""
-        anchor, off = ("middle", 0) if along == "x" else ("end", 4)
-        found = self.page.locator(f"{chart} .tick[text-anchor='{anchor}']").evaluate_all(
-            f"all => all.map(each => [each.textContent, each.getAttribute('{along}') - {off}])"
-        )
-        ticks = [(float(plain(text)), pixel) for text, pixel in found if not (log and text == "0")]
-        (a, first), (b, last) = ticks[0], ticks[-1]
-        turn = math.log if log else float
-        return lambda value: first + (turn(value) - turn(a)) / (turn(b) - turn(a)) * (last - first)
-
-    def bars(self, chart: str) -> list[tuple[int, float, float]]:
-        """Model, lower and upper end of each error bar, pixels."""
-        found = self.page.locator(f"{chart} .bar").evaluate_all(
-            "all => all.map(each => [each.dataset.bar, each.getAttribute('d')])"
-        )
-        ends = [(int(model), re.findall(r"[,V]([\d.]+)", path)) for model, path in found]
-        return [(model, *sorted(map(float, ys[:2]), reverse=True)) for model, ys in ends]  # type: ignore[misc]
-
-    def centre(self, label: str) -> tuple[float, float]:
-        """Pixels of a model's point."""
-        found = self.page.locator(f"#scatter .point[aria-label^='{label}'] .target")
-        return float(found.get_attribute("cx")), float(found.get_attribute("cy"))
+    def copied(self, button: str) -> str:
+        """The clipboard after a click on a button."""
+        self.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.page.locator(button).click()
+        self.page.get_by_role("button", name="Done").wait_for()
+        return str(self.page.evaluate("navigator.clipboard.readText()"))
 
 
 ShowPage = Callable[..., Opened]
-OpenTexts = Callable[..., Opened]
-
-
-def cell(opened: Opened, row: int, column: str) -> str:
-    return opened.texts(f"#texts tbody tr:nth-child({row}) [data-cell='{column}']")[0]
-
-
-def copied(opened: Opened, what: str) -> str:
-    opened.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened.page.locator(f"[data-key='copy-texts-{what}']").click()
-    opened.page.get_by_role("button", name="Done").wait_for()
-    return str(opened.page.evaluate("navigator.clipboard.readText()"))

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from eval.plots import scatter
-from eval.plots.scatter_points import Point
+from eval.plots.points import Point
 
 ROWS = (
     ("bf16", 16.0, 7.324),

@@ -19,7 +19,7 @@ from backends.scoring.segments import ALONE
 from eval.cli import arguments, delivering, output_flags
 from eval.common.cache import Cache
 from eval.common.outputs import Outputs
-from eval.plots import figures, measures
+from eval.plots import measures, pictures
 from eval.results import results_json
 from eval.results.run_result import TextResult
 from tests.support.command_line import FAKE, Run, Specs
@@ -58,17 +58,19 @@ def test_plot_without_a_file_name(
 
 def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(figures, "draw", lambda run, file, **keys: told.append((file, keys)))
+    monkeypatch.setattr(
+        pictures, "draw", lambda run, file, measure, **keys: told.append((file, {"measure": measure, **keys}))
+    )
     plot = tmp_path / "p.svg"
-    plain = {"size": measures.BPW, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf, "title": None,
+    plain = {"size": None, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf,
              "dark": False, "log_y": None, "card": False}  # fmt: skip
-    asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "title": "T", "dark": True, "log_y": False}
+    asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "dark": True, "log_y": False}
     words = "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark", "--no-log_y"
     posted = {"size": measures.FILES, "measure": measures.KLD_VALUES["p99.9"]}
     for flags, changed in (
         ((), {}), (words, asked), (("-ppl",), {"measure": measures.PPL}),
         (("--x-axis", "size", "--kld-value", "p99.9"), posted),
-        (("--x-axis", "bpw", "-kld", "--kld-value", "mean"), {}),
+        (("--x-axis", "bpw", "-kld", "--kld-value", "mean"), {"size": measures.BPW}),
     ):  # fmt: skip
         assert compare_q("--from", finished, "-pf", plot, *flags).status == 0
         assert told.pop() == (plot, plain | changed)

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from eval.html import report, texts_report
-from eval.results.run_result import ModelResult, Results, TextResult
-from tests.support.report_page import BROWSER, FLAGS, Opened, OpenTexts, ShowPage, inspection_of, run_of
+from eval.html import report, sections
+from eval.results.run_result import ModelResult, Results
+from tests.support.report_page import BROWSER, FLAGS, Opened, ShowPage, inspection_of, results_of
+
+PAGES: dict[str, str] = {}
+"""The reports that tests have written: several open the same."""
 
 
 class Browser:
@@ -67,30 +70,28 @@ def show_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         assert found.requests == [found.file.as_uri()]
 
 
+@pytest.fixture(autouse=True)
+def few_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four scatter plots in a report and not fifteen, which take a second or more each."""
+    kept = ("mean", "ppl", "acc")
+    monkeypatch.setattr(sections, "MEASURES", {key: sections.MEASURES[key] for key in kept})
+    monkeypatch.setattr(sections, "SIZES", {key: sections.SIZES[key] for key in ("bpw", "size")})
+
+
 @pytest.fixture
 def show(show_file: Callable[..., Opened]) -> ShowPage:
-    """Write a report of models and open it."""
+    """Write a report and open it."""
 
-    def show(
-        *models: ModelResult, inspect: Any = True, run: TextResult | Results | None = None, **context: Any
-    ) -> Opened:
+    def show(*models: ModelResult, inspect: Any = True, results: Results | None = None, **context: Any) -> Opened:
         """``inspect``: whether there are excerpts, or which."""
-        run = run or run_of(*models)
-        results = run if isinstance(run, Results) else Results((run,))
-        excerpts = inspection_of(results.texts[0]) if inspect is True else inspect or None
-        payload = report.page_payload(results, excerpts, ["compare_q.py", "-d", "<d>"])
-        return show_file(report.whole_page(payload, report.TITLE), **context)
+        results = results or results_of(*models)
+        key = repr((results, inspect))
+        if key not in PAGES:
+            excerpts = [
+                None if text.error or not inspect else inspection_of(text) if inspect is True else inspect
+                for text in results.texts
+            ]
+            PAGES[key] = report.page_of(results, excerpts, ["compare_q.py", "-d", "<d>"])
+        return show_file(PAGES[key], **context)
 
     return show
-
-
-@pytest.fixture
-def open_texts(show_file: Callable[..., Opened]) -> OpenTexts:
-    """Write a report of several texts and open it."""
-
-    def opened(result: Results, **context: Any) -> Opened:
-        excerpts = [None if text.error else inspection_of(text) for text in result.texts]
-        payload = texts_report.page_payload(result, excerpts, ["compare_q.py", "-d", "<d>"])
-        return show_file(report.whole_page(payload, report.TITLE), **context)
-
-    return opened

@@ -63,14 +63,14 @@ def compared(cache: Cache, data: EvalData, label: str, damaged: dict[int, float]
     return keep(cache, data, label, kld=kld, ref_logprob=ref)
 
 
-def run_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> TextResult:
-    return TextResult("text", {}, "", models, reference)
+def text_of(*models: ModelResult, reference: dict[str, str] | None = REFERENCE) -> TextResult:
+    return TextResult("text", models=models, reference=reference)
 
 
 def test_most_damaged_tokens_come_once_with_their_surroundings(data: EvalData, cache: Cache) -> None:
     """Place 600 is scored in two windows; the first has most of the text before it."""
     model = compared(cache, data, "a", {600: 2.0, 700: 3.0, 5: 1.0})
-    found = inspector.inspect_tokens(run_of(model), data, cache)
+    found = inspector.inspect_tokens(text_of(model), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
@@ -90,7 +90,7 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
     floor = replace(measured("noisy", 0.01), spec={"noise_floor": True}, scores_key=noisy.scores_key)
     fine = compared(cache, data, "fine", {100: 1.0, 800: 50.01, 1200: 5.0}, size=0.01)
     broken = compared(cache, data, "broken", {800: 60.0, 2300: 5000.0}, size=10.0)
-    found = inspector.inspect_tokens(run_of(fine, floor, broken), data, cache)
+    found = inspector.inspect_tokens(text_of(fine, floor, broken), data, cache)
     assert found
     places = [each.window * STRIDE + each.position for each in found.passages]
     assert [(place - 1) // 640 for place in places] == [0, 1, 2, 3] == list(range(inspector.PASSAGES))
@@ -107,7 +107,7 @@ def test_passages_are_where_models_differ_beyond_noise_in_each_part_of_the_text(
 
 def test_texts_of_a_passage_are_those_of_the_text(data: EvalData, cache: Cache) -> None:
     """Letters of two bytes are two tokens: the first adds nothing, the second the letter."""
-    found = inspector.inspect_tokens(run_of(compared(cache, data, "a", {})), data, cache)
+    found = inspector.inspect_tokens(text_of(compared(cache, data, "a", {})), data, cache)
     assert found
     passage = found.passages[0]
     assert len(passage.tokens) == inspector.PASSAGE
@@ -127,7 +127,7 @@ def test_scores_stand_at_their_tokens_where_only_ranges_are_scored(data: EvalDat
     segments.commit(folder, TAG, scored, "s", 1.0)
     segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
     model = ModelResult("a", "fake", scores_key=f"a/{TAG}")
-    found = inspector.inspect_tokens(run_of(model, reference=None), data, cache)
+    found = inspector.inspect_tokens(text_of(model, reference=None), data, cache)
     assert found
     for passage in found.passages:
         (logprob,) = passage.logprob
@@ -143,7 +143,7 @@ def test_scores_stand_at_their_tokens_where_only_ranges_are_scored(data: EvalDat
 def test_without_a_reference_the_loss_counts(data: EvalData, cache: Cache) -> None:
     logprob = np.full(len(INDEX), -1, np.float32)
     logprob[INDEX == 1500] = -12.3456
-    found = inspector.inspect_tokens(run_of(keep(cache, data, "a", logprob=logprob), reference=None), data, cache)
+    found = inspector.inspect_tokens(text_of(keep(cache, data, "a", logprob=logprob), reference=None), data, cache)
     assert found
     worst = found.worst[0]
     assert worst is not None
@@ -156,7 +156,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
     loss[INDEX == 1500] = -1e6
     reference = replace(keep(cache, data, "base", logprob=loss), is_reference=True)
     model = compared(cache, data, "a", {1800: 9.0})
-    found = inspector.inspect_tokens(run_of(reference, model), data, cache)
+    found = inspector.inspect_tokens(text_of(reference, model), data, cache)
     assert found
     assert found.passages[0].ref_logprob == (-1.0,) * inspector.PASSAGE
     places = [each.window * STRIDE + each.position for each in found.passages]
@@ -165,7 +165,7 @@ def test_the_reference_gives_its_own_scores_and_chooses_nothing(data: EvalData, 
 
 def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: Cache) -> None:
     model = compared(cache, data, "a", {100: np.inf, 101: np.nan, 102: 1.0})
-    found = inspector.inspect_tokens(run_of(model), data, cache)
+    found = inspector.inspect_tokens(text_of(model), data, cache)
     assert found
     worst, kld = found.worst[0], found.passages[0].kld[0]
     assert worst is not None
@@ -177,12 +177,12 @@ def test_what_is_not_finite_is_none_and_never_the_worst(data: EvalData, cache: C
 def test_models_without_scores(data: EvalData, cache: Cache) -> None:
     failed = ModelResult("broken", "fake", error="told to fail", scores_key=f"a/{TAG}")
     model = compared(cache, data, "a", {})
-    found = inspector.inspect_tokens(run_of(failed, model), data, cache)
+    found = inspector.inspect_tokens(text_of(failed, model), data, cache)
     assert found
     assert found.worst[0] is None
     assert found.passages[0].kld[0] is None
     assert found.passages[0].kld[1] is not None
-    assert inspector.inspect_tokens(run_of(failed, ModelResult("x", "fake")), data, cache) is None
+    assert inspector.inspect_tokens(text_of(failed, ModelResult("x", "fake")), data, cache) is None
 
 
 def test_passages_of_one_text_do_not_overlap() -> None:
@@ -206,3 +206,19 @@ def test_numbers_have_three_digits() -> None:
         None,
         0.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("floor", "steps", "noise"),
+    [
+        ([], [10.0, 15.0, 18.0, 19.0, 19.0], 0.0),
+        ([0.0] * 20, [10.0, 15.0, 18.0, 19.0, 19.0], 0.0),
+        ([16.0] * 20, [None] * 5, 16.0),
+        ([-1.0] * 19 + [None], [10.0, 15.0, 18.0, 19.0, 19.0], 1.0),
+    ],
+)
+def test_tokens_are_coloured_by_quantiles(floor: list[float | None], steps: list[float | None], noise: float) -> None:
+    """Of their values above the noise floor's; what 99 % of its own stay below has no colour."""
+    found = inspector.colours_of([float(i) for i in range(20)], floor)
+    assert (found["steps"], found["noise"], found["above"]) == (steps, noise, bool(floor))
+    assert inspector.colours_of([None, None], [])["steps"] == []

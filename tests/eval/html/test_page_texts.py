@@ -1,176 +1,141 @@
-"""The page of several texts, in a real browser: its table, its drawing, its tabs, and what it copies and saves."""
+"""The page of several texts in a real browser: its table, its drawing, its tabs, and what it copies."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
+from eval.results import flat
 from eval.results.run_result import Results, TextResult
-from tests.support.report_page import (
-    FAILED,
-    MODELS,
-    OpenTexts,
-    cell,
-    copied,
-    measured,
-    needs_browser,
-    plain,
-    run_of,
-)  # fmt: skip
-from tests.support.several_texts import NAMES, three, with_failed_text
+from eval.table import columns, markdown
+from tests.support.report_page import FAILED, MODELS, ShowPage, measured, needs_browser, text_of
+from tests.support.several_texts import NAMES, three, with_answers, with_failed_text, with_text
 
 pytestmark = needs_browser
+LABELS = "#texts tbody .label > span"
 
 
 def measured_texts() -> Results:
     """Two texts of one run with another KLD, and one that failed; a model failed on the second."""
-    first = run_of(*MODELS, FAILED)
     others = [measured(m.label, None if m.is_reference else 0.2 + i / 10, m.storage.bpw_layer, seed=9 + i,
                        is_reference=m.is_reference, spec=m.spec) for i, m in enumerate(MODELS)]  # fmt: skip
     others[4] = replace(FAILED, label=MODELS[4].label, error="out of memory")
-    second = replace(run_of(*others, FAILED), subtitle="c4, 4 × 1000 tokens")
-    return Results(
-        (replace(first, name="wiki2"), replace(second, name="c4 & <b>"), TextResult("x", error="no such file"))
-    )
+    second = replace(text_of(*others, FAILED, name="c4 & <b>"), subtitle="c4, 4 × 1000 tokens")
+    return Results((text_of(*MODELS, FAILED), second, TextResult("x", error="no such file")))
 
 
-def test_the_table_of_all_texts(open_texts: OpenTexts) -> None:
-    """Means first, then each text; KLD with five decimals, PPL with four, errors with two digits."""
-    opened = open_texts(three(c4={"GGUF Q4_K": "out of memory"}))
-    assert opened.texts("#texts .group-name") == ["mean of the texts", *NAMES]
-    assert opened.texts("#texts tbody th .label > span") == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
-    assert [cell(opened, 1, key) for key in ("mean-kld", "0-kld", "0-ppl")] == ["ref", "ref", "20.0000± 2.0"]
-    found = [cell(opened, 3, key) for key in ("mean-kld", "0-kld", "1-kld", "2-kld", "2-ppl")]
-    assert found == ["0.05000± 0.0032", "0.05000± 0.0050", "0.02000± 0.0020", "0.08000± 0.0080", "21.6000± 2.0"]
-    assert [cell(opened, 4, key) for key in ("mean-kld", "1-kld", "1-ppl")] == ["n/a"] * 3
-    assert opened.page.locator("#texts tr:nth-child(4) [data-cell='1-ppl']").get_attribute("title") == "out of memory"
+def test_the_table_of_all_texts(show: ShowPage) -> None:
+    """Means first, then each text, as the terminal has them; sorted by a text's KLD, what is not known last."""
+    results = three(c4={"GGUF Q4_K": "out of memory"})
+    opened = show(results=results)
+    blocks = columns.blocks(results)
+    assert opened.texts(LABELS) == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
+    heads = opened.texts("#texts thead th")
+    assert heads[:3] == ["label", "mean PPL", "mean KLD"]
+    for each in (*blocks.means, *(column for block in blocks.texts for column in block)):
+        at = heads.index(each.column.title) + 1
+        shown = opened.texts(f"#texts tbody tr > :nth-child({at})")
+        assert shown == [f"{cell.shown}± {cell.error}" if cell.error else cell.shown for cell in each.cells]
     assert "GGUF Q4_K on c4 failed: out of memory" in opened.texts("#texts .notes li")
-
-
-def test_sorting_the_table_of_all_texts(open_texts: OpenTexts) -> None:
-    """By a text's KLD, upwards and downwards, what is not known last; another text shown keeps the order."""
-    opened = open_texts(three(c4={"GGUF Q4_K": "out of memory"}))
-    names = "#texts tbody th .label > span"
-    head = opened.page.locator("#texts [data-column='1-kld'] button")
-    head.click()
-    assert opened.texts(names) == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
+    opened.page.locator("#texts thead button", has_text="c4 KLD").click()
+    assert opened.texts(LABELS) == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
     opened.page.keyboard.press("Enter")  # the focus stays on the heading
-    down = ["EXL3 4.0", "noise ≈", "bf16", "GGUF Q4_K"]
-    assert opened.texts(names) == down
-    opened.page.get_by_role("tab", name="chat").click()
-    assert opened.texts(names) == down
+    assert opened.texts(LABELS) == ["EXL3 4.0", "noise ≈", "bf16", "GGUF Q4_K"]
 
 
-def test_the_drawing_of_all_texts(open_texts: OpenTexts) -> None:
-    """Markers at the values, read off the axis; a tooltip with value and interval; KLD or PPL."""
-    opened = open_texts(three())
-    to_x = opened.scale("#texts", "x", log=True)
-    spots = opened.page.locator("#texts [data-spot]")
-    boxes = spots.evaluate_all("all => all.map(e => [e.dataset.spot, e.getBBox().x + e.getBBox().width / 2])")
-    centres = dict(boxes)
-    klds = {"EXL3 4.0/wiki2": 0.05, "EXL3 4.0/c4": 0.02, "noise ≈/chat": 0.003, "GGUF Q4_K/chat": 0.01}
-    assert [centres[spot] for spot in klds] == pytest.approx([to_x(kld) for kld in klds.values()], abs=0.6)
-    opened.page.locator("#texts [data-spot='EXL3 4.0/c4']").hover()
-    assert opened.heading() == "EXL3 4.0: c4"
-    found = {name: plain(text) for name, text in opened.tip().items()}
-    assert found == {
-        "KLD": "0.0200 ± 0.0020",
-        "95 %": "0.0144 to 0.0256",
-        "mean of the texts": "0.050",
-        "size": "4.00 bpw",
-    }
+def test_the_drawing_of_all_texts(show: ShowPage) -> None:
+    """A marker for each model and text tells both, and selects the model; KLD or PPL."""
+    opened = show(results=three())
+    spots = opened.page.locator("#texts figure:visible .point")
+    found = spots.evaluate_all("all => all.map(e => [e.dataset.model, e.dataset.text, e.getAttribute('aria-label')])")
+    assert ["2", "1", "EXL3 4.0 on c4: 0.020"] in found
+    assert len(found) == 9
+    opened.page.locator("#texts .point[data-model='2'][data-text='1']").hover()
+    assert opened.heading() == "EXL3 4.0 on c4"
+    assert opened.tip()["KLD"] == "0.02000 ± 0.0020"
+    opened.page.locator("#texts .point[data-model='2'][data-text='1']").click()
+    assert opened.page.locator("#texts .point.chosen").count() == 3
     opened.pick("texts", "PPL")
-    assert opened.page.locator("#texts [data-spot^='bf16/']").count() == 3
-    assert opened.texts("#texts .legend li") == list(NAMES)
+    spots.first.wait_for()
+    assert opened.page.locator("#texts figure:visible .point[data-model='0']").count() == 3
 
 
-def test_tabs_choose_the_text_of_all_below(open_texts: OpenTexts) -> None:
+def test_tabs_choose_the_text_of_all_below(show: ShowPage) -> None:
     """By click and by key, named in the address, and back again; the selected models and the focus stay."""
-    opened = open_texts(measured_texts())
-    page, ppl = opened.page, [opened.cells("ppl")]
-    assert opened.texts("#about-text h2, #subtitle") == ["wiki2", "wikitext2, 4 × 1000 tokens"]
-    page.locator("#table tr[data-model='2'] td").first.click()
-    chips = [chip.replace(" †", "") for chip in opened.texts("#chips .chip")]
-    page.get_by_role("tab", name="c4 & <b>").click()
+    opened = show(results=measured_texts())
+    page = opened.page
+    heads = "article:not([hidden]) > h2, article:not([hidden]) .lead"
+    assert opened.texts(heads) == ["wiki2", "wikitext2, 4 × 1000 tokens"]
+    for model in (2, 4):
+        page.locator(f"#table tr[data-model='{model}'] input").check()
+    tab = page.get_by_role("tab", name="c4 & <b>")
+    tab.click()
+    page.wait_for_function("document.getElementById('text-0').hidden")
     assert page.evaluate("location.hash") == "#text=c4%20%26%20%3Cb%3E"
-    assert opened.texts("#about-text h2, #subtitle") == ["c4 & <b>", "c4, 4 × 1000 tokens"]
-    assert [chip for chip in chips if chip != "EXL3 3.0×"] == opened.texts("#chips .chip")
-    ppl.append(opened.cells("ppl"))
-    assert ppl[0] != ppl[1]
+    assert opened.texts(heads) == ["c4 & <b>", "c4, 4 × 1000 tokens"]
+    assert opened.texts("#chips .chip") == ["W4A16 g128 ×", "EXL3 3.0 ×"]
+    assert page.locator("#table-1 tr.chosen").count() == 2
     assert page.evaluate("document.activeElement.textContent") == "c4 & <b>"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    page.locator("#about-text .failure").wait_for()
-    assert opened.texts("#about-text .failure") == ["This text failed: no such file"]
-    assert page.locator("main > section:visible").count() == 1
+    page.locator(".failure:visible").wait_for()
+    assert opened.texts("article:not([hidden]) .failure") == ["This text failed: no such file"]
     assert opened.texts("#tabs [aria-selected='true']") == ["x (failed)"]
     page.go_back()
-    page.locator("#about-text h2", has_text="c4").wait_for()
-    assert opened.texts("#about-text h2") == ["c4 & <b>"]
+    page.locator("#text-1").wait_for()
     page.locator("#links a", has_text="Tokens").click()  # goes there, and keeps the text in the address
-    assert page.evaluate("scrollY") > 1000
+    page.wait_for_function("scrollY > 1000")
     page.reload()
-    assert opened.cells("ppl") == ppl[1]
+    assert opened.texts(heads)[0] == "c4 & <b>"
     opened.requests.pop()  # of the reload
 
 
-def test_a_text_that_failed_first_is_not_the_first_shown(open_texts: OpenTexts) -> None:
-    opened = open_texts(with_failed_text(three(), "wiki2", "no such file"))
+def test_a_text_that_failed_first_is_not_the_first_shown(show: ShowPage) -> None:
+    opened = show(results=with_failed_text(three(), "wiki2", "no such file"))
     assert opened.texts("#tabs [aria-selected='true']") == ["c4"]
-    assert opened.texts("#texts .group-name") == list(NAMES)  # and no means, which no model has
+    assert not any(head.startswith("mean") for head in opened.texts("#texts thead th"))
 
 
-@pytest.mark.parametrize("width", [390, 800, 1400])
-def test_many_texts_and_long_names_scroll_no_page(open_texts: OpenTexts, width: int) -> None:
-    names = ("</script><img src=x onerror=alert(1)>", "x" * 200, "word " * 40, "\udc80", "__proto__")
-    texts = tuple(replace(text, name=name) for name, text in zip(names, three().texts * 2, strict=False))
+@pytest.mark.parametrize("width", [390, 1400])
+def test_many_texts_and_long_names_scroll_no_page(show: ShowPage, width: int) -> None:
+    names = ("</script><img src=x onerror=alert(1)>", "x" * 200, "\udc80", "__proto__")
     labelled = tuple(
-        replace(t, models=tuple(replace(m, label=f"{m.label} {'W' * 100}") for m in t.models))
-        for t in texts
-    )  # fmt: skip
-    opened = open_texts(Results(labelled), width=width)
+        replace(t, name=name, models=tuple(replace(m, label=f"{m.label} {'W' * 100}") for m in t.models))
+        for name, t in zip(names, three().texts * 2, strict=False)
+    )
+    opened = show(results=Results(labelled), width=width)
     assert opened.page.evaluate("document.documentElement.scrollWidth") == width
     assert opened.page.locator("img").count() == 0
-    for tab in opened.page.locator("#tabs button").all():
+    for i, tab in enumerate(opened.page.locator("#tabs button").all()):
         tab.click()
-    edges = opened.page.locator("#texts .chart > svg text").evaluate_all(
-        "all => all.map(each => [each.getBoundingClientRect().left, each.getBoundingClientRect().right])"
-    )
-    assert all(left >= 0 and right <= width for left, right in edges)
+        opened.page.locator(f"#text-{i}").wait_for()
 
 
-def test_the_table_of_all_texts_as_text(open_texts: OpenTexts) -> None:
-    opened = open_texts(measured_texts())
-    lines = copied(opened, "markdown").split("\n")
-    odd = "c4 \\& \\<b\\>"
-    assert lines[0] == f"| model | size | wiki2: KLD | wiki2: PPL | {odd}: KLD | {odd}: PPL | x: KLD | x: PPL |"
-    assert lines[1].count("--:") == 7
-    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(MODELS) + 1
-    assert "- x failed: no such file" in lines
+def test_the_table_of_all_texts_as_text(show: ShowPage) -> None:
+    results = measured_texts()
+    opened = show(results=results)
+    assert opened.copied("#texts [data-copy='markdown']") == markdown.markdown_text(results)
     opened.load()
-    rows = list(csv.DictReader(io.StringIO(copied(opened, "csv"))))
-    model = MODELS[5]
-    assert model.kld
-    (row,) = (row for row in rows if row["label"] == model.label)
-    assert float(row["wiki2 kld"]) == model.kld.value
-    assert (row["x kld"], rows[4]["c4 & <b> ppl"]) == ("", "")
+    rows = list(csv.reader(io.StringIO(opened.copied("#texts [data-copy='csv']"))))
+    assert rows == list(csv.reader(io.StringIO(flat.csv_text(results))))
 
 
-def test_the_saved_drawing_of_all_texts_stands_alone(open_texts: OpenTexts, tmp_path: Path) -> None:
-    opened = open_texts(three())
-    for kind in ("svg", "png"):
-        with opened.page.expect_download() as download:
-            opened.page.locator(f"#texts [data-key^='{kind}-']").click()
-        assert download.value.suggested_filename == f"all_texts.{kind}"
-        download.value.save_as(tmp_path / download.value.suggested_filename)
-    text = (tmp_path / "all_texts.svg").read_text()
-    assert re.findall(r"class=|var\(|color-mix|color\(|href|style=", text) == []
-    words = "".join(ElementTree.fromstring(text).itertext())
-    assert all(each in words for each in (*NAMES, "KL divergence on 3 texts", "EXL3 4.0", "noise floor"))
-    assert (tmp_path / "all_texts.png").read_bytes().startswith(b"\x89PNG")
+def test_accuracy_of_one_text_among_others(show: ShowPage) -> None:
+    """Per cent, with the error of independent questions: 3 of 4 is 75 ± 25; drawn over size, and first of its text."""
+    right = {"bf16": "1110", "noise": "1110", "EXL3_4.0": "1001", "GGUF_Q4_K": "1011"}
+    results = three()
+    opened = show(results=with_text(results, with_answers(results.texts[2], **right)), inspect=False)
+    at = opened.texts("#texts thead th").index("chat acc %") + 1
+    assert opened.texts(f"#texts tbody tr > :nth-child({at})") == ["75.00± 25", "75.00± 25", "50.00± 29", "75.00± 25"]
+    opened.pick("texts", "acc")
+    opened.page.locator("#texts figure:visible .point").first.wait_for()
+    assert opened.page.locator("#texts figure:visible .point").count() == 4
+    opened.page.get_by_role("tab", name="chat").click()
+    opened.page.locator("#scatter-2").wait_for()
+    assert opened.texts("#scatter-2 .choice label")[0] == "acc"
+    assert NAMES[2] in opened.texts("#tabs [aria-selected='true']")
+    mark = opened.page.locator("#scatter-2 figure:visible .point[data-model='2']")
+    assert mark.get_attribute("aria-label") == "EXL3 4.0: bits per weight 4.00, acc 50"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import curves, grouping, labels, pictures
+from eval.plots import curves, labels, looks
 from eval.plots.curves import Line
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @functools.cache
 def real(kld: bool, dark: bool = False) -> Figure:
     lines = []
-    for model in real_table.real_run().models:
+    for model in real_table.real_text().models:
         curve = model.estimates.curve if model.estimates else None
         values = curve.kld if curve and kld else curve.nll if curve else None
         if curve and values:
@@ -45,7 +45,7 @@ def test_names_of_the_real_table_overlap_nothing_and_are_in_the_order_of_their_l
 def test_a_leader_joins_each_line_and_its_name(kld: bool) -> None:
     figure = real(kld)
     axes = figure.axes[0]
-    leaders = [line for line in axes.lines if not line.get_gid()]
+    leaders = artists_of_kind(figure, "leader")
     for leader, line, box in zip(leaders, artists_of_kind(figure, "line"), labels.boxes_of(figure), strict=True):
         start, *_, end = axes.transAxes.transform(leader.get_xydata())
         assert start == pytest.approx(axes.transData.transform(line.get_xydata()[-1]))
@@ -60,7 +60,7 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
-    assert line.get_color() == grouping.group_styles(["EXL3"], "")["EXL3"][0].lower()
+    assert line.get_color() == looks.group_styles(["EXL3"], "")["EXL3"][0].lower()
 
 
 def test_what_is_not_known_is_a_gap_and_the_last_known_value_is_named() -> None:
@@ -96,7 +96,7 @@ def test_of_many_models_those_that_matter_are_coloured(dark: bool) -> None:
     """The reference, the noise floor, and EXL3, Q4_K_M and W8A16, which no row of the table beats; no style twice."""
     drawn = {}
     for kld in (False, True):
-        figure = pictures.by_position(real_table.real_run(), kld=kld, dark=dark)
+        figure = curves.by_position(real_table.real_text(), kld=kld, dark=dark)
         names = [text.get_text() for text in artists_of_kind(figure, "label")]
         lines = artists_of_kind(figure, "line")
         looks = {name: (line.get_color(), line._unscaled_dash_pattern) for name, line in zip(names, lines, strict=True)}

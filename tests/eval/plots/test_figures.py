@@ -12,10 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from backends.base import Storage
-from eval.plots import figures, labels, measures, style
+from eval.plots import labels, measures, pictures, points, scatter, style
 from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from eval.plots.scatter_points import Point
-from eval.results.run_result import ModelResult, TextResult
+from eval.plots.points import Point
+from eval.results.run_result import ModelResult, Results, TextResult
 from eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
@@ -34,7 +34,7 @@ def real(measure: Measure, size: Size, dark: bool = False, log_y: bool | None = 
 
 @functools.cache
 def real_figure(measure: Measure, size: Size, dark: bool, log_y: bool | None) -> Figure:
-    return figures.scatter_figure(real_table.real_run(), measure=measure, size=size, dark=dark, log_y=log_y)
+    return scatter.scatter_figure(real_table.real_text(), measure=measure, size=size, dark=dark, log_y=log_y)
 
 
 @pytest.mark.parametrize(("measure", "size", "dark", "log_y"), [
@@ -84,7 +84,7 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
 
 @pytest.mark.parametrize("measure", [PPL, KLD])
 def test_a_card_names_the_front_alone_and_covers_nothing(measure: Measure, tmp_path: Path) -> None:
-    figure = figures.scatter_figure(real_table.real_run(), measure=measure, card=True)
+    figure = scatter.scatter_figure(real_table.real_text(), measure=measure, card=True)
     texts, marks = (artists_of_kind(figure, kind) for kind in ("label", "point"))
     exl3 = [f"{bits} bpw" for bits in ("2.0", "2.5", "3.0", "3.5", "4.0", "5.0", "6.0")]
     assert sorted(text.get_text() for text in texts) == sorted(
@@ -116,7 +116,7 @@ def test_scales_show_the_rows_that_matter_unless_told_otherwise() -> None:
 
 def of_rows(*labels: str) -> TextResult:
     """The real table with these rows alone."""
-    run = real_table.real_run()
+    run = real_table.real_text()
     return replace(run, models=tuple(model for model in run.models if model.label in labels))
 
 
@@ -126,7 +126,7 @@ TWO = "bf16 vLLM", "W4A16 g128", "EXL3 2.5 bpw"
 @pytest.mark.parametrize("kind", [KLD, PPL])
 def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Measure, unplaced: None) -> None:
     """KLD 0.354 is two thirds of 0.537, and PPL 31.3 is 75 % of the way from the reference's to 34.4: so they stand."""
-    figure = figures.scatter_figure(of_rows(*TWO), measure=kind)
+    figure = scatter.scatter_figure(of_rows(*TWO), measure=kind)
     values = [float(mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point")]
     heights = [(box.y0 + box.y1) / 2 for box in extents(artists_of_kind(figure, "point"))]
     (small, large, none), (a, b, zero) = values, heights
@@ -134,15 +134,15 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     assert (a - zero) / (b - zero) == pytest.approx(0.659 if kind is KLD else 0.749, abs=0.005)
     ticks = {text.get_text() for text in figure.axes[0].get_yticklabels()}
     assert ticks >= ({"0.0", "0.2", "0.4"} if kind is KLD else {"0 %", "+20 %", "+40 %"})
-    assert figure.axes[0].get_ylabel() == (measures.kld_axis(of_rows(*TWO)) if kind is KLD else figures.EXCESS_AXIS)
-    more = figures.scatter_figure(of_rows(*TWO, "W8A16 g128"), measure=kind)
+    assert figure.axes[0].get_ylabel() == (measures.kld_axis(of_rows(*TWO)) if kind is KLD else scatter.EXCESS_AXIS)
+    more = scatter.scatter_figure(of_rows(*TWO, "W8A16 g128"), measure=kind)
     assert more.axes[0].get_yscale() == ("log" if kind is KLD else "function")
     assert "(logarithmic" in more.axes[0].get_ylabel() or kind is KLD
 
 
 def test_what_is_within_a_decade_and_a_half_is_to_scale_whatever_it_is(unplaced: None) -> None:
     """Half of these rows share a thirtieth of the axis: 3.18 nats is 0.9 decades above 0.39."""
-    figure = figures.scatter_figure(of_rows("W4A16 g32", "GGUF Q3_K_M", "GGUF Q2_K"), measure=KLD)
+    figure = scatter.scatter_figure(of_rows("W4A16 g32", "GGUF Q3_K_M", "GGUF Q2_K"), measure=KLD)
     assert figure.axes[0].get_yscale() == "linear"
     assert figure.axes[0].get_ylim()[1] > 3.18
 
@@ -150,15 +150,15 @@ def test_what_is_within_a_decade_and_a_half_is_to_scale_whatever_it_is(unplaced:
 def test_a_group_has_one_colour_and_marker_whatever_rows_are_shown(unplaced: None) -> None:
     """In the table of 27 rows, and in tables of the reference and one row."""
 
-    def looks(run: TextResult) -> dict[str, tuple[object, object]]:
-        figure = figures.scatter_figure(run, measure=KLD)
-        points = sorted(figures.scatter_points(run, BPW, KLD)[0], key=lambda p: (p.x, p.y, p.label))
+    def looks_of(run: TextResult) -> dict[str, tuple[object, object]]:
+        figure = scatter.scatter_figure(run, measure=KLD)
+        drawn = sorted(points.points_of(run, BPW, KLD)[0], key=lambda p: (p.x, p.y, p.label))
         marks = artists_of_kind(figure, "point")
-        return {p.label: (m.get_color(), m.get_marker()) for p, m in zip(points, marks, strict=True)}
+        return {p.label: (m.get_color(), m.get_marker()) for p, m in zip(drawn, marks, strict=True)}
 
-    together = looks(real_table.real_run())
-    for model in real_table.real_run().models[1:]:
-        alone = looks(of_rows("bf16 vLLM", model.label))
+    together = looks_of(real_table.real_text())
+    for model in real_table.real_text().models[1:]:
+        alone = looks_of(of_rows("bf16 vLLM", model.label))
         assert alone[model.marked_label] == together[model.marked_label]
     assert len(set(together.values())) == 8  # bf16, W4A16, W8A16, W8A8, FP8, NVFP4, EXL3, GGUF
 
@@ -170,7 +170,7 @@ def test_the_outlier_of_the_real_table_is_off_the_scale_only_where_the_axis_is_l
         far[log_y] = [text for text in texts if "off" in text]
     assert far == {None: [], False: ["Q2_K\n553 (off the scale)"], True: []}
     assert real(KLD, BPW).axes[0].get_ylim()[1] > 3.2
-    assert real(PPL, BPW).axes[0].get_ylabel() == f"{figures.EXCESS_AXIS} (logarithmic; linear near 0)"
+    assert real(PPL, BPW).axes[0].get_ylabel() == f"{scatter.EXCESS_AXIS} (logarithmic; linear near 0)"
     assert real(PPL, BPW, False, True).axes[0].get_ylabel() == "Perplexity"
 
 
@@ -185,13 +185,13 @@ def test_the_lines_of_the_real_table(size: Size) -> None:
 
 
 def subtitles(run: TextResult, **keys: Any) -> list[str]:
-    return str(figures.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
+    return str(scatter.scatter_figure(run, **keys).axes[0].texts[0].get_text()).splitlines()
 
 
 def test_what_is_below_the_title(unplaced: None) -> None:
     mark = "wikitext2, 586 × 2048 tokens (†: ran otherwise than its checkpoint asks)"
     bars = "error bars, where longer than the marker: one standard error of"
-    run = real_table.real_run()
+    run = real_table.real_text()
     best = "bold: no other row is smaller and better: EXL3 2.0 bpw to EXL3 6.0 bpw, GGUF Q4_K_M"
     assert subtitles(run) == [mark, f"{bars} the ratio to the reference's", best]
     assert subtitles(run, measure=KLD) == [mark, f"{bars} the mean", f"{best}, W8A16 g128"]
@@ -259,15 +259,18 @@ def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() 
 def test_points_are_what_is_known() -> None:
     sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
-    points, left_out = figures.scatter_points(run, BPW, PPL)
-    assert points == [
+    drawn, left_out = points.points_of(run, BPW, PPL)
+    assert drawn == [
         Point("bf16", 4.5, 7.5, "7.500"),
-        Point("W4A16", 4.5, 7.5, "7.50", error=0.015),
-        Point("base", 4.5, 7.5, "7.500", error=0.0),
+        Point("W4A16", 4.5, 7.5, "7.50", error=0.015, number=1),
+        Point("base", 4.5, 7.5, "7.500", error=0.0, number=3),
     ]
     assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
-    points, left_out = figures.scatter_points(run, VRAM, KLD)
-    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452)]
+    drawn, left_out = points.points_of(run, VRAM, KLD)
+    assert drawn == [
+        Point("bf16", 1.0, 0.0, "reference: 0"),
+        Point("W4A16", 1.0, 0.01234567, "0.0123", 0.000452, number=1),
+    ]
     assert left_out == ["sizeless: not in the plot: VRAM unknown", "base: not in the plot: KLD unknown",
                         "broken: not in the plot: KLD unknown"]  # fmt: skip
 
@@ -275,77 +278,76 @@ def test_points_are_what_is_known() -> None:
 def test_points_of_file_sizes_and_percentiles() -> None:
     """The reference's KLD is 0; 0.999 is the 99.9 % KLD of results made by hand, shown with two digits."""
     files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
-    points, left_out = figures.scatter_points(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
-    assert points == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 0.3, 0.999, "1.0")]
+    drawn, left_out = points.points_of(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
+    assert drawn == [Point("bf16", 1.0, 0.0, "reference: 0"), Point("W4A16", 0.3, 0.999, "1.0", number=1)]
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
-    points, _ = figures.scatter_points(run_of(*files), FILES, KLD_VALUES["median"])
-    assert [point.shown for point in points] == ["reference: 0", "0.500"]
-    assert figures.scatter_points(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
+    drawn, _ = points.points_of(run_of(*files), FILES, KLD_VALUES["median"])
+    assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
+    assert points.points_of(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
 
 
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, PPL)] == [
+    assert [(level.y, level.name, level.dotted) for level in points.levels_of(run, PPL)] == [
         (7.5, "reference 7.50", False)
     ]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in figures.scatter_levels(run, KLD)] == [
-        (0.01234567, name, True)
-    ]
-    assert [level.y for level in figures.scatter_levels(run, KLD_VALUES["p99.9"])] == [0.999]
-    assert figures.scatter_levels(run_of(REF, QUANT), KLD) == []
-    assert figures.scatter_levels(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []
-    assert figures.scatter_levels(run_of(BASE, reference=None), PPL) == []
+    assert [(level.y, level.name, level.dotted) for level in points.levels_of(run, KLD)] == [(0.01234567, name, True)]
+    assert [level.y for level in points.levels_of(run, KLD_VALUES["p99.9"])] == [0.999]
+    assert points.levels_of(run_of(REF, QUANT), KLD) == []
+    assert points.levels_of(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []
+    assert points.levels_of(run_of(BASE, reference=None), PPL) == []
 
 
 def test_limits_leave_points_and_lines_out(unplaced: None) -> None:
-    figure = figures.scatter_figure(real_table.real_run(), max_x=5, max_y=25)
+    figure = scatter.scatter_figure(real_table.real_text(), max_x=5, max_y=25)
     shown = {text.get_text().split("\n")[0] for text in artists_of_kind(figure, "label")}
     assert shown == {"EXL3 3.5 bpw", "EXL3 4.0 bpw", "GGUF Q4_K_M"}
     assert len(artists_of_kind(figure, "level")) == 1
     low = replace(
-        real_table.real_run(), models=real_table.real_run().models[2:3]
+        real_table.real_text(), models=real_table.real_text().models[2:3]
     )  # ExLlamaV3, below the reference's 21.991
-    assert artists_of_kind(figures.scatter_figure(low, max_y=21.99), "level") == []
+    assert artists_of_kind(scatter.scatter_figure(low, max_y=21.99), "level") == []
     with pytest.raises(ValueError, match="no model has both PPL and bits per weight within the limits"):
-        figures.scatter_figure(real_table.real_run(), max_x=1)
+        scatter.scatter_figure(real_table.real_text(), max_x=1)
 
 
 def test_the_kld_axis_names_the_reference_where_that_fits() -> None:
     axis = "KL divergence (nats, mean over tokens)"
-    assert measures.kld_axis(real_table.real_run()) == f"{axis} against bf16 vLLM"
+    assert measures.kld_axis(real_table.real_text()) == f"{axis} against bf16 vLLM"
     assert measures.kld_axis(run_of(REF, QUANT, reference={"label": "x" * 60})) == axis
     assert measures.kld_axis(run_of(REF, QUANT, reference=None)) == axis
-    figure = figures.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), measure=KLD)
+    figure = scatter.scatter_figure(run_of(REF, QUANT, reference={"label": "x" * 22}), measure=KLD)
     assert figure.axes[0].get_ylabel().endswith("x" * 22)
     figure.draw_without_rendering()
     assert is_within(figure.axes[0].yaxis.label.get_window_extent(), figure.bbox)
 
 
 def test_draw_writes_the_plot_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures.draw(run_of(REF, QUANT, FAILED), tmp_path / "a.png", title="mine", dark=True)
+    pictures.draw(Results((run_of(REF, QUANT, FAILED),), "mine"), tmp_path / "a.png", PPL, dark=True)
     assert capsys.readouterr().out.splitlines() == [
         "broken: not in the plot: PPL unknown", f"plot: {tmp_path / 'a.png'}"
     ]  # fmt: skip
     assert (tmp_path / "a.png").is_file()
-    figures.draw(run_of(REF, QUANT), tmp_path / "b.png", max_x=1)
+    pictures.draw(Results((run_of(REF, QUANT),)), tmp_path / "b.png", PPL, max_x=1)
     assert capsys.readouterr().out == "no plot: no model has both PPL and bits per weight within the limits\n"
-    figures.draw(run_of(*(replace(QUANT, label=f"group{i}") for i in range(81))), tmp_path / "b.png")
+    many = run_of(*(replace(QUANT, label=f"group{i}") for i in range(81)))
+    pictures.draw(Results((many,)), tmp_path / "b.png", PPL)
     assert capsys.readouterr().out == "no plot: 81 groups, but only 80 can be told apart\n"
     assert not (tmp_path / "b.png").exists()
 
 
 def test_titles(unplaced: None) -> None:
     run = run_of(REF, QUANT)
-    titles = [figures.scatter_figure(run, measure=measure, title=title).axes[0].get_title(loc="left")
+    titles = [scatter.scatter_figure(run, measure=measure, title=title).axes[0].get_title(loc="left")
               for measure, title in ((PPL, None), (KLD_VALUES["p99.9"], None), (KLD, "mine"), (PPL, ""))]  # fmt: skip
     assert titles == ["Perplexity of quantized models", "99.9 % KLD of quantized models", "mine", ""]
 
 
 def test_axes_say_what_is_counted() -> None:
     run = run_of(REF, QUANT)
-    assert figures.scatter_figure(run).axes[0].get_xlabel() == BPW.axis
-    assert figures.scatter_figure(run, size=VRAM).axes[0].get_xlabel() == VRAM.axis
-    assert figures.scatter_figure(run_of(BASE, reference=None)).axes[0].get_ylabel() == "Perplexity"
-    assert pixels_apart(*labels.boxes_of(figures.scatter_figure(run))[:2]) > 0
+    assert scatter.scatter_figure(run).axes[0].get_xlabel() == BPW.axis
+    assert scatter.scatter_figure(run, size=VRAM).axes[0].get_xlabel() == VRAM.axis
+    assert scatter.scatter_figure(run_of(BASE, reference=None)).axes[0].get_ylabel() == "Perplexity"
+    assert pixels_apart(*labels.boxes_of(scatter.scatter_figure(run))[:2]) > 0

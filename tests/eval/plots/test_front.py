@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.plots.front import at_edge, in_words, pareto_front, series
-from eval.plots.scatter_points import Point
+from eval.plots.points import Point, at_edge, front_in_words, pareto_front, series
 from tests.support.scatter_cases import TABLE
 
 
@@ -63,12 +62,12 @@ def test_the_front_of_the_table_is_what_no_other_row_beats() -> None:
 def test_a_front_in_words() -> None:
     rows = points(("EXL3 2.0", 2, 9), ("EXL3 3.0", 3, 8), ("EXL3 4.0", 4, 7), ("FP8", 8, 6), ("GGUF Q8_0", 8.5, 5),
                   ("GGUF Q9_0", 9.5, 4))  # fmt: skip
-    assert in_words(pareto_front(rows), rows) == "EXL3 2.0 to EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
+    assert front_in_words(pareto_front(rows), rows) == "EXL3 2.0 to EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
     beaten = [*rows, Point("EXL3 3.5", 3.5, 8.5)]
-    assert in_words(pareto_front(beaten), beaten) == "EXL3 2.0, EXL3 3.0, EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
+    assert front_in_words(pareto_front(beaten), beaten) == "EXL3 2.0, EXL3 3.0, EXL3 4.0, FP8, GGUF Q8_0, GGUF Q9_0"
     named = [replace(rows[3], label="W8A16 g128", group="INT")]
-    assert in_words(named, named) == "W8A16 g128"  # nobody calls it INT W8A16 g128
-    assert in_words([], rows) == ""
+    assert front_in_words(named, named) == "W8A16 g128"  # nobody calls it INT W8A16 g128
+    assert front_in_words([], rows) == ""
 
 
 def test_unquantized_points_stand_beside_the_others() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.plots import grouping
+from eval.plots import looks
 from eval.results import results_json
 
 
@@ -23,24 +23,24 @@ from eval.results import results_json
     ],
 )
 def test_split_label(label: str, expected: tuple[str, str]) -> None:
-    assert grouping.split_label(label) == expected
+    assert looks.split_label(label) == expected
 
 
 def test_a_named_group_stands_for_the_first_word() -> None:
     """The text beside the point keeps every word that the group does not begin with."""
-    assert grouping.split_label("vLLM NVFP4 W4A4", "NVFP4") == ("NVFP4", "vLLM NVFP4 W4A4")
-    assert grouping.split_label("EXL3 4.0 [h8]", "EXL3") == ("EXL3", "4.0")
-    assert grouping.split_label("GGUF Q4_K", "GGUF Q4") == ("GGUF Q4", "GGUF Q4_K")
+    assert looks.split_label("vLLM NVFP4 W4A4", "NVFP4") == ("NVFP4", "vLLM NVFP4 W4A4")
+    assert looks.split_label("EXL3 4.0 [h8]", "EXL3") == ("EXL3", "4.0")
+    assert looks.split_label("GGUF Q4_K", "GGUF Q4") == ("GGUF Q4", "GGUF Q4_K")
 
 
 def test_many_groups_never_share_colour_and_marker() -> None:
     names = [f"group{i}" for i in range(80)]
-    styles = grouping.group_styles([*names, *names], "#000000")
+    styles = looks.group_styles([*names, *names], "#000000")
     assert list(styles) == sorted(names)
     assert len(set(styles.values())) == 80
     with pytest.raises(ValueError, match="81 groups"):
-        grouping.group_styles([*names, "one more"], "#000000")
-    repeated = grouping.group_styles([*names, "one more"], "#000000", distinct=False)
+        looks.group_styles([*names, "one more"], "#000000")
+    repeated = looks.group_styles([*names, "one more"], "#000000", distinct=False)
     assert (len(repeated), len(set(repeated.values()))) == (81, 80)
 
 
@@ -54,44 +54,44 @@ def test_many_groups_never_share_colour_and_marker() -> None:
     ],
 )
 def test_long_labels_keep_both_ends(label: str, expected: str) -> None:
-    assert grouping.short_labels([label]) == [expected]
+    assert looks.short_labels([label]) == [expected]
 
 
 def test_labels_that_differ_are_not_cut_to_one_text() -> None:
     model = "Llama-3.1-8B-Instruct W4A16 g128"
     labels = [f"{model} {words} compressed-tensors v0.9" for words in ("RTN", "GPTQ act")]
-    assert grouping.short_labels([*labels, labels[0], "bf16", f"{model} RTN, another label"]) == [
+    assert looks.short_labels([*labels, labels[0], "bf16", f"{model} RTN, another label"]) == [
         "Llam... g128 RTN compressed-tensors v0.9", "Llam... GPTQ act compressed-tensors v0.9",
         "Llam... g128 RTN compressed-tensors v0.9", "bf16", "Llama-3.1-8B-Instruc...TN, another label",
     ]  # fmt: skip
     middle = [f"{'a' * 40}{i}{'b' * 40}" for i in range(3)]
-    assert grouping.short_labels(middle) == middle
+    assert looks.short_labels(middle) == middle
 
 
 def test_known_groups_look_the_same_in_every_company() -> None:
-    known = [pair.partition(":")[0] for row in grouping.KNOWN for pair in row.split()]
-    together = grouping.group_styles([*known, *(f"group{i}" for i in range(50))], "#000000")
-    alone = {name: grouping.group_styles([name], "#000000")[name] for name in known}
+    known = [pair.partition(":")[0] for row in looks.KNOWN for pair in row.split()]
+    together = looks.group_styles([*known, *(f"group{i}" for i in range(50))], "#000000")
+    alone = {name: looks.group_styles([name], "#000000")[name] for name in known}
     assert {name: together[name] for name in alone} == alone
     assert len(set(alone.values())) == len(known)
     for often in ("bf16 EXL3 EXL2 GGUF INT FP4 FP8", "bf16 W4A16 W8A16 W8A8 FP8 NVFP4 EXL3 GGUF"):
         colours, markers = zip(*(alone[name.upper()] for name in often.split()), strict=True)
         assert len(set(colours)) == len(set(markers)) == len(often.split())
-    lookalikes = grouping.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
+    lookalikes = looks.group_styles(["EXL3", "exl3", "BF16", "FP16"], "#000000")
     assert len(set(lookalikes.values())) == 4
 
 
 def test_the_look_of_any_group_follows_from_its_name() -> None:
     """Its colour always, and its marker until another group has both."""
     names = ["mine", "theirs", "INT", "SmolLM2", "quip#", "HQQ", *(f"group{i}" for i in range(20))]
-    alone = {name: grouping.group_styles([name], "")[name] for name in names}
-    together = grouping.group_styles(names, "")
+    alone = {name: looks.group_styles([name], "")[name] for name in names}
+    together = looks.group_styles(names, "")
     assert {name: look[0] for name, look in together.items()} == {name: look[0] for name, look in alone.items()}
     lonely = [name for name in names if list(alone.values()).count(alone[name]) == 1]
     assert len(lonely) > len(names) / 2
     moved = [name for name in lonely if together[name] != alone[name]]
     assert all(alone[name] in [together[other] for other in names if other != name] for name in moved)
-    assert grouping.group_styles(names[:6], "") == grouping.group_styles(names[5::-1], "")
+    assert looks.group_styles(names[:6], "") == looks.group_styles(names[5::-1], "")
 
 
 FEW = (("bf16", ""), ("NVFP4 W4A16", ""), ("W4A16 g32", ""), ("W8A8 int8", ""), ("FP8 dynamic [vLLM]", ""),
@@ -102,19 +102,19 @@ MANY = (*FEW, *((f"EXL3 {bits}.0 bpw", "") for bits in range(2, 9)), ("GGUF IQ2_
 
 def test_few_models_are_called_by_their_whole_labels() -> None:
     full = ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "GGUF Q4_0", "W8A16 g128"]
-    assert grouping.drawn_names(FEW) == full
-    assert grouping.drawn_names([("EXL3 4.0 [h6]", ""), ("EXL3 4.0 [h8]", ""), ("EXL3 5.0 [h8]", "")]) == [
+    assert looks.drawn_names(FEW) == full
+    assert looks.drawn_names([("EXL3 4.0 [h6]", ""), ("EXL3 4.0 [h8]", ""), ("EXL3 5.0 [h8]", "")]) == [
         "EXL3 4.0 [h6]", "EXL3 4.0 [h8]", "EXL3 5.0"
     ]  # fmt: skip
 
 
 def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     """Not where two groups have the same sizes; and nobody is called W4A16, g32, int8, dynamic, F16 or 4bit-32g."""
-    found = grouping.drawn_names(MANY)
-    assert len(found) > grouping.MOST_FULL
+    found = looks.drawn_names(MANY)
+    assert len(found) > looks.MOST_FULL
     assert found[:7] == ["bf16", "NVFP4 W4A16", "W4A16 g32", "W8A8 int8", "FP8 dynamic", "Q4_0", "W8A16 g128"]
     assert found[7:] == [*(f"{bits}.0 bpw" for bits in range(2, 9)), "IQ2_XXS imat", "GGUF F16", "AWQ 4bit-32g"]
-    both = grouping.drawn_names([*MANY, ("EXL2 4.0 bpw", "")])
+    both = looks.drawn_names([*MANY, ("EXL2 4.0 bpw", "")])
     assert both[7:14] == [f"EXL3 {bits}.0 bpw" for bits in range(2, 9)]
     assert both[-1] == "EXL2 4.0 bpw"
     assert both[5] == "Q4_0"
@@ -129,8 +129,9 @@ def test_of_many_models_only_sizes_leave_their_group_to_the_legend() -> None:
     ],
 )
 def test_labels_that_differ_are_drawn_as_different_texts(labels: list[str]) -> None:
-    table = list(results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].labels)
+    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].texts[0]
+    table = [model.label for model in run.models]
     for every in (labels, labels + table, [f"{label}{head}" for label in table for head in ("", " [h6]", " [h8]")]):
         for group in ("", "EXL3"):
-            drawn = grouping.drawn_names([(label, group) for label in every])
+            drawn = looks.drawn_names([(label, group) for label in every])
             assert len(set(drawn)) == len(set(every)) == len(set(zip(every, drawn, strict=True)))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from eval.plots import line_styles, style
-from eval.plots.line_styles import DASHES, MOST, MOST_OF_SCHEME, LineStyle, lightness, shades, told_apart
+from eval.plots import looks, style
+from eval.plots.looks import DASHES, MOST, MOST_OF_SCHEME, LineStyle, lightness, shades, told_apart
 
 DEUTERANOPIA = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
 """Machado et al. 2009, severity 1, on linear light."""
@@ -23,7 +23,7 @@ def seen(colour: str) -> float:
 
 
 def styles_of(schemes: list[tuple[str, str]], theme: style.Theme) -> list[LineStyle]:
-    return line_styles.line_styles(schemes, [float(i) for i in range(len(schemes))], theme)
+    return looks.line_styles(schemes, [float(i) for i in range(len(schemes))], theme)
 
 
 EVERYTHING = [(f"G{i}", "#") for i in range(len(DASHES)) for _ in range(MOST_OF_SCHEME)]

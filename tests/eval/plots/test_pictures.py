@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from eval.common.outputs import Outputs
-from eval.plots import measures, pictures, style
+from eval.plots import curves, measures, pictures, spread, style
 from eval.results.run_result import ModelResult, TextResult
 from eval.stats.distributions import histogram_of
 from eval.stats.uncertainty import Mean
@@ -25,9 +25,9 @@ NAMES = ("ppl_bpw", "ppl_vram", "ppl_size", "kld_bpw", "kld_vram", "kld_size", "
 
 def small() -> TextResult:
     """Four rows of the real table: reference, noise floor, a marked one, EXL3."""
-    models = {model.label: model for model in real_table.real_run().models}
+    models = {model.label: model for model in real_table.real_text().models}
     kept = ("bf16 vLLM", real_table.FLOOR, real_table.MARKED, "EXL3 4.0 bpw")
-    return replace(real_table.real_run(), models=tuple(models[label] for label in kept))
+    return replace(real_table.real_text(), models=tuple(models[label] for label in kept))
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def test_every_picture_is_written_and_the_same_each_time(
     monkeypatch.setattr(pictures, "SCATTER", some)
     for name, seconds in ("first", "1000000000"), ("second", "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # the time that matplotlib takes for now
-        pictures.write_all(small(), tmp_path / name, Outputs())
+        pictures.write_pictures(small(), tmp_path / name, Outputs())
     expected = {f"{name}.{suffix}" for name in (*some, *NAMES[7:]) for suffix in ("png", "svg")}
     expected |= {f"histograms/{name}.png" for name in ("bf16_Transformers", "NVFP4_W4A4_as_run", "EXL3_4.0_bpw")}
     assert files(tmp_path / "first") == files(tmp_path / "second") == expected
@@ -67,7 +67,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch, unplaced: None) -> None:
 def test_without_a_reference_only_perplexity_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], unwritten: None
 ) -> None:
-    pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
+    pictures.write_pictures(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
         f"{name}.{suffix}" for name in ("ppl_bpw", "ppl_vram", "loss_by_position") for suffix in ("png", "svg")
@@ -90,7 +90,7 @@ def test_each_model_that_is_missing_is_named_once(
 ) -> None:
     ref, quant, base = (replace(each, storage=replace(each.storage, file_bytes=10**9)) for each in (REF, QUANT, BASE))
     sizeless = replace(quant, label="sizeless", storage=replace(quant.storage, bpw_layer=None))
-    pictures.write_all(run_of(ref, quant, base, sizeless), tmp_path, Outputs())
+    pictures.write_pictures(run_of(ref, quant, base, sizeless), tmp_path, Outputs())
     assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("plot: ")] == [
         "sizeless: not in the plot: bits per weight unknown",
         "base: not in the plot: KLD unknown",
@@ -143,7 +143,7 @@ def test_pictures_show_what_the_run_holds(unwritten: None) -> None:
 
 
 def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
-    found = pictures.all_pictures(real_table.real_run())
+    found = pictures.all_pictures(real_table.real_text())
     scatter = found["kld_bpw"]()
     points = {
         text.get_text(): mark
@@ -157,22 +157,22 @@ def test_a_group_has_one_colour_in_all_pictures(unwritten: None) -> None:
 
 
 def test_klds_by_position_begin_at_zero_where_they_are_within_a_decade_and_a_half() -> None:
-    models = {model.label: model for model in real_table.real_run().models}
+    models = {model.label: model for model in real_table.real_text().models}
     for label, scale in ("W8A16 g128", "log"), ("EXL3 2.5 bpw", "linear"):
         kept = tuple(models[name] for name in ("bf16 vLLM", "W4A16 g128", label))
-        axes = pictures.by_position(replace(real_table.real_run(), models=kept), kld=True).axes[0]
+        axes = curves.by_position(replace(real_table.real_text(), models=kept), kld=True).axes[0]
         assert axes.get_yscale() == scale
         assert (axes.get_ylim()[0] == 0) == (scale == "linear")
 
 
 def test_divergence_is_that_of_the_model() -> None:
-    model = next(model for model in real_table.real_run().models if model.label == "GGUF Q4_0")
-    found = pictures.divergence(model)
+    model = next(model for model in real_table.real_text().models if model.label == "GGUF Q4_0")
+    found = spread.divergence_of(model)
     assert (found.label, found.mean) == ("GGUF Q4_0", 0.295632)
     assert found.histogram == histogram_of(real_table.token_klds(0.295632))
     for other in (REF, FAILED):
         with pytest.raises(ValueError, match="has no KLD"):
-            pictures.divergence(other)
+            spread.divergence_of(other)
 
 
 def test_labels_that_make_the_same_file_name_get_files_of_their_own() -> None:

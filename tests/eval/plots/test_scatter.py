@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,8 +11,8 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 
-from eval.plots import grouping, style
-from eval.plots.scatter_points import Point, points_within
+from eval.plots import looks, style
+from eval.plots.points import Point, points_within
 from tests.support.drawn import artists_of_kind
 from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
 
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.slow
 def test_select_keeps_what_is_finite_and_within_the_limits() -> None:
     a, b, c = Point("a", 8, 2), Point("b", 4, 3), Point("c", 6, 9)
     broken = [Point("n", float("nan"), 1), Point("i", 1, float("inf")), Point("m", 1, float("nan"))]
-    assert points_within([a, broken[0], b, broken[1], c, broken[2]], None, None) == [a, b, c]
-    assert points_within([a, b, c], 6, None) == [b, c]
-    assert points_within([a, b, c], None, 3) == [a, b]
+    assert points_within([a, broken[0], b, broken[1], c, broken[2]], math.inf, math.inf) == [a, b, c]
+    assert points_within([a, b, c], 6, math.inf) == [b, c]
+    assert points_within([a, b, c], math.inf, 3) == [a, b]
     assert points_within([a, b, c], 6, 3) == [b]
 
 
@@ -34,15 +35,15 @@ def test_no_points_is_an_error() -> None:
 
 def test_groups_of_the_table_have_their_own_colours() -> None:
     figure = figure_of("table")
-    looks: dict[str, set[tuple[object, object]]] = {}
+    found_looks: dict[str, set[tuple[object, object]]] = {}
     for point, mark in zip(in_order(TABLE), artists_of_kind(figure, "point"), strict=True):
         seen = (mark.get_markerfacecolor(), mark.get_marker())
-        looks.setdefault(grouping.split_label(point.label)[0], set()).add(seen)
-    assert all(len(found) == 1 for found in looks.values())
-    colours, markers = zip(*(found.pop() for found in looks.values()), strict=True)
-    assert len(set(colours)) == len(set(markers)) == len(looks) == 7
+        found_looks.setdefault(looks.split_label(point.label)[0], set()).add(seen)
+    assert all(len(found) == 1 for found in found_looks.values())
+    colours, markers = zip(*(found.pop() for found in found_looks.values()), strict=True)
+    assert len(set(colours)) == len(set(markers)) == len(found_looks) == 7
     legend = legend_of(figure)
-    assert {text.get_text() for text in legend.get_texts()} == set(looks)
+    assert {text.get_text() for text in legend.get_texts()} == set(found_looks)
 
 
 def test_dotted_lines_through_schemes_in_x_order() -> None:

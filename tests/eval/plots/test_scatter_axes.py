@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eval.plots import labels, y_axis
-from eval.plots.scatter_points import Point
+from eval.plots import labels, scatter
+from eval.plots.points import Point
 from tests.support.drawn import artists_of_kind, extents, pixels_apart
 from tests.support.scatter_cases import CASES, KLDS, draw, draw_kld
 
@@ -42,7 +42,7 @@ def test_a_kld_axis_has_zero_and_room_for_a_marker_below_it(points: list[Point])
 
 def test_a_value_below_zero_is_still_on_the_axis() -> None:
     low, high = draw_kld([*KLDS, Point("EXL3 8.0", 8, -0.1)]).axes[0].get_ylim()
-    assert low == pytest.approx(-0.1 - y_axis.FLOOR * high)
+    assert low == pytest.approx(-0.1 - scatter.FLOOR * high)
 
 
 def test_ordinary_klds_stay_to_scale_and_a_broken_model_does_not() -> None:

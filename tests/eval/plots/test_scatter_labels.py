@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from eval.plots import figures, grouping, labels
+from eval.plots import labels, looks, scatter
 from eval.plots.measures import KLD
-from eval.plots.scatter_points import Level, Point
+from eval.plots.points import Level, Point
 from eval.results import results_json
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
@@ -46,7 +46,7 @@ def test_labels_stay_apart_at_the_resolution_of_svg(case: str) -> None:
 
 def test_labels_give_name_and_value_and_stay_near() -> None:
     figure = figure_of("table")
-    names = grouping.drawn_names([(p.label, "") for p in in_order(TABLE)])
+    names = looks.drawn_names([(p.label, "") for p in in_order(TABLE)])
     expected = [f"{name}\n{p.y:.3f}" for name, p in zip(names, in_order(TABLE), strict=True)]
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == expected
     boxes = zip(labels.boxes_of(figure), labels.boxes_of(figure, "point"), strict=True)
@@ -80,8 +80,8 @@ def test_labels_without_room_are_left_out_and_counted() -> None:
 
 def test_the_published_table_names_every_row_and_no_label_stands_beside_another_row() -> None:
     """41 rows, "bf16 vLLM, noise" among them, whose label once stood beside the lone point of "bf16 vLLM, FP8 KV"."""
-    (run,) = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].texts
-    figure = figures.scatter_figure(run, measure=KLD)
+    run = results_json.load(Path(__file__).parents[3] / "results/h200/table/results.json")[0].texts[0]
+    figure = scatter.scatter_figure(run, measure=KLD)
     texts, marks = artists_of_kind(figure, "label"), extents(artists_of_kind(figure, "point"))
     names = {text.get_text().rpartition("\n")[0] for text in texts}
     assert len(names) == len(texts) == len(marks) == len(run.models) == 41

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import grouping, labels, spread, style
+from eval.plots import labels, looks, spread, style
 from eval.plots.spread import Divergence
 from eval.stats.distributions import Histogram, histogram_of, percentiles_of
 from tests.support import real_table
@@ -63,7 +63,7 @@ def test_rows_are_sorted_by_mean_and_have_their_groups_colours(draw: str) -> Non
     ]
     places = [box.y0 for box in labels.boxes_of(figure)]
     assert places == sorted(places, reverse=True)
-    styles = grouping.group_styles([one.label.split()[0] for one in REAL], style.LIGHT.ink)
+    styles = looks.group_styles([one.label.split()[0] for one in REAL], style.LIGHT.ink)
     for text, mark in zip(artists_of_kind(figure, "label"), artists_of_kind(figure, "mean"), strict=True):
         assert (mark.get_color(), mark.get_marker()) == styles[text.get_text().split()[0]]
         assert text.get_color() == style.ink_of(mark.get_color(), style.LIGHT)
@@ -91,12 +91,13 @@ def test_quartiles_whiskers_mean_and_maximum_are_where_the_percentiles_say() -> 
 
 def test_the_numbers_are_those_of_the_row_and_right_aligned() -> None:
     figure = spread.spread_plot(SPREADS, title="t")
-    texts = {text.get_gid(): text for text in figure.axes[0].texts}
-    table = [[texts[f"number-{row}-{column}"].get_text() for column in range(4)] for row in (-1, 0, 1)]
+    numbers = artists_of_kind(figure, "number")
+    rows = [artists_of_kind(figure, "head"), numbers[:4], numbers[4:]]
+    table = [[text.get_text() for text in row] for row in rows]
     assert table == [["median", "mean", "p99", "max"], ["0.00200", "0.00300", "0.0800", "0.400"],
                      ["0.0200", "0.0700", "0.800", "4.00"]]  # fmt: skip
     for column in range(4):
-        assert len({round(texts[f"number-{row}-{column}"].get_window_extent().x1) for row in (-1, 0, 1)}) == 1
+        assert len({round(row[column].get_window_extent().x1) for row in rows}) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_the_numbers_are_those_of_the_row_and_right_aligned() -> None:
 def test_numbers_have_two_or_three_digits(value: float, shown: str) -> None:
     models = [replace(SPREADS[0], mean=value)]
     figure = spread.spread_plot(models, title="t")
-    assert {text.get_gid(): text.get_text() for text in figure.axes[0].texts}["number-0-1"] == shown
+    assert artists_of_kind(figure, "number")[1].get_text() == shown
 
 
 def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
@@ -119,7 +120,7 @@ def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
     assert edge == pytest.approx(1e-4 / 1.5)
     assert tuple(artists_of_kind(figure, "whisker")[1].get_xdata()) == (edge, 0.8)
     assert artists_of_kind(figure, "box")[1].get_x() == edge
-    caps = [tuple(line.get_xdata()) for line in figure.axes[0].lines if line.get_marker() == "|" and not line.get_gid()]
+    caps = [tuple(line.get_xdata()) for line in artists_of_kind(figure, "cap")]
     assert caps == [(1e-4, 0.08), (0.8,)]
     with pytest.raises(ValueError, match="no model was compared"):
         spread.spread_plot([], title="t")

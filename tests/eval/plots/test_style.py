@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from eval.plots import grouping, style
+from eval.plots import looks, style
 
 
 def figure(*, dark: bool = False, title: str = "Title", subtitle: str = "below") -> Figure:
@@ -68,7 +68,7 @@ def test_colours_can_be_told_apart_in_any_sight() -> None:
     )
     for theme, view in itertools.product((style.LIGHT, style.DARK), views):
         seen = []
-        for colour in grouping.COLOURS:
+        for colour in looks.COLOURS:
             linear = [((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour or theme.ink)]
             mixed = [sum(w * c for w, c in zip(row, linear, strict=True)) for row in view]
             seen.append([max(c, 0) ** (1 / 2.4) for c in mixed])
@@ -85,7 +85,7 @@ def test_text_has_contrast_in_both_themes() -> None:
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
 
     for theme in (style.LIGHT, style.DARK):
-        texts = [style.ink_of(colour or theme.ink, theme) for colour in grouping.COLOURS] + [theme.muted, theme.ink]
+        texts = [style.ink_of(colour or theme.ink, theme) for colour in looks.COLOURS] + [theme.muted, theme.ink]
         for text in texts:
             dim, bright = sorted((light(text), light(theme.paper)))
             assert bright / dim > 4.5

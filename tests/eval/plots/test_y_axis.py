@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from eval.plots import figures
+from eval.plots import scatter
 from eval.plots.measures import PPL
-from eval.plots.scatter_points import Point
-from eval.plots.y_axis import MOST_TICKS, Excess, excess_over, is_wide
+from eval.plots.points import Point
+from eval.plots.scatter import MOST_TICKS, Excess, excess_over
+from eval.plots.style import is_wide
 from eval.results.run_result import TextResult
 from tests.support import real_table
 
@@ -84,7 +85,7 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
 ) -> None:
     """The axis is perplexity itself then, and no line is drawn."""
     monkeypatch.setattr(TextResult, "reference_ppl", property(lambda run: reference))
-    axes = figures.scatter_figure(real_table.real_run(), measure=PPL).axes[0]
+    axes = scatter.scatter_figure(real_table.real_text(), measure=PPL).axes[0]
     assert axes.get_yscale() == "linear"
     assert axes.get_ylabel() == "Perplexity"
     assert not [line for line in axes.lines if (line.get_gid() or "").startswith("level")]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from eval.common.outputs import Outputs
-from eval.plots import labels, pictures, style
-from eval.plots.texts import dumbbell
+from eval.plots import dumbbell, labels, pictures, style
+from eval.plots.measures import KLD, PPL
 from eval.results.run_result import Results, TextResult
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
@@ -21,7 +21,7 @@ ORDER = ("noise", "GGUF Q4_K", "EXL3 4.0")
 
 def test_markers_whiskers_and_bars_are_the_results() -> None:
     """A row a model, the smallest mean first; the smallest of the KLDs is 1 / 80 of the largest: a log axis."""
-    figure = dumbbell.texts_figure(three())
+    figure = dumbbell.dumbbell_plot(three(), KLD)
     axes = figure.axes[0]
     assert axes.get_xscale() == "log"
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == ["noise ≈", *ORDER[1:]]
@@ -34,12 +34,12 @@ def test_markers_whiskers_and_bars_are_the_results() -> None:
     assert bars == [[min(KLDS[label]), max(KLDS[label])] for label in ORDER]  # type: ignore[type-var]
     assert [line.get_xdata()[0] for line in artists_of_kind(figure, "mean")] == pytest.approx([0.002, 0.03, 0.05])
     numbers = [text.get_text() for text in axes.texts if str(text.get_gid()).startswith("number")]
-    assert numbers == ["mean", "0.0020", "0.030", "0.050"]  # errors: 0.00012, 0.0019, 0.0032
+    assert numbers == ["0.0020", "0.030", "0.050"]  # errors: 0.00012, 0.0019, 0.0032
     assert artists_of_kind(figure, "level")[0].get_xdata()[0] == pytest.approx(0.002)
 
 
 def test_each_text_has_a_shape_of_its_own_and_its_name_above_the_first_row() -> None:
-    figure = dumbbell.texts_figure(three())
+    figure = dumbbell.dumbbell_plot(three(), KLD)
     marks = artists_of_kind(figure, "point")
     shapes = [mark.get_marker() for mark in marks]
     assert shapes == shapes[:3] * 3
@@ -54,7 +54,7 @@ def test_each_text_has_a_shape_of_its_own_and_its_name_above_the_first_row() -> 
 
 def test_without_a_reference_perplexity_is_drawn() -> None:
     """From 20 to 21.6: a linear axis, the reference among the rows, and no noise floor."""
-    figure = dumbbell.texts_figure(three(), kind="ppl")
+    figure = dumbbell.dumbbell_plot(three(), PPL)
     axes = figure.axes[0]
     assert (axes.get_xscale(), axes.get_xlabel()) == ("linear", "Perplexity")
     assert len(artists_of_kind(figure, "label")) == 4
@@ -64,14 +64,14 @@ def test_without_a_reference_perplexity_is_drawn() -> None:
 
 def test_what_failed_is_absent_and_named_below() -> None:
     result = with_failed_text(three(c4={"EXL3 4.0": "out of memory"}), "chat", "no such file")
-    figure = dumbbell.texts_figure(result)
+    figure = dumbbell.dumbbell_plot(result, KLD)
     assert [mark.get_xdata()[0] for mark in artists_of_kind(figure, "point")] == [0.001, 0.002, 0.04, 0.04, 0.05]
     assert figure.get_supxlabel() == "n/a: chat (no such file); EXL3 4.0 on c4 (out of memory)"
     assert artists_of_kind(figure, "number") == []  # no model has a mean of all texts
     assert [text.get_text() for text in artists_of_kind(figure, "name")] == ["wiki2", "c4"]
     nothing = replace(result, texts=tuple(TextResult(text.name, error="x") for text in result.texts))
     with pytest.raises(ValueError, match="no model has a KLD of any text"):
-        dumbbell.texts_figure(nothing, kind="kld")
+        dumbbell.dumbbell_plot(nothing, KLD)
 
 
 def crowd(count: int, names: tuple[str, ...], letters: int) -> Results:
@@ -88,7 +88,7 @@ def crowd(count: int, names: tuple[str, ...], letters: int) -> Results:
 @pytest.mark.parametrize(("names", "letters"), [(("a", "b", "c", "d", "e"), 0), (("a" * 80, "b c " * 30, "_c"), 60)])
 @pytest.mark.filterwarnings("error")
 def test_many_and_long_names_overlap_nothing(names: tuple[str, ...], letters: int, card: bool) -> None:
-    figure = dumbbell.texts_figure(crowd(12, names, letters), card=card, dark=True)
+    figure = dumbbell.dumbbell_plot(crowd(12, names, letters), KLD, card=card, dark=True)
     figure.draw_without_rendering()
     axes = figure.axes[0]
     rows = labels.boxes_of(figure)
@@ -117,7 +117,7 @@ def test_values_not_above_zero_are_hollow_at_the_left_edge() -> None:
     models = list(result.texts[0].models)
     models[1] = replace(model, estimates=replace(model.estimates, against=below))
     text = replace(result.texts[0], models=tuple(models))
-    figure = dumbbell.texts_figure(replace(result, texts=(text, *result.texts[1:])))
+    figure = dumbbell.dumbbell_plot(replace(result, texts=(text, *result.texts[1:])), KLD)
     mark = artists_of_kind(figure, "point")[0]
     assert (mark.get_xdata()[0], mark.get_markerfacecolor()) == (figure.axes[0].get_xlim()[0], style.LIGHT.paper)
     assert "hollow: not above 0" in figure.axes[0].texts[0].get_text()
@@ -128,13 +128,13 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(style, "DPI", 40)
     seen = []
     monkeypatch.setattr(
-        pictures, "write_all", lambda run, folder, outputs, **_: seen.append((run.subtitle, folder.name))
+        pictures, "write_pictures", lambda run, folder, outputs, **_: seen.append((run.subtitle, folder.name))
     )
     odd = ("a/b", "texts.png", "a b")
     named = Results(tuple(replace(text, name=name) for text, name in zip(three().texts, odd, strict=True)))
     result = with_failed_text(named, "a b", "no such file")
     for name in "first", "second":
-        dumbbell.write_all(result, tmp_path / name, Outputs())
+        pictures.write_all(result, tmp_path / name, Outputs())
     assert seen[:2] == [("wiki2, 2 × 50 tokens", "a_b"), ("c4, 2 × 50 tokens", "texts.png-2")]
     for suffix in "png", "svg":
         first, second = (tmp_path / name / f"texts.{suffix}" for name in ("first", "second"))

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from backends.base import Storage
+from eval.plots import dumbbell as rows
+from eval.plots import measures
 from eval.plots.measures import FILES, KLD, PPL
-from eval.plots.texts import rows
 from tests.support.several_texts import NAMES, REACH, model_of, text_of, three, with_failed_text, with_text
 
 
@@ -82,11 +83,11 @@ def test_what_is_missing_is_said_once_with_its_reason() -> None:
 def test_the_measure_is_kld_where_a_model_has_one() -> None:
     alone = three()
     for i, name in enumerate(NAMES):
-        assert rows.chosen(alone, None) is KLD
+        assert measures.chosen(alone, None, None) is KLD
         alone = with_text(alone, text_of(name, i, reference=False))
-    assert rows.chosen(alone, None) is PPL
+    assert measures.chosen(alone, None, None) is PPL
     assert rows.rows_of(alone, KLD, None) == []
-    assert rows.chosen(three(), "ppl") is PPL
+    assert measures.chosen(three(), "ppl", None) is PPL
 
 
 def test_the_noise_floor_is_at_its_mean() -> None:

@@ -1,11 +1,18 @@
-"""The group of a model's label, and colour and marker of each group, for the pictures and the HTML report."""
+"""How models look: the group of a label, names that fit, colour and marker of a group, colour and dashes of a line."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+from numpy.typing import NDArray
+
+from eval.plots.style import DARK, Theme
 
 NAME_LETTERS = 40
 """Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""
@@ -25,6 +32,16 @@ KNOWN = ("EXL3:o", "GGUF:s", "W4A16:^ INT:X VLLM:o", "EXL2:D W8A8:<", "NVFP4:v F
 MARKERS = "os^DvPXp<>"
 
 Styles = dict[str, tuple[str, str]]  # group -> colour, marker
+Scheme = tuple[str, str]
+
+DASHES: tuple[tuple[float, ...], ...] = (
+    (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (6, 2, 1, 2, 1, 2), (3, 1.5), (12, 3, 2, 3), ()
+)  # fmt: skip
+"""Lengths of lines and gaps, in widths of the line; the pattern of each of ``COLOURS``."""
+MOST, MOST_OF_SCHEME = 12, 7
+"""Coloured lines of a picture, and of one scheme: seven have steps of 6.5 of lightness, of which 2 can be seen."""
+LIGHT_RANGE, DARK_RANGE = (22.0, 61.0), (44.0, 90.0)
+"""Lightness (CIE L*) of lines on either paper: 3:1 of contrast to the paper (WCAG), and not yet black or white."""
 
 
 def split_label(label: str, group: str = "") -> tuple[str, str]:
@@ -120,3 +137,65 @@ def text_styles(names: Sequence[str], ink: str) -> Styles:
     """Colour and marker of each text of a run, in its order; beyond forty texts pairs repeat."""
     looks = ((COLOURS[i % len(COLOURS)] or ink, MARKERS[i % len(MARKERS)]) for i in range(len(names)))
     return dict(zip(names, looks, strict=True))
+
+
+@dataclass(frozen=True)
+class LineStyle:
+    """A colour, and lengths of lines and gaps; no lengths: a solid line."""
+
+    colour: str
+    dashes: tuple[float, ...] = ()
+
+
+def told_apart(schemes: Sequence[Scheme], ranked: Sequence[int], must: int) -> list[int]:
+    """Which of ``ranked`` lines, the most important first, get a colour: all if all can be told apart.
+
+    Else only the first ``must`` count, as many of them as can be told apart.
+    """
+    kept: list[int] = []
+    for i in ranked:
+        counts = Counter(schemes[each] for each in [*kept, i])
+        if len(kept) < MOST and len(counts) <= len(DASHES) and max(counts.values()) <= MOST_OF_SCHEME:
+            kept.append(i)
+    return kept if len(kept) == len(ranked) else [i for i in kept if i in ranked[:must]]
+
+
+def line_styles(schemes: Sequence[Scheme], sizes: Sequence[float | None], theme: Theme) -> list[LineStyle]:
+    """The style of each line [N] of at most eight schemes; the largest model of a scheme is the nearest to the ink.
+
+    The first scheme of a group has the group's colour in the other pictures.
+    """
+    groups = group_styles([group for group, _ in schemes], theme.ink, distinct=False)
+    hues = [colour or theme.ink for colour in COLOURS]
+    free = sorted(hues, key=lambda hue: hue in {look[0] for look in groups.values()})  # others' are taken last
+    found: dict[int, LineStyle] = {}
+    for scheme in dict.fromkeys(schemes):
+        colour = groups[scheme[0]][0] if groups[scheme[0]][0] in free else free[0]
+        free.remove(colour)
+        dashes = DASHES[hues.index(colour)]
+        members = [i for i, each in enumerate(schemes) if each == scheme]
+        members.sort(key=lambda i: -(sizes[i] or 0.0))
+        found |= {
+            i: LineStyle(shade, dashes) for i, shade in zip(members, shades(colour, len(members), theme), strict=True)
+        }
+    return [found[i] for i in range(len(schemes))]
+
+
+def shades(colour: str, count: int, theme: Theme) -> list[str]:
+    """Shades of a colour at equal steps of lightness, the nearest to the ink first; one is the colour if that shows."""
+    low, high = DARK_RANGE if theme == DARK else LIGHT_RANGE
+    wanted = np.linspace(low, high, count) if count > 1 else np.clip([lightness(to_rgb(colour))], low, high)
+    grey = np.linspace(0, 1, 200)[:, None]
+    middle = np.array(to_rgb(colour))
+    path = np.vstack([grey * middle, middle + grey[1:] * (1 - middle)])  # from black to white
+    place = np.interp(wanted, lightness(path), np.arange(len(path)))
+    found = [to_hex(path[round(each)]) for each in place]
+    return found[::-1] if theme == DARK else found
+
+
+def lightness(rgb: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIE L*, 0 to 100, of sRGB colours [..., 3] from 0 to 1."""
+    channels = np.asarray(rgb, dtype=np.float64)
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    y = linear @ [0.2126, 0.7152, 0.0722]
+    return np.asarray(np.where(y > 216 / 24389, 116 * np.cbrt(y) - 16, y * 24389 / 27))
