@@ -141,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from eval.run.session import Session, signals_interrupt
 
     args = argument_parser().parse_args(arguments)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as eval/compare_q.py does, with which the cache is shared
     try:
         data_spec, model_spec = specs_of(args)
         found, _ = hosts.of_this_machine()
