@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,3 +97,34 @@ def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
     assert refusal(compare, data, []) == "models: give spec files or dicts, at least one"
     assert refusal(compare, data, tmp_path / "none.json").endswith("none.json: no such file")
     assert refusal(load) == "load: give at least one results.json or report.html, each by its name"
+
+
+def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Path) -> None:
+    """Single tokens, pairs and the plot are those of the command line; a run that was read back has no tokens."""
+    found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
+    tokens = found.tokens("uniform")
+    assert len(tokens) == 297
+    assert tokens.logprob.to_numpy() == pytest.approx(-math.log(500), abs=1e-5)
+    assert tokens.kld.mean() == pytest.approx(found.frame().kld[0], rel=1e-6)
+    (pair,) = found.pairs().to_dict("records")
+    assert (pair["first"], pair["second"]) == ("uniform", "boosted")
+    (uniform, boosted) = found.frame().ppl
+    assert pair["ln_ppl_ratio"] == pytest.approx(math.log(uniform / boosted), abs=1e-6)
+    assert pair["ln_ppl_ratio_low"] <= pair["ln_ppl_ratio"] <= pair["ln_ppl_ratio_high"]
+    sized = api.Comparison(results_of(run_of(REF, QUANT)))
+    sized.plot(tmp_path / "plot.png", measure="kld")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert repr(found) == "<Comparison of 2 models on 1 text: uniform, boosted>"
+    assert "<td>uniform</td>" in found._repr_html_()
+    found.save(tmp_path / "r.json")
+    assert "read back" in refusal(lambda: load(tmp_path / "r.json").tokens("uniform"))
+    assert "no model is called 'x'" in refusal(lambda: found.tokens("x"))
+    assert refusal(lambda: sized.plot(measure="acc")).startswith("plot: ")
+
+
+def test_a_finished_run_is_shown_as_from_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results_json.write_json(results_of(run_of(REF, QUANT)), tmp_path / "r.json", [])
+    api.show(tmp_path / "r.json")
+    shown = capsys.readouterr().out
+    assert REF.label in shown
+    assert QUANT.label in shown
