@@ -33,12 +33,13 @@ for file in sorted([*pathlib.Path('eval').rglob('*.py'), *pathlib.Path('backends
         except ModuleNotFoundError:
             print(name)
 """
+SET_BY_OTHER_TESTS = ("COMPARE_Q_IN_PROCESS", "COMPARE_Q_KERNELS")
 MAIN = "from eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Some Python in a process that has no torch."""
-    environment = {key: value for key, value in os.environ.items() if key != "COMPARE_Q_IN_PROCESS"}
+    environment = {key: value for key, value in os.environ.items() if key not in SET_BY_OTHER_TESTS}
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, words)],
         cwd=ROOT, env=environment, capture_output=True, text=True,

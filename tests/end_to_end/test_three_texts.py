@@ -80,4 +80,4 @@ def test_the_numbers_are_those_of_a_run_of_the_text_alone(many: Texts, folder: P
     assert alone.loaded == LABELS
     for label in LABELS:
         assert measured(many.model(label, "code")) == measured(alone.model(label))
-    assert many.texts["code"]["data"] == alone.results["data"]
+    assert many.texts["code"]["data"] == alone.results["texts"][0]["data"]

@@ -69,7 +69,7 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
 def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
     """Of every row of the table, on every position that its perplexity has."""
     models = demo_run["models"]
-    assert demo_run["results"]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
+    assert demo_run["results"]["texts"][0]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
     assert models["vLLM bf16"]["reference"] is True
     assert models["vLLM bf16"]["kld"] == 0.0
     others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", "vLLM W4A16 g32")]

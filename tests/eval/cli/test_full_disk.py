@@ -128,8 +128,8 @@ def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> N
     """The folder of the outputs goes while the table is shown; a file may take its place."""
     show = delivering.terminal.show
 
-    def show_and_remove(*arguments: Any) -> None:
-        show(*arguments)
+    def show_and_remove(*arguments: Any, **keys: Any) -> None:
+        show(*arguments, **keys)
         shutil.rmtree(folder)
         if file:
             folder.touch()

@@ -256,7 +256,8 @@ def test_command_line_by_each_method(method: str, compare_q: Run, write_specs: S
     ran = compare_q("-d", data, "-m", models, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     found = json.loads((tmp_path / "r.json").read_text())
-    assert (found["data"]["scored_tokens"], found["data"]["bytes"]) == (scored, scored)
+    data_json = found["texts"][0]["data"]
+    assert (data_json["scored_tokens"], data_json["bytes"]) == (scored, scored)
     assert found["texts"][0]["models"][0]["ppl"] == pytest.approx(500)
 
 
