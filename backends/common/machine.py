@@ -140,29 +140,6 @@ def free_gpu_memory(devices: Sequence[str]) -> int | None:
     return int(min(map(megabytes, output.split("\n")[: len(devices)]), default=0.0)) << 20 or None
 
 
-def available_memory() -> int | None:
-    """Bytes of main memory that a process may still take, page cache included; None where that is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        found = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    return min([found, *_left_by_limit()])
-
-
-def _left_by_limit(group: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What a container's limit leaves (cgroup v2), where there is one."""
-    try:
-        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = next(
-            int(line.split()[1]) for line in (group / "memory.stat").read_text().splitlines()
-            if line.startswith("inactive_file ")
-        )  # fmt: skip
-    except (OSError, StopIteration, ValueError):  # no limit reads "max"
-        return []
-    return [max(most - used + cached, 0)]
-
-
 CPUINFO = Path("/proc/cpuinfo")
 
 

@@ -36,6 +36,7 @@ from backends.common.errors import CompareQError, InputError, ModelError, NoMemo
 from backends.common.messages import one_line
 from backends.common.process import root_cause
 from backends.worker.engine_process import ENDING, end_group
+from backends.worker.failures import ending
 from backends.worker.messages import (
     AnswerJob,
     CallJob,
@@ -173,7 +174,7 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             status = self.process.wait(timeout=POLL_S)
             if not self.is_proven and status not in (0, -signal.SIGKILL):
-                return f"importing it ends a process ({ending(status)}{most_telling(text_of(self.log))})"
+                return f"importing it ends a process ({ending_in_words(status)}{most_telling(text_of(self.log))})"
         return ""
 
     def close(self) -> None:
@@ -389,10 +390,10 @@ class WorkerProcess:
         if self.killed.is_set() or (asked_to_end and self.killed.wait(TOGETHER_S)):
             return StoppedError("interrupted")
         if status is not None or self.engine_process is None:
-            return ModelError(f"its worker {ending(status or 0)}{self.last_words()}")
+            return ModelError(f"its worker {ending_in_words(status or 0)}{self.last_words()}")
         with suppress(subprocess.TimeoutExpired):
             status = self.engine_process.process.wait(timeout=TOGETHER_S)
-        how = "is gone" if status is None else ending(status)
+        how = "is gone" if status is None else ending_in_words(status)
         told = most_telling(text_of(self.engine_process.log))
         return ModelError(f"its worker was lost with its engine process, which {how}{told}{self.last_words()}")
 
@@ -451,13 +452,9 @@ def outcome(messages: Iterator[Any], show: Tell, failure: type[CompareQError] = 
     return None
 
 
-def ending(status: int) -> str:
-    """How a process ended, in words, by its exit status: minus its number for a signal."""
-    with suppress(ValueError):
-        number = signal.Signals(-status)
-        full = ", as the system does when memory is full" if number == signal.SIGKILL else ""
-        return f"was ended by {number.name}{full}"
-    return f"ended with status {status}"
+def ending_in_words(status: int) -> str:
+    """How a process ended, by its exit status: minus its number for a signal; and what SIGKILL may mean."""
+    return ending(status) + (", as the system does when memory is full" if status == -signal.SIGKILL else "")
 
 
 def text_of(log: IO[bytes], start: int = 0) -> str:
