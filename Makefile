@@ -43,7 +43,7 @@ demo-all: $(READY) $(LLAMA)  ## the demo with GGUF in llama.cpp
 
 test: $(READY)  ## every test, with real engines: a process for each of two cores
 	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
-	@$(MASK) $(BIN)/python -c 'from backends.common.machine import cpu, cpu_kind as kind; print("tests on:", cpu(), kind())'
+	@$(MASK) $(BIN)/python -c 'from compare_q.backends.common.machine import cpu, cpu_kind as kind; print("tests on:", cpu(), kind())'
 	$(MASK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
@@ -67,7 +67,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 schema: $(READY)  ## regenerate eval/spec/schema
-	$(BIN)/python -m eval.specs.types
+	$(BIN)/python -m compare_q.eval.specs.types
 
 # A CPU build of torch is not on PyPI. A mirror or wheel folder that pip knows of comes first, then torch's own index.
 $(READY): requirements/$(TARGET).lock pyproject.toml

@@ -22,17 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent
-if (ROOT / "backends").is_dir() and str(ROOT) not in sys.path:
+if (ROOT / "compare_q").is_dir() and str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 try:
-    from backends import hub
-    from backends.base import LoadRequest
-    from backends.checkpoint.config import CheckpointConfig
-    from backends.common.errors import CompareQError, InputError, ModelError
-    from backends.common.process import captured
-    from backends.vllm.backend import VllmScoreBackend
-    from backends.vllm.hooks import TAG
+    from compare_q.backends import hub
+    from compare_q.backends.base import LoadRequest
+    from compare_q.backends.checkpoint.config import CheckpointConfig
+    from compare_q.backends.common.errors import CompareQError, InputError, ModelError
+    from compare_q.backends.common.process import captured
+    from compare_q.backends.vllm.backend import VllmScoreBackend
+    from compare_q.backends.vllm.hooks import TAG
 except ModuleNotFoundError as missing:
     sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
 
@@ -114,7 +114,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
     """(data spec, model spec) that say the same as the flags."""
-    from eval.specs.reading import parse_data_spec, parse_model_spec
+    from compare_q.eval.specs.reading import parse_data_spec, parse_model_spec
 
     data = {
         "tokenizer_dir": args.model, "dataset": args.dataset or "text", "path": args.text,
@@ -135,10 +135,10 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with one line that says what is wrong."""
-    from eval.common.cache import Cache, default_root
-    from eval.common.progress import Progress
-    from eval.run import hosts, runner
-    from eval.run.session import Session, signals_interrupt
+    from compare_q.eval.common.cache import Cache, default_root
+    from compare_q.eval.common.progress import Progress
+    from compare_q.eval.run import hosts, runner
+    from compare_q.eval.run.session import Session, signals_interrupt
 
     args = argument_parser().parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as eval/compare_q.py does, with which the cache is shared

@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.common.errors import InputError, NoSafetensorsError
-from backends.common.messages import nearest
+from compare_q.backends.common.errors import InputError, NoSafetensorsError
+from compare_q.backends.common.messages import nearest
 
 if TYPE_CHECKING:
-    from backends.base import Engine
+    from compare_q.backends.base import Engine
 
 ENGINES = {
-    "transformers": "backends.hf.backend:TransformersBackend",
-    "vllm_score": "backends.vllm.backend:VllmScoreBackend",
-    "exllamav3": "backends.exllama.v3:ExLlamaV3Backend",
-    "exllamav2": "backends.exllama.v2:ExLlamaV2Backend",
-    "llamacpp": "backends.llamacpp.backend:LlamacppBackend",
-    "vllm_server": "backends.vllm_server.backend:VllmServerBackend",
-    "fake": "backends.fake:FakeBackend",
+    "transformers": "compare_q.backends.hf.backend:TransformersBackend",
+    "vllm_score": "compare_q.backends.vllm.backend:VllmScoreBackend",
+    "exllamav3": "compare_q.backends.exllama.v3:ExLlamaV3Backend",
+    "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Backend",
+    "llamacpp": "compare_q.backends.llamacpp.backend:LlamacppBackend",
+    "vllm_server": "compare_q.backends.vllm_server.backend:VllmServerBackend",
+    "fake": "compare_q.backends.fake:FakeBackend",
 }
 """Engine -> its class, whose ``files`` say what its models are before it loads them."""
 TOKENIZING = "transformers"

@@ -38,13 +38,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common.packages import computing, installed_versions
-from backends.hub import SILENT, Watch
+from compare_q.backends.common.packages import computing, installed_versions
+from compare_q.backends.hub import SILENT, Watch
 
 if TYPE_CHECKING:
     import torch
 
-    from backends.common.head import Head
+    from compare_q.backends.common.head import Head
 
 
 Finish = Literal["stop", "length"]

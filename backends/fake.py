@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
-from backends.common.errors import ModelError
-from backends.common.options import parse_options
+from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.options import parse_options
 
 if TYPE_CHECKING:
     import torch

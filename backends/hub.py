@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from backends.common.errors import InputError, NoSafetensorsError
-from backends.common.json_files import expanded, is_folder
-from backends.common.messages import bytes_in_words, nearest, one_line
+from compare_q.backends.common.errors import InputError, NoSafetensorsError
+from compare_q.backends.common.json_files import expanded, is_folder
+from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
 
 REMEMBERED_S = 60.0
 """Seconds for which an answer of ``why_away`` holds: a run of hours must notice that the network has come back."""

@@ -26,18 +26,18 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backends.base import LoadRequest, Window  # noqa: E402
-from backends.llamacpp.backend import LlamacppBackend  # noqa: E402
 from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
-from eval.common.cache import Cache  # noqa: E402
-from eval.common.progress import Progress  # noqa: E402
-from eval.run import hosts, runner  # noqa: E402
-from eval.run.session import Session  # noqa: E402
-from eval.specs import reading  # noqa: E402
-from eval.stats.estimates import Estimates  # noqa: E402
-from eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
-from eval.text import windows  # noqa: E402
+from compare_q.backends.base import LoadRequest, Window  # noqa: E402
+from compare_q.backends.llamacpp.backend import LlamacppBackend  # noqa: E402
+from compare_q.eval.common.cache import Cache  # noqa: E402
+from compare_q.eval.common.progress import Progress  # noqa: E402
+from compare_q.eval.run import hosts, runner  # noqa: E402
+from compare_q.eval.run.session import Session  # noqa: E402
+from compare_q.eval.specs import reading  # noqa: E402
+from compare_q.eval.stats.estimates import Estimates  # noqa: E402
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
+from compare_q.eval.text import windows  # noqa: E402
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:

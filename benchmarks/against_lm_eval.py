@@ -29,14 +29,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from eval.common.cache import Cache  # noqa: E402
-from eval.common.progress import Progress  # noqa: E402
-from eval.run import hosts, runner  # noqa: E402
-from eval.run.session import Session  # noqa: E402
-from eval.specs import reading  # noqa: E402
-from eval.stats.estimates import TextRates  # noqa: E402
-from eval.text.corpus import TABLES  # noqa: E402
-from eval.text.tokens import detokenized  # noqa: E402
+from compare_q.eval.common.cache import Cache  # noqa: E402
+from compare_q.eval.common.progress import Progress  # noqa: E402
+from compare_q.eval.run import hosts, runner  # noqa: E402
+from compare_q.eval.run.session import Session  # noqa: E402
+from compare_q.eval.specs import reading  # noqa: E402
+from compare_q.eval.stats.estimates import TextRates  # noqa: E402
+from compare_q.eval.text.corpus import TABLES  # noqa: E402
+from compare_q.eval.text.tokens import detokenized  # noqa: E402
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 TASK = {

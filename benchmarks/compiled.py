@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
 from benchmarks.table import timings
-from eval.api import compare
-from eval.results import results_json
+from compare_q.backends.common import machine
+from compare_q.eval.api import compare
+from compare_q.eval.results import results_json
 
 TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
 EAGER = {"enforce_eager": True}

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import told_apart
-from eval.stats import uncertainty
+from compare_q.eval.stats import uncertainty
 
 CELL = 64  # tokens that share a level
 ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8))

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import torch
 
-from backends.scoring import divergences
-from backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
+from compare_q.backends.scoring import divergences
+from compare_q.backends.scoring.statistics import CPU_ELEMENTS, torch_partial, width
 
 HIDDEN = 576
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, None)  # None: as many as CPU_ELEMENTS gives

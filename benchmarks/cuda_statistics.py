@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import triton
 
-from backends.common import machine
-from backends.scoring import divergences, triton_kernel
-from backends.scoring.statistics import torch_partial
+from compare_q.backends.common import machine
+from compare_q.backends.scoring import divergences, triton_kernel
+from compare_q.backends.scoring.statistics import torch_partial
 
 VOCAB = 128_256
 SETS = 4

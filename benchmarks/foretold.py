@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
-from backends.vllm.backend import VllmScoreBackend
-from eval.cli.doctor import kernels
-from eval.common.processes import apart
-from eval.results import results_json
-from eval.specs import reading
+from compare_q.backends.common import machine
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.eval.cli.doctor import kernels
+from compare_q.eval.common.processes import apart
+from compare_q.eval.results import results_json
+from compare_q.eval.specs import reading
 
 EAGER = "enforce_eager"
 """The option of all rows, which chooses no kernel."""

@@ -158,10 +158,10 @@ class Run:
                 name = (folder / "comm").read_text().strip()
                 words = (folder / "cmdline").read_bytes().decode(errors="replace")
                 kind = "driver" if "compare_q.py" in words else "engine" if name.startswith("VLLM") else "other"
-                if "backends.worker.engine_process" in words:
+                if "compare_q.backends.worker.engine_process" in words:
                     above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                     mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                    kind = "worker" if "backends.worker.engine_process" in mine else "engine process"
+                    kind = "worker" if "compare_q.backends.worker.engine_process" in mine else "engine process"
                 found[int(folder.name)] = kind
         return found
 
@@ -345,7 +345,7 @@ def main() -> None:
             text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
         found = {engine: campaign(folder, engine, shares[engine], args.pairs) for engine in args.engines}
-    from backends.common import machine
+    from compare_q.backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu()}
     args.out.write_text(json.dumps({**origin, **found}, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ import torch
 from gguf import GGUFReader, dequantize
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from backends.common import machine
+from compare_q.backends.common import machine
 from demo.equalize import equalized
 from demo.gguf_writer import write_gguf
 from demo.llama_quantize import llama_quantize

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common.process import captured
 from benchmarks.stale_inputs import ENGINES, Case, Place
+from compare_q.backends.common.process import captured
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,7 +63,7 @@ def scored(place: Place, cache: Path) -> Outcome:
 
 def in_process(words: list[str]) -> int:
     """The command line in this process; its exit status."""
-    from eval.cli import main
+    from compare_q.eval.cli import main
 
     try:
         return main.main(words)
@@ -141,7 +141,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ |= {"COMPARE_Q_IN_PROCESS": "1", "HF_HOME": scratch, "HF_HUB_OFFLINE": "1"}
         found = {engine: campaign(engine, Path(scratch), args.kinds) for engine in args.engines}
-    from backends.common import machine
+    from compare_q.backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "processor": machine.processor()}
     args.out.write_text(json.dumps({**origin, **found}, indent=1) + "\n", encoding="utf-8")

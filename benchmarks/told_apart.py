@@ -19,9 +19,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.results.differences import best_among
-from eval.stats import uncertainty
-from eval.stats.estimates import BlockSums
+from compare_q.eval.results.differences import best_among
+from compare_q.eval.stats import uncertainty
+from compare_q.eval.stats.estimates import BlockSums
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)

@@ -18,13 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from backends.base import LoadRequest
-from backends.common import machine
-from backends.common.errors import InputError
-from backends.layers.groups import groups_to_json
-from backends.vllm.backend import VllmScoreBackend
 from benchmarks import toy_moe_files
-from eval.api import Comparison, compare
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.layers.groups import groups_to_json
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.eval.api import Comparison, compare
 
 TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
 TOKENS = 512

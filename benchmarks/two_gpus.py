@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
 from benchmarks import shapes
 from benchmarks.table import run
+from compare_q.backends.common import machine
 
 ENGINE = {"enforce_eager": True, "max_num_batched_tokens": 16384}
 TABLES: dict[str, tuple[int, dict[str, Any], str]] = {

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
-from backends.reference import store as reference
-from backends.vllm.scorer import Plan
 from benchmarks.vllm_scoring import LLAMA_8B, VOCAB, opened, seconds, windows_of
+from compare_q.backends.common import machine
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm.scorer import Plan
 
 OPTIONS = {"long_prefill_token_threshold": 1, "max_num_seqs": 256, "load_format": "dummy"}
 

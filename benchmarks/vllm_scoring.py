@@ -26,14 +26,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backends.base import LoadRequest, Task, Window  # noqa: E402
-from backends.common import machine  # noqa: E402
-from backends.reference import store as reference  # noqa: E402
-from backends.reference.reading import ReferenceWindows  # noqa: E402
-from backends.vllm.backend import VllmScoreBackend  # noqa: E402
-from backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
-from backends.vllm.hooks import TAG  # noqa: E402
-from backends.vllm.scorer import Plan  # noqa: E402
+from compare_q.backends.base import LoadRequest, Task, Window  # noqa: E402
+from compare_q.backends.common import machine  # noqa: E402
+from compare_q.backends.reference import store as reference  # noqa: E402
+from compare_q.backends.reference.reading import ReferenceWindows  # noqa: E402
+from compare_q.backends.vllm.backend import VllmScoreBackend  # noqa: E402
+from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.hooks import TAG  # noqa: E402
+from compare_q.backends.vllm.scorer import Plan  # noqa: E402
 
 VOCAB = 128_256
 LLAMA_8B = {

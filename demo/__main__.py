@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from backends.common import machine
+from compare_q.backends.common import machine
 from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
 
 __all__ = ["BASE", "MODELS", "ROOT", "make_models"]

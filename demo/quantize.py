@@ -24,7 +24,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backends.layers.names import FUSED
+from compare_q.backends.layers.names import FUSED
 from demo.tokenizer_files import copy_tokenizer
 
 FP8_MAX, FP4_MAX = 448.0, 6.0

@@ -1,6 +1,6 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-from eval.api import compare, load, show
+from compare_q import compare, load, show
 
 data = {"tokenizer_dir": "/models/bf16", "dataset": "text", "path": "text.txt", "eval_len": 2048, "eval_stride": 2048}
 models = [
@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from backends.common.errors import InputError
-from backends.common.messages import one_line
-from eval.common.cache import Cache, default_root
-from eval.common.progress import Progress
-from eval.results import flat, merging, results_json
-from eval.results.differences import Difference, difference_or_reason
-from eval.results.run_result import Results, TextResult
-from eval.run import hosts, runner, token_scores
-from eval.run.session import Session
-from eval.specs import reading as spec_files
-from eval.specs.types import DataSpec, ModelSpec
-from eval.table import columns, footnotes, markdown, registry, terminal
-from eval.text import corpus
-from eval.text.windows import EvalData
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line
+from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.results import flat, merging, results_json
+from compare_q.eval.results.differences import Difference, difference_or_reason
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.run import hosts, runner, token_scores
+from compare_q.eval.run.session import Session
+from compare_q.eval.specs import reading as spec_files
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.table import columns, footnotes, markdown, registry, terminal
+from compare_q.eval.text import corpus
+from compare_q.eval.text.windows import EvalData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +135,7 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` ("bpw", "vram", "size"), ``title``,
         ``dark``, ``card``.
         """
-        from eval.plots import measures, pictures, style
+        from compare_q.eval.plots import measures, pictures, style
 
         kind, size = options.pop("measure", None), options.pop("x_axis", None)
         try:
@@ -173,7 +173,7 @@ class Comparison:
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does; ``load`` and ``--from`` read it."""
-        results_json.write_json(self.results, Path(file), ["eval.api"])
+        results_json.write_json(self.results, Path(file), ["compare_q"])
 
     def __repr__(self) -> str:
         """Number of models and texts, and the first labels."""
@@ -240,8 +240,8 @@ def compare(
     ``rows``: number of windows, 0 for all, None for the spec's ``max_rows``; ``logits_file``, ``cache_dir``,
     ``clear_cache``, ``divergences``, ``verbose``: as on the command line; ``quiet``: no progress on standard error.
 
-    InputError (``backends.common.errors``): bad input, one line for each problem, before any engine starts.  A model
-    that fails later is a row with its ``error``.
+    InputError (``compare_q.backends.common.errors``): bad input, one line for each problem, before any engine starts.
+    A model that fails later is a row with its ``error``.
     """
     if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 0):
         raise InputError(f"rows: {rows!r} is no number of windows; 0 means all")

@@ -25,19 +25,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import backends
-from backends.common import machine, storage
-from backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from backends.common.messages import bytes_in_words, one_line, shortened
-from backends.reference.store import MANIFEST, read_manifest
-from backends.worker import describing
-from backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
-from eval import __version__
-from eval.common.cache import Cache, default_root
-from eval.common.processes import Deadline, Wanted, WorkerProcess, outcome
-from eval.common.progress import Tell
-from eval.run.devices import Devices, Hold, Kind
-from eval.run.hosts import Hosts
+from compare_q import __version__, backends
+from compare_q.backends.common import machine, storage
+from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
+from compare_q.backends.common.messages import bytes_in_words, one_line, shortened
+from compare_q.backends.reference.store import MANIFEST, read_manifest
+from compare_q.backends.worker import describing
+from compare_q.backends.worker.messages import Described, DescribeJob, LoadJob, ScoreJob, Told
+from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.processes import Deadline, Wanted, WorkerProcess, outcome
+from compare_q.eval.common.progress import Tell
+from compare_q.eval.run.devices import Devices, Hold, Kind
+from compare_q.eval.run.hosts import Hosts
 
 INSTALL = "pip install 'ray>=2.49'"
 """The first version whose actors may be bound to several nodes by their labels; 2.60 is the one that was run."""

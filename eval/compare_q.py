@@ -23,10 +23,10 @@ def main() -> int:
     if sys.version_info < (3, 11):  # noqa: UP036
         return refuse(f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer")
     try:
-        from eval.cli import main as cli
+        from compare_q.eval.cli import main as cli
     except ModuleNotFoundError as error:
         missing = (error.name or str(error)).partition(".")[0]
-        if missing in ("eval", "backends"):  # ours: a damaged installation, and no package to install
+        if missing == "compare_q":  # ours: a damaged installation, and no package to install
             raise
         return refuse(f"{missing} is not installed for {sys.executable}")
     return cli.main()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.common import machine
-from backends.worker.engine_process import ENDING
-from eval.cli import main
-from eval.common import processes
+from compare_q.backends.common import machine
+from compare_q.backends.worker.engine_process import ENDING
+from compare_q.eval.cli import main
+from compare_q.eval.common import processes
 from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, Ran, save_toy_tokenizer
 
 machine.keep_compiled_kernels_apart()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli.arguments import parser
-from eval.specs.types import DataSpec, ModelSpec
-from eval.table.registry import BY_NAME
+from compare_q.eval.cli.arguments import parser
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.table.registry import BY_NAME
 from tests.support import ROOT, doc_names
 from tests.test_imports import ORDER
 
@@ -42,13 +42,13 @@ def test_every_file_and_name_in_pages_docstrings_and_comments_exists() -> None:
         ("a page of its own, docs/statistic.md", ["docs/statistic.md"]),
         ("definitions are in test_logit_statistics.py", ["test_logit_statistics.py"]),
         ("what it must keep is in test_plot", ["test_plot"]),
-        ("python -m eval.specs.types", []),
-        ("python -m eval.spec.types", ["eval.spec.types"]),
+        ("python -m compare_q.eval.specs.types", []),
+        ("python -m compare_q.eval.spec.types", ["compare_q.eval.spec.types"]),
         ("raises backends.common.errors.InputError", []),
-        ("raises backends.base.InputError", ["backends.base.InputError"]),
-        ("backends.vllm.driver.VllmDriver.probe", []),
-        ("backends.vllm.driver.VllmDriver.probes", ["backends.vllm.driver.VllmDriver.probes"]),
-        ("    from eval.api import compare, loads", ["eval.api.loads"]),
+        ("raises compare_q.backends.base.InputError", ["compare_q.backends.base.InputError"]),
+        ("compare_q.backends.vllm.driver.VllmDriver.probe", []),
+        ("compare_q.backends.vllm.driver.VllmDriver.probes", ["compare_q.backends.vllm.driver.VllmDriver.probes"]),
+        ("    from compare_q.eval.api import compare, loads", ["compare_q.eval.api.loads"]),
         ("``report.ORIGIN`` of a merged run", ["report.ORIGIN"]),
         ("``results_json.ORIGIN`` of a merged run", []),
         ("``Window.scored``", ["Window.scored"]),

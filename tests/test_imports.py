@@ -23,6 +23,8 @@ ORDER = {
 }  # fmt: skip
 """Files and folders of a package from the lowest to the highest; each may import those before it."""
 
+PRODUCT = "compare_q"
+"""The package that holds both, by links."""
 NO_PRODUCT = ("benchmarks", "demo")
 """Packages beside the product, which may import it and are never imported by it."""
 DYNAMIC = ("import_module", "__import__")
@@ -33,8 +35,14 @@ Graph = dict[str, set[str]]
 
 def modules() -> dict[str, Path]:
     """Dotted name -> file, of all packages."""
-    found = [file for package in (*ORDER, *NO_PRODUCT) for file in (ROOT / package).rglob("*.py")]
+    product = [file for package in ORDER for file in (ROOT / PRODUCT / package).rglob("*.py")]
+    found = [*product, *(file for package in NO_PRODUCT for file in (ROOT / package).rglob("*.py"))]
     return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in found}
+
+
+def inside(name: str) -> list[str]:
+    """The parts of a dotted name, without compare_q itself."""
+    return name.removeprefix(f"{PRODUCT}.").split(".")
 
 
 def imports_of(code: str, known: set[str]) -> set[str]:
@@ -44,8 +52,8 @@ def imports_of(code: str, known: set[str]) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         elif isinstance(node, ast.ImportFrom) and node.module:
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= inside & known or {node.module} & known
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= members & known or {node.module} & known
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             found |= {node.args[0].value} & known if function in DYNAMIC else set()
@@ -64,10 +72,10 @@ def upward(found: Graph) -> list[str]:
     arrows = []
     for name, others in found.items():
         for other in others:
-            (package, _, rest), (of, _, beyond) = name.partition("."), other.partition(".")
+            (package, *rest), (of, *beyond) = inside(name), inside(other)
             if package == of and package in ORDER and rest and beyond:
                 rank = ORDER[package].index
-                if rank(rest.partition(".")[0]) < rank(beyond.partition(".")[0]):
+                if rank(rest[0]) < rank(beyond[0]):
                     arrows.append(f"{name} -> {other}")
     return arrows
 
@@ -83,26 +91,28 @@ def test_no_folder_imports_a_higher_one() -> None:
 
 
 def test_the_engines_know_nothing_of_the_driver() -> None:
-    assert [name for name, others in graph().items() if name.startswith("backends") and any_of(others, "eval")] == []
+    engines = {name: others for name, others in graph().items() if inside(name)[0] == "backends"}
+    assert [name for name, others in engines.items() if any_of(others, "eval")] == []
 
 
 def test_the_product_knows_nothing_of_what_lies_beside_it() -> None:
-    product = {name: others for name, others in graph().items() if name.partition(".")[0] in ORDER}
+    product = {name: others for name, others in graph().items() if inside(name)[0] in ORDER}
     assert [name for name, others in product.items() if any(any_of(others, package) for package in NO_PRODUCT)] == []
 
 
 def any_of(names: set[str], package: str) -> bool:
     """Whether one of the names is of a package."""
-    return any(name.partition(".")[0] == package for name in names)
+    return any(inside(name)[0] == package for name in names)
 
 
 def test_what_these_tests_look_for_is_found() -> None:
-    known = {"eval.common.cache", "eval.run.runner", "backends"}
-    code = "def later():\n    from eval.run import runner\nimport backends"
-    assert imports_of(code, known) == {"eval.run.runner", "backends"}
-    named = 'importlib.import_module("eval.run.runner"), import_module("vllm"), __import__("backends"), print("eval")'
-    assert imports_of(named, known | {"eval"}) == {"eval.run.runner", "backends"}
-    found = {"eval.common.cache": {"eval.run.runner"}, "eval.run.runner": {"eval.common.cache"}}
-    assert upward(found) == ["eval.common.cache -> eval.run.runner"]
+    cache_file, runner, engines = f"{PRODUCT}.eval.common.cache", f"{PRODUCT}.eval.run.runner", f"{PRODUCT}.backends"
+    known = {cache_file, runner, engines}
+    code = "def later():\n    from compare_q.eval.run import runner\nfrom compare_q import backends"
+    assert imports_of(code, known) == {runner, engines}
+    named = f'importlib.import_module("{runner}"), __import__("{engines}"), print("{cache_file}")'
+    assert imports_of(named, known) == {runner, engines}
+    found = {cache_file: {runner}, runner: {cache_file}}
+    assert upward(found) == [f"{cache_file} -> {runner}"]
     with pytest.raises(CycleError):
         list(TopologicalSorter(found).static_order())

@@ -18,15 +18,15 @@ from tests.support import ROOT
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
-    "backends.hf.layers", "backends.scoring.triton_divergences", "backends.scoring.triton_kernel",
-    "backends.vllm.cpu_kernels",
-}  # fmt: skip
+    f"compare_q.backends.{name}"
+    for name in ("hf.layers", "scoring.triton_divergences", "scoring.triton_kernel", "vllm.cpu_kernels")
+}
 """The modules that import torch at their top."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 IMPORT_ALL = """
 import importlib, pathlib
 for file in sorted([*pathlib.Path('eval').rglob('*.py'), *pathlib.Path('backends').rglob('*.py')]):
-    name = '.'.join(file.with_suffix('').parts).removesuffix('.__init__')
+    name = '.'.join(('compare_q', *file.with_suffix('').parts)).removesuffix('.__init__')
     if not name.endswith('__main__'):
         try:
             importlib.import_module(name)
@@ -34,7 +34,7 @@ for file in sorted([*pathlib.Path('eval').rglob('*.py'), *pathlib.Path('backends
             print(name)
 """
 SET_BY_OTHER_TESTS = ("COMPARE_Q_IN_PROCESS", "COMPARE_Q_KERNELS")
-MAIN = "from eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "from compare_q.eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:

@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.files import INDEX, SINGLE
-from backends.common.errors import InputError
-from backends.common.json_files import exists, read_object
-from backends.common.messages import printable, shortened
-from backends.layers import schemes
-from backends.layers.schemes import objects_in, part
+from compare_q.backends.checkpoint.files import INDEX, SINGLE
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, read_object
+from compare_q.backends.common.messages import printable, shortened
+from compare_q.backends.layers import schemes
+from compare_q.backends.layers.schemes import objects_in, part
 
 QUANTIZATION = "quantization_config"
 OLD_QUANTIZATION = "compression_config"

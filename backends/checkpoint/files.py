@@ -12,9 +12,18 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from backends.common.errors import InputError
-from backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_bytes, read_object, reason
-from backends.common.messages import one_line, printable
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import (
+    LARGEST,
+    exists,
+    is_file,
+    open_regular,
+    parsed,
+    read_bytes,
+    read_object,
+    reason,
+)
+from compare_q.backends.common.messages import one_line, printable
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 STAMPED = (

@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from backends import hub
-from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
-from backends.checkpoint import files, stored_bits
-from backends.checkpoint.config import CheckpointConfig
-from backends.common.errors import InputError
-from backends.common.messages import printable
-from backends.hub import SILENT, Watch
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.checkpoint import files, stored_bits
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.backends.hub import SILENT, Watch
 
 
 class HuggingFaceFolder(ModelFiles):

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.checkpoint.config import ConfigHints, unpadded
-from backends.checkpoint.files import Tensor
-from backends.common.errors import InputError
-from backends.common.json_files import parsed
-from backends.layers.schemes import sizes_text, with_group_size
+from compare_q.backends.checkpoint.config import ConfigHints, unpadded
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import parsed
+from compare_q.backends.layers.schemes import sizes_text, with_group_size
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""

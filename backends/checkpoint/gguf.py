@@ -16,17 +16,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backends import hub
-from backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
-from backends.checkpoint.config import extended_by_yarn
-from backends.checkpoint.files import sampled
-from backends.checkpoint.gguf_header import TOKEN_TYPES, TOKENS, GgufTensor, read_header
-from backends.checkpoint.stored_bits import UNEXPLAINED
-from backends.common.errors import InputError
-from backends.common.json_files import is_file
-from backends.common.messages import printable
-from backends.common.packages import installed_versions
-from backends.hub import SILENT, Watch
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.checkpoint.config import extended_by_yarn
+from compare_q.backends.checkpoint.files import sampled
+from compare_q.backends.checkpoint.gguf_header import TOKEN_TYPES, TOKENS, GgufTensor, read_header
+from compare_q.backends.checkpoint.stored_bits import UNEXPLAINED
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import is_file
+from compare_q.backends.common.messages import printable
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.hub import SILENT, Watch
 
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")

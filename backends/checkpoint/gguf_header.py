@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from backends.common.errors import InputError
-from backends.common.json_files import LARGEST, open_regular
-from backends.common.messages import bytes_in_words, one_line, printable, shortened
-from backends.common.packages import package_folder
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import LARGEST, open_regular
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable, shortened
+from compare_q.backends.common.packages import package_folder
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""

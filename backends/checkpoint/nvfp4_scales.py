@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.files import Tensor, read_headers, weight_files
-from backends.checkpoint.formats import NUMBERS, values
-from backends.common.errors import InputError
-from backends.layers.names import fused_layers
-from backends.layers.schemes import objects_in
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
+from compare_q.backends.checkpoint.formats import NUMBERS, values
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.layers.names import fused_layers
+from compare_q.backends.layers.schemes import objects_in
 
 STORED = {"weight_global_scale": ("weight_packed", "input_global_scale"), "weight_scale_2": ("weight", "input_scale")}
 """Name of the weights' global scale -> names of the packed weights and of the activations' global scale.

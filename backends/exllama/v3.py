@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from backends.base import Capabilities, Layer, LoadRequest, Window
-from backends.checkpoint import files as checkpoint
-from backends.common.errors import InputError
-from backends.common.head import Head
-from backends.common.messages import dtype_name
-from backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
-from backends.layers.groups import group_layers
+from compare_q.backends.base import Capabilities, Layer, LoadRequest, Window
+from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.exllama.family import OUTPUT_FACTOR, ExLlamaEngine, ExLlamaOptions
+from compare_q.backends.layers.groups import group_layers
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends.base import (
+from compare_q.backends.base import (
     Answer,
     Capabilities,
     Layer,
@@ -32,24 +32,24 @@ from backends.base import (
     Storage,
     Window,
 )
-from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common.errors import InputError, ModelError
-from backends.common.head import Head
-from backends.common.messages import dtype_name, one_line
-from backends.common.options import parse_options
-from backends.common.packages import check_installed
-from backends.hf.quantization import (
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.packages import check_installed
+from compare_q.backends.hf.quantization import (
     check_complete,
     check_dtype,
     check_packages,
     check_resident,
     transformers_config,
 )
-from backends.hf.streaming import Streamer, decoder_layers
-from backends.hub import local_folder
-from backends.layers.groups import group_layers
-from backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
+from compare_q.backends.hf.streaming import Streamer, decoder_layers
+from compare_q.backends.hub import local_folder
+from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 
 if TYPE_CHECKING:
     import torch
@@ -282,7 +282,7 @@ class TransformersBackend(LogitsEngine):
         return states
 
     def layers(self) -> tuple[Layer, ...]:
-        from backends.hf import layers as transformers_layers
+        from compare_q.backends.hf import layers as transformers_layers
 
         asked = self.stored_quantization or self.options.quantization_config or {}
         return group_layers(transformers_layers.layers(self.model, asked, self.folder))

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from backends.base import Layer
-from backends.checkpoint.files import read_headers, weight_files
-from backends.common.messages import dtype_name
-from backends.layers.groups import deviation
-from backends.layers.names import OTHER_TOWERS, outside_text_model
-from backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, with_group_size
+from compare_q.backends.base import Layer
+from compare_q.backends.checkpoint.files import read_headers, weight_files
+from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.layers.groups import deviation
+from compare_q.backends.layers.names import OTHER_TOWERS, outside_text_model
+from compare_q.backends.layers.schemes import UNKNOWN, Scheme, args_text, declared, with_group_size
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}

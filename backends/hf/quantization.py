@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError, ModelError
-from backends.common.messages import one_line
-from backends.common.options import check_names
-from backends.common.packages import installed_versions
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.options import check_names
+from compare_q.backends.common.packages import installed_versions
 
 KEY = "quantization_config"
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")

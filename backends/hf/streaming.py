@@ -19,9 +19,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Window
-from backends.common.errors import ModelError
-from backends.layers.noise import layer_list
+from compare_q.backends.base import Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.layers.noise import layer_list
 
 if TYPE_CHECKING:
     import torch

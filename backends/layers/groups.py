@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Layer
-from backends.layers.names import NUMBER
-from backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
+from compare_q.backends.base import Layer
+from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.common.errors import InputError, ModelError
-from backends.common.options import parse_options
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.options import parse_options
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.layers.names import bare, parts_of, spellings, upwards
+from compare_q.backends.layers.names import bare, parts_of, spellings, upwards
 
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]

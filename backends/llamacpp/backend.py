@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
-from backends.checkpoint import gguf
-from backends.checkpoint.gguf_header import GgufTensor
-from backends.common.errors import InputError, ModelError
-from backends.common.options import parse_options
-from backends.common.packages import check_installed, installed_versions
-from backends.layers.groups import group_layers
-from backends.layers.schemes import UNKNOWN
-from backends.llamacpp import ggml
+from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
+from compare_q.backends.checkpoint import gguf
+from compare_q.backends.checkpoint.gguf_header import GgufTensor
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.packages import check_installed, installed_versions
+from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.layers.schemes import UNKNOWN
+from compare_q.backends.llamacpp import ggml
 
 if TYPE_CHECKING:
     import torch

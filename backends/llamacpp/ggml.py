@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
-from backends.common.packages import package_folder
-from backends.layers.schemes import UNKNOWN
+from compare_q.backends.common import machine
+from compare_q.backends.common.packages import package_folder
+from compare_q.backends.layers.schemes import UNKNOWN
 
 DEBUG, WARNING, ERROR = 1, 3, 4
 ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")

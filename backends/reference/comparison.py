@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.common.errors import ModelError
-from backends.common.head import head_logits
-from backends.reference.reading import Blocks, ReferenceWindows, StoredRows
-from backends.reference.store import ReferenceStore
-from backends.scoring import divergences, statistics
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import head_logits
+from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows
+from compare_q.backends.reference.store import ReferenceStore
+from compare_q.backends.scoring import divergences, statistics
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from backends.base import TokenScores
+    from compare_q.backends.base import TokenScores
 
 CHUNK_ELEMENTS = 1 << 26
 """Logits of the reference that ``window_scores`` makes at a time: 128 MiB in bfloat16."""

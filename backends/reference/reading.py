@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.reference.store import MANIFEST, Reader, ReferenceStore
-from backends.reference.upstream import UpstreamReader
+from compare_q.backends.reference.store import MANIFEST, Reader, ReferenceStore
+from compare_q.backends.reference.upstream import UpstreamReader
 
 if TYPE_CHECKING:
     import torch

@@ -32,10 +32,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from backends.common import storage
-from backends.common.errors import InputError, ModelError
-from backends.common.head import Contents, Head
-from backends.common.messages import one_line
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.head import Contents, Head
+from compare_q.backends.common.messages import one_line
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.common.errors import InputError
-from backends.common.head import Head
-from backends.common.messages import one_line
-from backends.reference.store import MANIFEST, ReferenceStore
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.reference.store import MANIFEST, ReferenceStore
 
 if TYPE_CHECKING:
     import torch

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import TokenScores
-from backends.scoring import statistics
-from backends.scoring.statistics import Column
+from compare_q.backends.base import TokenScores
+from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring.statistics import Column
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def partial(
 def _fused() -> Callable[..., None] | None:
     """The Triton kernel, or None where Triton is not installed."""
     try:
-        from backends.scoring import triton_divergences
+        from compare_q.backends.scoring import triton_divergences
     except ImportError:
         return None
     return triton_divergences.partial

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
-from backends.base import TokenScores, Window
-from backends.common import json_files, storage
-from backends.common.errors import InputError, ModelError
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.common import json_files, storage
+from compare_q.backends.common.errors import InputError, ModelError
 
 DIVERGENCES_SUFFIX = "-more"
 """At the end of the tag of segments that hold the divergences that have to be asked for."""

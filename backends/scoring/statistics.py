@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import TokenScores
-from backends.common.errors import ModelError
+from compare_q.backends.base import TokenScores
+from compare_q.backends.common.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def partial(
 def _fused() -> Callable[..., None] | None:
     """The Triton kernel, or None where Triton is not installed."""
     try:
-        from backends.scoring import triton_kernel
+        from compare_q.backends.scoring import triton_kernel
     except ImportError:
         return None
     return triton_kernel.partial

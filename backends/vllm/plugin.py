@@ -20,6 +20,6 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from backends.vllm.cpu_kernels import add_kernels
+        from compare_q.backends.vllm.cpu_kernels import add_kernels
 
         add_kernels()

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common.head import Contents
-from backends.common.messages import dtype_name, one_line
-from backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
-from backends.reference.reading import StoredRows, open_reference
-from backends.reference.recorder import Recorder
-from backends.scoring import divergences, statistics
-from backends.scoring.statistics import Column
-from backends.vllm.hooks import Pack, RequestRows, ScoredRows, Tokens, scored_rows, states_of
-from backends.vllm.logits import LogitsSource, ProbeDifferences, probed
+from compare_q.backends.common.head import Contents
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
+from compare_q.backends.reference.reading import StoredRows, open_reference
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring.statistics import Column
+from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows, Tokens, scored_rows, states_of
+from compare_q.backends.vllm.logits import LogitsSource, ProbeDifferences, probed
 
 if TYPE_CHECKING:
     import torch

@@ -1,10 +1,10 @@
 """What compare_q runs inside vLLM's worker processes; the other side is ``backends/vllm/driver.py``.
 
-``LLM(..., worker_extension_cls="backends.vllm.worker.ScoringExtension")`` mixes the class into every worker, which
-imports this file before it builds a model; the driver calls the methods by ``collective_rpc``.  Their names begin with
-``compare_q``, because vLLM refuses names that the worker has.  A pass is ``begin``, requests with a tag, ``collect`` as
-they finish, ``end``.  An error inside a step is kept for the next ``collect``: raised inside the step it would kill the
-engine.
+``LLM(..., worker_extension_cls="compare_q.backends.vllm.worker.ScoringExtension")`` mixes the class into every worker,
+which imports this file before it builds a model; the driver calls the methods by ``collective_rpc``.  Their names begin
+with ``compare_q``, because vLLM refuses names that the worker has.  A pass is ``begin``, requests with a tag,
+``collect`` as they finish, ``end``.  An error inside a step is kept for the next ``collect``: raised inside the step it
+would kill the engine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.config import CheckpointConfig
-from backends.common.messages import dtype_name, one_line
-from backends.layers import schemes
-from backends.layers.noise import Noise, vllm_decoder_layers
-from backends.vllm import layers as vllm_layers
-from backends.vllm.hooks import RequestRows, Tokens, attach, before_forwards
-from backends.vllm.logits import LogitsSource
-from backends.vllm.plugin import register
-from backends.vllm.scorer import Plan, Scorer
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.layers import schemes
+from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
+from compare_q.backends.vllm import layers as vllm_layers
+from compare_q.backends.vllm.hooks import RequestRows, Tokens, attach, before_forwards
+from compare_q.backends.vllm.logits import LogitsSource
+from compare_q.backends.vllm.plugin import register
+from compare_q.backends.vllm.scorer import Plan, Scorer
 
 RANKS = "batched_count_greater_than"
 """The function of vLLM's sampler that counts them."""

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends.base import (
+from compare_q.backends.base import (
     Answer,
     Capabilities,
     LoadRequest,
@@ -27,9 +27,9 @@ from backends.base import (
     TokenScores,
     Window,
 )
-from backends.common.errors import InputError, ModelError
-from backends.vllm_server.client import ServerError
-from backends.vllm_server.served import Card, Sample, ServedModel, ServedModelFiles, is_stamped, real_logprobs
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.vllm_server.client import ServerError
+from compare_q.backends.vllm_server.served import Card, Sample, ServedModel, ServedModelFiles, is_stamped, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2

@@ -18,9 +18,9 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from backends.common.errors import InputError
-from backends.common.json_files import parsed
-from backends.common.messages import bytes_in_words
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import parsed
+from compare_q.backends.common.messages import bytes_in_words
 
 if TYPE_CHECKING:
     import httpx2

@@ -27,14 +27,23 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from backends import hub
-from backends.base import Answer, Finish, LoadRequest, ModelFacts, ModelFiles, Question, Sampling, Storage
-from backends.checkpoint import gguf, stored_bits
-from backends.common.errors import InputError, ModelError
-from backends.common.json_files import expanded
-from backends.common.messages import shortened
-from backends.common.options import describe, parse_options
-from backends.vllm_server.client import CONNECT_S, OURS, PER_TOKEN, SHORT_S, SMALL, Server, ServerError, base_url
+from compare_q.backends import hub
+from compare_q.backends.base import Answer, Finish, LoadRequest, ModelFacts, ModelFiles, Question, Sampling, Storage
+from compare_q.backends.checkpoint import gguf, stored_bits
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.messages import shortened
+from compare_q.backends.common.options import describe, parse_options
+from compare_q.backends.vllm_server.client import (
+    CONNECT_S,
+    OURS,
+    PER_TOKEN,
+    SHORT_S,
+    SMALL,
+    Server,
+    ServerError,
+    base_url,
+)
 
 if TYPE_CHECKING:
     import httpx2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-import backends
-from backends import hub
-from backends.base import LoadRequest, ModelFacts
-from backends.common import machine
-from backends.common.errors import InputError, ModelError
-from backends.common.messages import printable
-from backends.common.options import named_files, strings_in
-from backends.worker.messages import Described, DescribeJob
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest, ModelFacts
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.messages import printable
+from compare_q.backends.common.options import named_files, strings_in
+from compare_q.backends.worker.messages import Described, DescribeJob
 
 
 def describe(job: DescribeJob) -> Described:

@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backends.common.process import WORKER, die_with_parent
+from compare_q.backends.common.process import WORKER, die_with_parent
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a run to end; what comes of one that reaches all processes of a run, the driver decides."""
@@ -61,8 +61,8 @@ def main(descriptor: str, lifeline: str, engine: str, verbose: str) -> NoReturn:
 def lacking_package() -> str:
     """What a Python lacks to run any worker, in one line; empty if it lacks nothing."""
     try:
-        from backends.common import machine
-        from backends.worker import serving  # noqa: F401 - the workers' code
+        from compare_q.backends.common import machine
+        from compare_q.backends.worker import serving  # noqa: F401 - the workers' code
     except ModuleNotFoundError as missing:
         package = PACKAGES.get(missing.name or "", missing.name)
         return f"python: {sys.executable} lacks {package}: {sys.executable} -m pip install numpy pydantic safetensors"
@@ -75,7 +75,7 @@ def imported(engine: str, lifeline: int, *, verbose: bool) -> str:
 
     What cannot be imported, loading a model says better.
     """
-    import backends
+    from compare_q import backends
 
     with ended_with(lifeline), suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
@@ -208,7 +208,7 @@ class Forks:
                 ending.close()
             os.environ[WORKER] = "1"
             faulthandler.enable()  # a crash says in the log where it was
-            from backends.worker import serving
+            from compare_q.backends.worker import serving
 
             serving.serve(channel, **asked)
             atexit._run_exitfuncs()
@@ -241,5 +241,5 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-if __name__ == "__main__":  # python -m backends.worker.engine_process SOCKET LIFELINE ENGINE VERBOSE
+if __name__ == "__main__":  # python -m compare_q.backends.worker.engine_process SOCKET LIFELINE ENGINE VERBOSE
     main(*sys.argv[1:])

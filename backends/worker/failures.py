@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import backends
-from backends.common.messages import bytes_in_words, one_line
+from compare_q import backends
+from compare_q.backends.common.messages import bytes_in_words, one_line
 
 if TYPE_CHECKING:
-    from backends.worker.messages import DescribeJob, LoadJob
+    from compare_q.backends.worker.messages import DescribeJob, LoadJob
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from backends.base import LoadRequest, ModelFacts, Question, Sampling, Task, Window
-from backends.common import storage
-from backends.common.errors import ModelError
-from backends.common.messages import one_line
+from compare_q.backends.base import LoadRequest, ModelFacts, Question, Sampling, Task, Window
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.messages import one_line
 
 
 @dataclass(frozen=True)

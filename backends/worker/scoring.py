@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backends.base import Engine, LogitsEngine, ScoringEngine, Task, TokenScores, Window
-from backends.common.errors import ModelError
-from backends.reference.comparison import Comparison
-from backends.reference.reading import open_reference
-from backends.reference.recorder import Recorder
-from backends.scoring import statistics
+from compare_q.backends.base import Engine, LogitsEngine, ScoringEngine, Task, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.comparison import Comparison
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.scoring import statistics
 
 if TYPE_CHECKING:
     import torch

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-import backends
-from backends.base import Engine, LoadRequest, TokenScores, Window
-from backends.common.messages import one_line
-from backends.common.process import in_worker
-from backends.layers.groups import groups_to_json
-from backends.scoring import segments
-from backends.worker import failures, scoring
-from backends.worker.messages import AnswerJob, Failed, LoadJob, ScoreJob, Told, read_windows
+from compare_q import backends
+from compare_q.backends.base import Engine, LoadRequest, TokenScores, Window
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.process import in_worker
+from compare_q.backends.layers.groups import groups_to_json
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker import failures, scoring
+from compare_q.backends.worker.messages import AnswerJob, Failed, LoadJob, ScoreJob, Told, read_windows
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: a file for every 2 s, each of which takes about 1 ms to write."""

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from backends.common import machine
-from backends.common.errors import CompareQError
-from backends.common.messages import one_line
-from backends.worker import describing, failures, scoring_job
-from backends.worker.messages import (
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import CompareQError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.worker import describing, failures, scoring_job
+from compare_q.backends.worker.messages import (
     AnswerJob,
     CallJob,
     DescribeJob,

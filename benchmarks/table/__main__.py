@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.common import machine
 from benchmarks import shapes
 from benchmarks.table import growth, jobs, peers, run, timings
+from compare_q.backends.common import machine
 
 PARTS = ("table", "prefill")
 

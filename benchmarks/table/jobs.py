@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table.peers import KINDS, Job, windows_of
-from eval.common.processes import command, environment
+from compare_q.eval.common.processes import command, environment
 
 
 def measured(jobs: dict[str, Job], folder: Path) -> dict[str, dict[str, Any]]:

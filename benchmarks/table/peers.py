@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.common.packages import installed_versions
+from compare_q.backends.common.packages import installed_versions
 
 Job = dict[str, Any]
 WARM_UP_TOKENS = 32_768

@@ -16,9 +16,9 @@ from demo.recipes import ROOT
 
 def usable_rows(out: Path, rows: list[Row]) -> list[dict[str, Any]]:
     """Model specs of the rows whose models were made and whose engines can run here, the first as the reference."""
-    from eval.run import jobs
-    from eval.run.hosts import Hosts
-    from eval.specs import reading
+    from compare_q.eval.run import jobs
+    from compare_q.eval.run.hosts import Hosts
+    from compare_q.eval.specs import reading
 
     entries: list[dict[str, Any]] = []
     for row in rows:

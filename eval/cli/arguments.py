@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from backends.common.errors import InputError
-from eval import __version__
-from eval.cli import output_flags, plot_flags, run_flags
-from eval.cli.flag_values import Once
-from eval.common.cache import default_root
+from compare_q import __version__
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.cli import output_flags, plot_flags, run_flags
+from compare_q.eval.cli.flag_values import Once
+from compare_q.eval.common.cache import default_root
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,11 +16,11 @@ from filelock import Timeout
 from rich.table import Table
 from rich.text import Text
 
-from backends.common.errors import InputError
-from backends.common.messages import bytes_in_words
-from backends.reference.store import read_manifest
-from backends.scoring import segments
-from eval.common.cache import NAMES, SECTIONS, Cache, own_files, remove_lock
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import bytes_in_words
+from compare_q.backends.reference.store import read_manifest
+from compare_q.backends.scoring import segments
+from compare_q.eval.common.cache import NAMES, SECTIONS, Cache, own_files, remove_lock
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 

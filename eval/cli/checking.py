@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import backends
-from backends import hub
-from backends.common.errors import InputError
-from eval.cli import doctor
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.run import jobs
-from eval.run.hosts import Hosts
-from eval.run.jobs import Job
-from eval.specs.types import DataSpec, ModelSpec
-from eval.text import windows
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.cli import doctor
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run import jobs
+from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.text import windows
 
 
 @dataclass(frozen=True)

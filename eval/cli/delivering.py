@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from eval.common.cache import Cache
-from eval.common.outputs import Outputs
-from eval.plots import measures
-from eval.results import flat, results_json
-from eval.results.differences import near_lossless
-from eval.results.run_result import Results, TextResult
-from eval.table import columns, llama_statistics, markdown, pairs, terminal
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import measures
+from compare_q.eval.results import flat, results_json
+from compare_q.eval.results.differences import near_lossless
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
 
 if TYPE_CHECKING:
-    from backends.base import Window
-    from eval.run.runner import Finished
+    from compare_q.backends.base import Window
+    from compare_q.eval.run.runner import Finished
 
 Inspect = Callable[[], Sequence[Any]]
 """Makes what the HTML report shows of single tokens of each text, None for one that failed; called only if a report is
@@ -48,7 +48,7 @@ def deliver(args: argparse.Namespace, finished: Finished, cache: Cache, outputs:
     """All that was asked for of a run that has just finished."""
 
     def inspect() -> Sequence[Any]:
-        from eval.html import inspector
+        from compare_q.eval.html import inspector
 
         return [
             None if data is None else inspector.inspect_tokens(text, data, cache)
@@ -94,7 +94,7 @@ def write(args: argparse.Namespace, results: Results, inspect: Inspect, outputs:
         markdown.write(table, file, args.columns, by_text=args.by_text, timing=args.timing)
 
     def write_report(file: Path) -> None:
-        from eval.html import report
+        from compare_q.eval.html import report
 
         report.write(results, inspect(), file, command, args.columns)
 
@@ -117,7 +117,7 @@ def draw(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
     for file in filter(None, (args.plot_file, args.card)):
         size, measure = measures.SIZES.get(args.x_axis), measures.chosen(results, args.measure, args.kld_value)
         with outputs.writing(file):
-            from eval.plots import pictures  # a package that is missing is this output's failure alone
+            from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
 
             pictures.draw(
                 results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark,
@@ -125,14 +125,14 @@ def draw(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
             )  # fmt: skip
     if args.plots:
         with outputs.writing(args.plots):
-            from eval.plots import pictures
+            from compare_q.eval.plots import pictures
 
             pictures.write_all(results, args.plots, outputs, dark=args.dark)
 
 
 def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]) -> list[Path]:
     """Every file that ``--tokens-out`` may write, of several texts in a folder each."""
-    from eval.run.token_scores import file_names
+    from compare_q.eval.run.token_scores import file_names
 
     parts = file_names(texts) if len(texts) > 1 else [""]
     return [folder / part / f"{name}.parquet" for part in parts for name in file_names(labels)] if folder else []
@@ -140,7 +140,7 @@ def token_files(folder: Path | None, labels: Sequence[str], texts: Sequence[str]
 
 def copy_scores(cache: Cache, finished: Finished, folder: Path, outputs: Outputs) -> None:
     """``--tokens-out``: the token scores of every model, of several texts in a folder for each text."""
-    from eval.run.token_scores import file_names
+    from compare_q.eval.run.token_scores import file_names
 
     texts = finished.results.texts
     several = len(texts) > 1
@@ -158,7 +158,7 @@ def copy_scores_of_text(
 
     ``of``: what is said behind a label, of several texts.
     """
-    from eval.run import token_scores
+    from compare_q.eval.run import token_scores
 
     names = token_scores.file_names([model.label for model in text.models])
     for model, name in zip(text.models, names, strict=True):

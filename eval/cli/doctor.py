@@ -13,22 +13,22 @@ from typing import Any
 
 from rich.console import Console
 
-import backends
-from backends import hub
-from backends.base import LoadRequest
-from backends.checkpoint.doctor import comparison, parameters
-from backends.checkpoint.doctor.checkpoint import Checkpoint
-from backends.checkpoint.doctor.comparison import LayerError
-from backends.checkpoint.doctor.examining import Examination, Patient, examine
-from backends.common.errors import InputError
-from backends.common.json_files import exists, expanded
-from backends.common.messages import printable
-from backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
-from backends.layers.schemes import UNKNOWN
-from eval.cli import doctor_errors
-from eval.common.processes import apart
-from eval.common.progress import Progress
-from eval.specs import reading
+from compare_q import backends
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint.doctor import comparison, parameters
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.doctor.comparison import LayerError
+from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, expanded
+from compare_q.backends.common.messages import printable
+from compare_q.backends.layers.groups import AFTER_LOADING, PLAIN, groups_from_json, short_kernel_name
+from compare_q.backends.layers.schemes import UNKNOWN
+from compare_q.eval.cli import doctor_errors
+from compare_q.eval.common.processes import apart
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
 
 TITLE_WIDTH = 11
 NOTHING = "nothing wrong found"

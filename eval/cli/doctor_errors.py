@@ -12,10 +12,10 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from backends.checkpoint.doctor.comparison import LayerError, worst_first
-from backends.common.errors import InputError
-from backends.common.messages import printable
-from backends.layers.names import NUMBER
+from compare_q.backends.checkpoint.doctor.comparison import LayerError, worst_first
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.backends.layers.names import NUMBER
 
 WORST = 10
 """Matrices in the table; the picture has all."""
@@ -73,7 +73,7 @@ def draw(errors: Sequence[LayerError], file: Path, title: str, *, dark: bool = F
     """Draw the errors above zero over the number of the decoder layer, kinds of layers in colours."""
     from matplotlib.ticker import MaxNLocator
 
-    from eval.plots import style
+    from compare_q.eval.plots import style
 
     shown = [(layer.name, layer.error) for layer in worst_first(errors) if layer.error and math.isfinite(layer.error)]
     points = [(match[1], match[2], error) for name, error in shown if (match := IN_LAYER.search(name))]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
+from compare_q.backends.common.errors import InputError
 
 
 class Once(argparse.Action):

@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-import backends
-from backends.common.errors import CompareQError, InputError
-from backends.common.json_files import is_file
-from backends.common.messages import one_line, printable
-from backends.common.options import strings_in
-from eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
-from eval.common import streams
-from eval.common.cache import Cache
-from eval.common.outputs import CURE, Outputs
-from eval.common.progress import Progress
-from eval.plots.measures import ACCURACIES
-from eval.results import merging
-from eval.specs import qbench, reading
-from eval.specs.types import DataSpec, ModelSpec
-from eval.table import pairs
+from compare_q import backends
+from compare_q.backends.common.errors import CompareQError, InputError
+from compare_q.backends.common.json_files import is_file
+from compare_q.backends.common.messages import one_line, printable
+from compare_q.backends.common.options import strings_in
+from compare_q.eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
+from compare_q.eval.common import streams
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.outputs import CURE, Outputs
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.plots.measures import ACCURACIES
+from compare_q.eval.results import merging
+from compare_q.eval.specs import qbench, reading
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.table import pairs
 
 if TYPE_CHECKING:
-    from eval.run.hosts import Hosts
-    from eval.run.runner import Finished
+    from compare_q.eval.run.hosts import Hosts
+    from compare_q.eval.run.runner import Finished
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def answer(words: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit status."""
     try:
         if words[:1] == ["trace"]:
-            from eval.cli.trace import command
+            from compare_q.eval.cli.trace import command
 
             return command.run(words[1:])
         args = arguments.parse(words)
@@ -73,7 +73,7 @@ def answer(words: Sequence[str]) -> int:
         if args.cache:
             return show_cache(args)
         if args.doctor:
-            from eval.cli import doctor
+            from compare_q.eval.cli import doctor
 
             output_flags.check_outputs(args)
             return doctor.run(args)
@@ -87,7 +87,7 @@ def answer(words: Sequence[str]) -> int:
         if args.measure in ACCURACIES and not any(spec.dataset == "lm_eval" for spec in data_specs):
             raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
         pairs.check_labels(args.pair, [spec.name for spec in model_specs])
-        from eval.text import corpus
+        from compare_q.eval.text import corpus
 
         texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
         output_flags.check_texts(args, list(texts))
@@ -132,7 +132,7 @@ def inputs_of(
     args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
 ) -> dict[Path, str]:
     """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
-    from eval.text import windows
+    from compare_q.eval.text import windows
 
     found = dict.fromkeys(reading.expand(map(str, args.dataspec)), "the data spec")
     found |= dict.fromkeys(reading.expand(args.modelspec), "a model spec")
@@ -157,7 +157,7 @@ def remark(*lines: str | None) -> None:
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """``--check``: print what would run and what is wrong."""
-    from eval.cli import checking
+    from compare_q.eval.cli import checking
 
     checked = checking.check(texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
     for line in checked.lines:
@@ -179,8 +179,8 @@ def show_cache(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
     """Measure, then show, write and plot; ``texts``: by their names."""
-    from eval.run import runner
-    from eval.run.session import Session, signals_interrupt
+    from compare_q.eval.run import runner
+    from compare_q.eval.run.session import Session, signals_interrupt
 
     tokens = delivering.token_files(args.tokens_out, [spec.name for spec in model_specs], list(texts))
     output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs), tokens)
@@ -212,11 +212,11 @@ def deliver(args: argparse.Namespace, finished: Finished, cache: Cache) -> int:
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
     """Where models run, by the flags and the settings file."""
-    from eval.run import hosts
+    from compare_q.eval.run import hosts
 
     found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     if args.ray:
-        from eval import cluster
+        from compare_q.eval import cluster
 
         return cluster.on_cluster(found, args.ray, remark)
     remark(said or None)

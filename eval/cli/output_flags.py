@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from backends.common.errors import InputError
-from backends.common.json_files import exists
-from eval.cli import plot_flags
-from eval.cli.flag_values import path_argument
-from eval.common.files import is_writable
-from eval.table import registry
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists
+from compare_q.eval.cli import plot_flags
+from compare_q.eval.cli.flag_values import path_argument
+from compare_q.eval.common.files import is_writable
+from compare_q.eval.table import registry
 
 
 def add(p: argparse.ArgumentParser) -> None:

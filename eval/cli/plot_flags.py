@@ -6,10 +6,10 @@ import argparse
 import math
 from pathlib import Path
 
-from backends.common.errors import InputError
-from backends.common.messages import unicode
-from eval.cli.flag_values import path_argument
-from eval.plots.measures import KLD_VALUES, SIZES
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import unicode
+from compare_q.eval.cli.flag_values import path_argument
+from compare_q.eval.plots.measures import KLD_VALUES, SIZES
 
 
 def add(p: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def unused_picture_flags(args: argparse.Namespace, n_texts: int = 1) -> str | No
 
 def check_picture(flag: str, file: Path) -> None:
     """InputError for a file name that does not end like a picture that compare_q can draw."""
-    from eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
+    from compare_q.eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
 
     if file.suffix.lower() not in style.SUFFIXES:
         raise InputError(f"{flag}: {file}: must end in {', '.join(style.SUFFIXES)}")

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 
-from eval.cli.flag_values import Mapped, path_argument
+from compare_q.eval.cli.flag_values import Mapped, path_argument
 
 
 def add(p: argparse.ArgumentParser) -> None:

@@ -29,11 +29,11 @@ from typing import Any, TypeAlias
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from backends.common import json_files, storage
-from backends.common.errors import InputError
-from backends.common.messages import one_line
-from backends.reference import store as reference_store
-from backends.scoring import segments
+from compare_q.backends.common import json_files, storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.reference import store as reference_store
+from compare_q.backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 SECTIONS = ("tokens", "scores", "references", "logs")

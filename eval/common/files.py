@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from backends.common import json_files, storage
+from compare_q.backends.common import json_files, storage
 
 
 @contextmanager

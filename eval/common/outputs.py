@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backends.common.errors import CompareQError
-from backends.common.messages import one_line
+from compare_q.backends.common.errors import CompareQError
+from compare_q.backends.common.messages import one_line
 
 INSTALL = "install what compare_q needs to draw: pip install matplotlib adjusttext"
 CURE = "free space or name another place, and run again: what was measured is kept"

@@ -30,14 +30,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
-import backends
-from backends.common import machine
-from backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
-from backends.common.messages import one_line
-from backends.common.process import root_cause
-from backends.worker.engine_process import ENDING, end_group
-from backends.worker.failures import ending
-from backends.worker.messages import (
+import compare_q
+from compare_q import backends
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import CompareQError, InputError, ModelError, NoMemoryError, StoppedError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.process import root_cause
+from compare_q.backends.worker.engine_process import ENDING, end_group
+from compare_q.backends.worker.failures import ending
+from compare_q.backends.worker.messages import (
     AnswerJob,
     CallJob,
     Ended,
@@ -49,7 +50,7 @@ from backends.worker.messages import (
     encoded,
     parse_message,
 )
-from eval.common.progress import Progress, Tell, ToldProgress, shown
+from compare_q.eval.common.progress import Progress, Tell, ToldProgress, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
@@ -72,25 +73,25 @@ def in_process() -> bool:
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
     """The command line that runs a module of ours with this Python, or another; ``environment`` goes with it.
 
-    -P: a folder ``eval`` or ``backends`` in the working directory is not ours.
+    -P: a folder ``compare_q`` in the working directory is not ours.
     """
     return [python, "-P", "-m", module, *map(str, words)]
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """The environment of a process of ours, which finds this very ``backends``, before what the user has set.
+    """The environment of a process of ours, which finds this very ``compare_q``, before what the user has set.
 
     An installed compare_q lies among other packages, which another Python must not see: that gets a folder with a link,
     of its own for each place where a compare_q is installed.
     """
-    root = Path(backends.__file__).resolve().parent.parent
+    root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
-        from eval.common.cache import default_root
+        from compare_q.eval.common.cache import default_root
 
-        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "backends"
+        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "compare_q"
         linked.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            linked.symlink_to(root / "backends")
+            linked.symlink_to(root / "compare_q")
         root = linked.parent
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
 
@@ -143,7 +144,7 @@ class EngineProcess:
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
         try:
             self.process = subprocess.Popen(
-                command("backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
+                command("compare_q.backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
                 stdout=output, stderr=output, pass_fds=(theirs.fileno(), lifeline), env=environment(python) | seen,
                 process_group=0,  # kill -9 of the driver's group leaves it to end what engines have started
             )  # fmt: skip

@@ -20,8 +20,8 @@ from rich.progress import Progress as RichProgress
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from backends.common.messages import bytes_in_words, printable
-from eval.common import streams
+from compare_q.backends.common.messages import bytes_in_words, printable
+from compare_q.eval.common import streams
 
 EVERY_S = 0.1
 """Seconds between two messages about the progress of one phase: a data set has millions of rows."""

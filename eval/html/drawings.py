@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.text import Text
 
-from eval.plots import looks, style
-from eval.plots.style import DARK, LIGHT
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.style import DARK, LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
 HREF = "{http://www.w3.org/1999/xlink}href"

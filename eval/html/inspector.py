@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.common import processes
-from eval.common.cache import Cache
-from eval.results.run_result import TextResult
-from eval.run import token_scores
-from eval.run.token_scores import StoredScores
-from eval.text import vocabulary
-from eval.text.windows import EvalData
+from compare_q.eval.common import processes
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.run import token_scores
+from compare_q.eval.run.token_scores import StoredScores
+from compare_q.eval.text import vocabulary
+from compare_q.eval.text.windows import EvalData
 
 PASSAGE, PASSAGES, STEP = 256, 4, 32
 """Tokens in a passage, how many there are, and tokens between the places where one may begin."""

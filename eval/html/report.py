@@ -20,13 +20,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from eval.common.files import replacing
-from eval.html import inspector, sections
-from eval.html.drawings import colour_rules, marker_symbols
-from eval.html.inspector import PASSAGES, WORST
-from eval.html.sections import tag
-from eval.results import results_json, run_result
-from eval.results.run_result import Results
+from compare_q.eval.common.files import replacing
+from compare_q.eval.html import inspector, sections
+from compare_q.eval.html.drawings import colour_rules, marker_symbols
+from compare_q.eval.html.inspector import PASSAGES, WORST
+from compare_q.eval.html.sections import tag
+from compare_q.eval.results import results_json, run_result
+from compare_q.eval.results.run_result import Results
 
 FOLDER = Path(__file__).parent / "page"
 TITLE = "Quantized models compared"

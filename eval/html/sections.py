@@ -17,21 +17,21 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.html.drawings import embedded, swatch
-from eval.plots import curves, looks, measures, pictures, spread
-from eval.plots.dumbbell import dumbbell_plot, rows_of
-from eval.plots.measures import ACCURACIES, KLD, KLD_VALUES, PPL, SIZES
-from eval.plots.points import points_of
-from eval.plots.scatter import scatter_figure
-from eval.results import flat
-from eval.results.differences import SCORES, Difference, difference_or_reason, near_lossless
-from eval.results.digits import decimals_of_error, number_text, number_with_error
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.table import columns, markdown
-from eval.table.columns import Cell, Filled
-from eval.table.footnotes import MEANS, footnotes
-from eval.table.pairs import percent_above
-from eval.table.registry import COLUMNS, LABEL
+from compare_q.eval.html.drawings import embedded, swatch
+from compare_q.eval.plots import curves, looks, measures, pictures, spread
+from compare_q.eval.plots.dumbbell import dumbbell_plot, rows_of
+from compare_q.eval.plots.measures import ACCURACIES, KLD, KLD_VALUES, PPL, SIZES
+from compare_q.eval.plots.points import points_of
+from compare_q.eval.plots.scatter import scatter_figure
+from compare_q.eval.results import flat
+from compare_q.eval.results.differences import SCORES, Difference, difference_or_reason, near_lossless
+from compare_q.eval.results.digits import decimals_of_error, number_text, number_with_error
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.table import columns, markdown
+from compare_q.eval.table.columns import Cell, Filled
+from compare_q.eval.table.footnotes import MEANS, footnotes
+from compare_q.eval.table.pairs import percent_above
+from compare_q.eval.table.registry import COLUMNS, LABEL
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
 OVERVIEW = {"kld": KLD, "ppl": PPL, **ACCURACIES}

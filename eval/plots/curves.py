@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from eval.plots import labels, looks, measures, points, style
-from eval.plots.looks import LineStyle, line_styles, split_label, told_apart
-from eval.plots.measures import BPW, KLD, PPL
-from eval.plots.style import Theme
-from eval.results.run_result import TextResult
+from compare_q.eval.plots import labels, looks, measures, points, style
+from compare_q.eval.plots.looks import LineStyle, line_styles, split_label, told_apart
+from compare_q.eval.plots.measures import BPW, KLD, PPL
+from compare_q.eval.plots.style import Theme
+from compare_q.eval.results.run_result import TextResult
 
 HEIGHT, MARGIN = 7.8, 0.2
 """Inches: height of the figure, and margin around its contents."""

@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation
 
-from backends.common.messages import unicode
-from eval.plots import labels, looks, measures, spread, style
-from eval.plots.looks import Styles
-from eval.plots.measures import BPW, FILES, VRAM, Measure, Size
-from eval.plots.points import MARKED
-from eval.plots.style import Theme
-from eval.results.run_result import MARK, ModelResult, Results, macro_mean
-from eval.stats.estimates import n_blocks
-from eval.stats.uncertainty import Value, interval_95, n_waves
-from eval.table import columns
-from eval.table.columns import FLOOR
+from compare_q.backends.common.messages import unicode
+from compare_q.eval.plots import labels, looks, measures, spread, style
+from compare_q.eval.plots.looks import Styles
+from compare_q.eval.plots.measures import BPW, FILES, VRAM, Measure, Size
+from compare_q.eval.plots.points import MARKED
+from compare_q.eval.plots.style import Theme
+from compare_q.eval.results.run_result import MARK, ModelResult, Results, macro_mean
+from compare_q.eval.stats.estimates import n_blocks
+from compare_q.eval.stats.uncertainty import Value, interval_95, n_waves
+from compare_q.eval.table import columns
+from compare_q.eval.table.columns import FLOOR
 
 ROW, MARGINS, LINE = 0.36, 3.3, 0.19
 """Inches: height of a row, of what is above and below all rows, and of a further line of words."""

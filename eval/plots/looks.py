@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 from numpy.typing import NDArray
 
-from eval.plots.style import DARK, Theme
+from compare_q.eval.plots.style import DARK, Theme
 
 NAME_LETTERS = 40
 """Letters of a label beside the axes or in the name of a line: 40 W would take 6 of the 10.5 inches."""

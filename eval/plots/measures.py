@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.base import Storage
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
-from eval.results.run_result import ModelResult, Results, TextResult, several_references
-from eval.stats.answers import Accuracy, difference_error
-from eval.stats.estimates import paired_difference
-from eval.stats.uncertainty import Mean, Value
+from compare_q.backends.base import Storage
+from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult, several_references
+from compare_q.eval.stats.answers import Accuracy, difference_error
+from compare_q.eval.stats.estimates import paired_difference
+from compare_q.eval.stats.uncertainty import Mean, Value
 
 
 @dataclass(frozen=True)

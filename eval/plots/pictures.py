@@ -10,13 +10,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.common.outputs import Outputs
-from eval.plots import curves, measures, scatter, spread, style
-from eval.plots.dumbbell import dumbbell_plot
-from eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from eval.plots.points import marked_subtitle, points_of
-from eval.results.run_result import Results, TextResult
-from eval.run import token_scores
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import curves, measures, scatter, spread, style
+from compare_q.eval.plots.dumbbell import dumbbell_plot
+from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from compare_q.eval.plots.points import marked_subtitle, points_of
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.run import token_scores
 
 Picture = Callable[[], Figure]
 SCATTER = {

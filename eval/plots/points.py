@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from eval.plots import looks, measures
-from eval.plots.measures import Measure, Size
-from eval.results.run_result import MARK, TextResult
+from compare_q.eval.plots import looks, measures
+from compare_q.eval.plots.measures import Measure, Size
+from compare_q.eval.results.run_result import MARK, TextResult
 
 MARKED = f" ({MARK}: ran otherwise than its checkpoint asks)"
 """The explanation of marked labels in a subtitle."""

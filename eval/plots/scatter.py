@@ -19,10 +19,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from eval.plots import labels, looks, measures, style
-from eval.plots.looks import Styles
-from eval.plots.measures import BPW, PPL, Measure, Size
-from eval.plots.points import (
+from compare_q.eval.plots import labels, looks, measures, style
+from compare_q.eval.plots.looks import Styles
+from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
+from compare_q.eval.plots.points import (
     Level,
     Point,
     at_edge,
@@ -36,8 +36,8 @@ from eval.plots.points import (
     points_within,
     series,
 )
-from eval.plots.style import Theme, is_wide
-from eval.results.run_result import TextResult
+from compare_q.eval.plots.style import Theme, is_wide
+from compare_q.eval.results.run_result import TextResult
 
 TO_SCALE = 1.0
 """Mean KLD (nats) that a plot always shows to scale: 4 bits with ten times the KLD of 8 bits are no outlier."""

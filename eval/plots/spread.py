@@ -19,11 +19,11 @@ from matplotlib.ticker import PercentFormatter
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from eval.plots import looks, style
-from eval.plots.looks import split_label
-from eval.plots.style import Theme
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.distributions import Histogram
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.looks import split_label
+from compare_q.eval.plots.style import Theme
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.distributions import Histogram
 
 TITLE, X_LABEL = "KL divergence of single tokens", "KL divergence of single tokens (nats)"
 BOXES = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from eval.common.files import replacing
+from compare_q.eval.common.files import replacing
 
 DPI = 160
 WIDTH, LETTERS = 10.5, 105

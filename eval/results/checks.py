@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from backends.layers import groups
-from eval.results.run_result import SAME_AS, ModelResult, Results, TextResult
-from eval.stats.answers import AnswerEstimates
-from eval.stats.distributions import PERCENTS
-from eval.stats.estimates import DIVERGENCES, Estimates
-from eval.stats.uncertainty import MOST_BLOCKS
+from compare_q.backends.layers import groups
+from compare_q.eval.results.run_result import SAME_AS, ModelResult, Results, TextResult
+from compare_q.eval.stats.answers import AnswerEstimates
+from compare_q.eval.stats.distributions import PERCENTS
+from compare_q.eval.stats.estimates import DIVERGENCES, Estimates
+from compare_q.eval.stats.uncertainty import MOST_BLOCKS
 
 MOST = 2**53
 """Above every count; larger integers are no exact numbers in a browser."""

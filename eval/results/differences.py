@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.results.run_result import ModelResult, floor_of, several_references
-from eval.stats import estimates
-from eval.stats.estimates import BlockSums, n_blocks
-from eval.stats.uncertainty import interval_95, n_waves, student_t
+from compare_q.eval.results.run_result import ModelResult, floor_of, several_references
+from compare_q.eval.stats import estimates
+from compare_q.eval.stats.estimates import BlockSums, n_blocks
+from compare_q.eval.stats.uncertainty import interval_95, n_waves, student_t
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
 """The scores that can be compared, and their names in messages."""

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.common.messages import printable
-from backends.layers import groups
-from eval.common.files import replacing
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.results.timing import shared_seconds
-from eval.stats.answers import AnswerEstimates
-from eval.stats.estimates import DIVERGENCES, AgainstReference
-from eval.stats.uncertainty import Value
+from compare_q.backends.common.messages import printable
+from compare_q.backends.layers import groups
+from compare_q.eval.common.files import replacing
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.timing import shared_seconds
+from compare_q.eval.stats.answers import AnswerEstimates
+from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference
+from compare_q.eval.stats.uncertainty import Value
 
 LEAST = 0.01
 """Share of a row's seconds from which something counts as beside it: less than a hundredth slows by less."""

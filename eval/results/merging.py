@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backends.common.errors import InputError
-from backends.common.messages import printable, shortened
-from backends.scoring.segments import DIVERGENCES_SUFFIX
-from eval.results import results_json
-from eval.results.digits import PPL_DIGITS, number_text
-from eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
-from eval.stats.estimates import Estimates
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable, shortened
+from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
+from compare_q.eval.results import results_json
+from compare_q.eval.results.digits import PPL_DIGITS, number_text
+from compare_q.eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
+from compare_q.eval.stats.estimates import Estimates
 
 WINDOWS = ("text_tokens", "method", "windows", "window_length", "scored_tokens")
 """The keys of a run's data with which an error message tells windows apart."""

@@ -22,15 +22,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from backends.common import json_files, machine
-from backends.common.errors import InputError
-from backends.common.messages import one_line, printable, shortened, unicode
-from backends.common.options import describe
-from eval import __version__
-from eval.common.files import replacing
-from eval.results import checks
-from eval.results.flat import flat_json
-from eval.results.run_result import ORIGIN, ModelResult, Results, TextResult, with_parts
+from compare_q import __version__
+from compare_q.backends.common import json_files, machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line, printable, shortened, unicode
+from compare_q.backends.common.options import describe
+from compare_q.eval.common.files import replacing
+from compare_q.eval.results import checks
+from compare_q.eval.results.flat import flat_json
+from compare_q.eval.results.run_result import ORIGIN, ModelResult, Results, TextResult, with_parts
 
 FORMAT = 7
 """Version of the layout of results.json: no other one is read."""

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends.base import Layer, Storage
-from backends.common import machine
-from backends.layers import groups
-from eval.results.timing import Timing
-from eval.stats.estimates import Estimates
-from eval.stats.uncertainty import Mean, Perplexity, Value
+from compare_q.backends.base import Layer, Storage
+from compare_q.backends.common import machine
+from compare_q.backends.layers import groups
+from compare_q.eval.results.timing import Timing
+from compare_q.eval.stats.estimates import Estimates
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 MARK = "\N{DAGGER}"
 """Beside the label of a model whose layers ran otherwise than its checkpoint asks."""

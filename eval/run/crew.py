@@ -14,16 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from backends.base import LoadRequest, Window
-from backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
-from backends.worker.messages import LoadJob, ScoreJob
-from eval.common.processes import Deadline
-from eval.common.progress import Tell
-from eval.run import token_scores
-from eval.run.devices import SOON_S, Hold
-from eval.run.hosts import Worker
-from eval.run.jobs import Job
-from eval.run.session import Session
+from compare_q.backends.base import LoadRequest, Window
+from compare_q.backends.common.errors import CompareQError, LostWorkerError, ModelError, NoMemoryError, StoppedError
+from compare_q.backends.worker.messages import LoadJob, ScoreJob
+from compare_q.eval.common.processes import Deadline
+from compare_q.eval.common.progress import Tell
+from compare_q.eval.run import token_scores
+from compare_q.eval.run.devices import SOON_S, Hold
+from compare_q.eval.run.hosts import Worker
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.session import Session
 
 Item = TypeVar("Item")
 SAMPLED_WINDOWS, SAMPLED_TOKENS = 2, 2048

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from backends.common import machine
-from backends.common.errors import InputError
-from backends.common.machine import Gpu
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.machine import Gpu
 
 SOON_S = 60.0
 """Seconds before its end at which a model lets the next one load beside it, which cannot move to other GPUs then."""

@@ -18,19 +18,19 @@ from typing import Any, Protocol
 
 from filelock import Timeout
 
-from backends.common import machine
-from backends.common.errors import InputError, StoppedError
-from backends.common.json_files import expanded
-from backends.common.process import captured
-from backends.hub import Watch
-from backends.worker import serving
-from backends.worker.messages import DESCRIBED, Described, DescribeJob
-from eval.common.cache import Lock, NoLock
-from eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process, outcome
-from eval.common.progress import Tell
-from eval.run import devices
-from eval.run.devices import Devices, Kind
-from eval.specs import reading
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, StoppedError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.process import captured
+from compare_q.backends.hub import Watch
+from compare_q.backends.worker import serving
+from compare_q.backends.worker.messages import DESCRIBED, Described, DescribeJob
+from compare_q.eval.common.cache import Lock, NoLock
+from compare_q.eval.common.processes import PROCESSES, Deadline, Wanted, WorkerProcess, in_process, outcome
+from compare_q.eval.common.progress import Tell
+from compare_q.eval.run import devices
+from compare_q.eval.run.devices import Devices, Kind
+from compare_q.eval.specs import reading
 
 LOCK_POLL_S = 0.5
 DESCRIBED_S = 600.0

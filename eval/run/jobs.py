@@ -10,23 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import backends
-from backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
-from backends.common import machine
-from backends.common.errors import InputError, ModelError
-from backends.common.json_files import check_unicode
-from backends.common.machine import Gpu
-from backends.common.options import strings_in
-from backends.layers import noise
-from backends.worker import describing
-from backends.worker.messages import Described, DescribeJob
-from eval.common.processes import Wanted
-from eval.run.devices import Devices, Kind
-from eval.run.hosts import Hosts, Stoppable
-from eval.run.session import Session
-from eval.specs.types import ModelSpec
-from eval.text import vocabulary
-from eval.text.windows import EvalData
+from compare_q import backends
+from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.json_files import check_unicode
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.common.options import strings_in
+from compare_q.backends.layers import noise
+from compare_q.backends.worker import describing
+from compare_q.backends.worker.messages import Described, DescribeJob
+from compare_q.eval.common.processes import Wanted
+from compare_q.eval.run.devices import Devices, Kind
+from compare_q.eval.run.hosts import Hosts, Stoppable
+from compare_q.eval.run.session import Session
+from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.text import vocabulary
+from compare_q.eval.text.windows import EvalData
 
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""

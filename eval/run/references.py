@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
-from backends.reference.reading import open_reference
-from backends.reference.store import MANIFEST, ReferenceStore, is_free
-from backends.reference.upstream import UpstreamReader
-from backends.scoring import segments
-from backends.scoring.segments import DIVERGENCES_SUFFIX
-from eval.common.cache import Cache, Lock, NoLock
-from eval.run.jobs import Job
-from eval.run.session import Session
-from eval.text.windows import EvalData
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.store import MANIFEST, ReferenceStore, is_free
+from compare_q.backends.reference.upstream import UpstreamReader
+from compare_q.backends.scoring import segments
+from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
+from compare_q.eval.common.cache import Cache, Lock, NoLock
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.session import Session
+from compare_q.eval.text.windows import EvalData
 
 TAG_DIGITS = 16
 RECORDING_VERSION = 4

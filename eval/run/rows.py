@@ -15,21 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Task, Window
-from backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from backends.common.messages import one_line
-from backends.reference import store as reference_store
-from backends.reference.reading import open_reference
-from backends.scoring import segments
-from backends.worker.messages import ScoreJob, write_windows
-from eval.results.run_result import ModelResult
-from eval.run import jobs, references, stores, table_rows, token_scores
-from eval.run.crew import Crew, Turn, death_mark
-from eval.run.jobs import Job
-from eval.run.references import HeldReference, LostReference, Reference, lock_of
-from eval.run.session import Session
-from eval.run.stores import Part, TextRun, wait_for_reference
-from eval.run.token_scores import StoredScores
+from compare_q.backends.base import Task, Window
+from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.reference import store as reference_store
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker.messages import ScoreJob, write_windows
+from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.run import jobs, references, stores, table_rows, token_scores
+from compare_q.eval.run.crew import Crew, Turn, death_mark
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.references import HeldReference, LostReference, Reference, lock_of
+from compare_q.eval.run.session import Session
+from compare_q.eval.run.stores import Part, TextRun, wait_for_reference
+from compare_q.eval.run.token_scores import StoredScores
 
 
 def reference_rows(session: Session, job: Job, others: Sequence[Job], texts: Sequence[TextRun], turn: Turn) -> None:

@@ -16,20 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.common.errors import CompareQError, InputError
-from backends.common.json_files import check_unicode
-from backends.common.messages import one_line
-from eval.results.run_result import Results, TextResult
-from eval.run import jobs, rows, stores
-from eval.run.crew import Turn
-from eval.run.hosts import Hosts
-from eval.run.jobs import Job
-from eval.run.references import NoReference
-from eval.run.session import Session
-from eval.run.stores import TextRun
-from eval.specs.types import DataSpec, ModelSpec
-from eval.text import windows
-from eval.text.windows import EvalData
+from compare_q.backends.common.errors import CompareQError, InputError
+from compare_q.backends.common.json_files import check_unicode
+from compare_q.backends.common.messages import one_line
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.run import jobs, rows, stores
+from compare_q.eval.run.crew import Turn
+from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.references import NoReference
+from compare_q.eval.run.session import Session
+from compare_q.eval.run.stores import TextRun
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.text import windows
+from compare_q.eval.text.windows import EvalData
 
 Item = TypeVar("Item")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.worker.engine_process import ENDING
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.run.hosts import Hosts, Running
+from compare_q.backends.worker.engine_process import ENDING
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run.hosts import Hosts, Running
 
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if nothing ends the run yet."""

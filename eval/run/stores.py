@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import CompareQError
-from backends.reference import store as reference_store
-from backends.reference.reading import open_reference
-from eval.common.cache import Cache
-from eval.results.run_result import ModelResult, TextResult
-from eval.run import jobs, references, table_rows, token_scores
-from eval.run.hosts import Stoppable
-from eval.run.jobs import Job
-from eval.run.references import HeldReference, Reference
-from eval.run.session import Session
-from eval.specs.types import DataSpec
-from eval.text import windows
-from eval.text.windows import EvalData
+from compare_q.backends.common.errors import CompareQError
+from compare_q.backends.reference import store as reference_store
+from compare_q.backends.reference.reading import open_reference
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.run import jobs, references, table_rows, token_scores
+from compare_q.eval.run.hosts import Stoppable
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.references import HeldReference, Reference
+from compare_q.eval.run.session import Session
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import windows
+from compare_q.eval.text.windows import EvalData
 
 POLL_S = 0.5
 """Seconds between two looks whether a run was stopped."""

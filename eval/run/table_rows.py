@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.base import Storage
-from backends.common.errors import ModelError
-from eval.results.run_result import ModelResult
-from eval.run.jobs import Job
-from eval.run.references import LostReference, NoReference, Reference
-from eval.run.token_scores import StoredScores
-from eval.specs.types import ModelSpec
-from eval.stats import answers, estimates
-from eval.text.windows import EvalData
+from compare_q.backends.base import Storage
+from compare_q.backends.common.errors import ModelError
+from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.references import LostReference, NoReference, Reference
+from compare_q.eval.run.token_scores import StoredScores
+from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.stats import answers, estimates
+from compare_q.eval.text.windows import EvalData
 
 
 def row_of(job: Job) -> ModelResult:

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import TokenScores, Window
-from backends.common import storage
-from backends.common.errors import InputError, ModelError
-from backends.common.messages import one_line
-from backends.scoring import segments
-from eval.common.cache import Cache
-from eval.common.files import replacing
-from eval.common.progress import Progress
-from eval.results import timing
-from eval.results.timing import Timing
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.scoring import segments
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.files import replacing
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.results import timing
+from compare_q.eval.results.timing import Timing
 
 INDEX = ("window", "position", "token_id")
 SCORES = tuple(segments.COLUMNS)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.common import json_files
-from backends.common.errors import InputError
-from backends.common.json_files import expanded
-from backends.common.messages import one_line, printable
-from eval.specs import reading
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import expanded
+from compare_q.backends.common.messages import one_line, printable
+from compare_q.eval.specs import reading
 
 ENGINES = {"transformers": "transformers_auto_bf16", "exllamav3": "exllamav3", "llamacpp": "llamacpp"}
 OPTIONS = {

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from backends.common import json_files
-from backends.common.errors import InputError
-from backends.common.messages import printable, shortened
-from backends.common.options import describe
-from eval.specs.types import DataSpec, ModelSpec, Spec
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable, shortened
+from compare_q.backends.common.options import describe
+from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec
 
 S = TypeVar("S", bound=Spec)
 NO_REFERENCE = (

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from backends.common.json_files import exists, expanded
-from backends.common.messages import CONTROL
+from compare_q.backends.common.json_files import exists, expanded
+from compare_q.backends.common.messages import CONTROL
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """How a text can be cut into windows; ``eval/text/cutting.py`` explains the methods and cuts."""
@@ -300,7 +300,7 @@ class ModelSpec(Spec):
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """File name -> JSON Schema of the two specs, for editors; ``python -m eval.specs.types`` writes them."""
+    """File name -> JSON Schema of the two specs, for editors; ``python -m compare_q.eval.specs.types`` writes them."""
     data, model = DataSpec.model_json_schema(), ModelSpec.model_json_schema()
     for schema in (data, model):
         schema["properties"]["$schema"] = {"type": "string"}

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.stats.uncertainty import Value
+from compare_q.eval.stats.uncertainty import Value
 
 
 @dataclass(frozen=True)

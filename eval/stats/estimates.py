@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.stats.answers import AnswerEstimates
-from eval.stats.distributions import (
+from compare_q.eval.stats.answers import AnswerEstimates
+from compare_q.eval.stats.distributions import (
     CONFIDENCES,
     Curve,
     Histogram,
@@ -27,7 +27,7 @@ from eval.stats.distributions import (
     histogram_of,
     percentiles_of,
 )
-from eval.stats.uncertainty import (
+from compare_q.eval.stats.uncertainty import (
     Mean,
     Perplexity,
     Places,

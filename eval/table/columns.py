@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eval.results.differences import best_labels
-from eval.results.digits import error_text, number_text
-from eval.results.flat import concurrent_rows_text, flat_json
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.results.timing import PARTS
-from eval.stats.uncertainty import Value
-from eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, OF_MODEL, Column
+from compare_q.eval.results.differences import best_labels
+from compare_q.eval.results.digits import error_text, number_text
+from compare_q.eval.results.flat import concurrent_rows_text, flat_json
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.timing import PARTS
+from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.table.registry import BY_NAME, COLUMNS, KERNEL, LABEL, OF_MODEL, Column
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
-from eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
-from eval.stats.estimates import n_blocks, short_text_cautions
-from eval.stats.uncertainty import longest_documents
-from eval.table.columns import BEST, FLOOR, machine_letters
+from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
+from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
+from compare_q.eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
+from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
+from compare_q.eval.stats.uncertainty import longest_documents
+from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
 
 COMMON_ERROR = (
     "the error of PPL is mostly the text's, and common to all rows: differences between rows are far more certain "

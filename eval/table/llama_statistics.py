@@ -7,10 +7,10 @@ brackets behind it is clustered by blocks of the text (``eval/stats/uncertainty.
 
 from __future__ import annotations
 
-from backends.common.messages import printable
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.estimates import AgainstReference, Bucket, Estimates, TextRates
-from eval.stats.uncertainty import Mean, Perplexity, Value
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.estimates import AgainstReference, Bucket, Estimates, TextRates
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 Estimate = Mean | Perplexity | Value
 KLD_LINES = (

@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.common.messages import printable
-from eval.common.files import replacing
-from eval.results.run_result import Results
-from eval.table.columns import Cell, Filled, blocks, column_notes, table_columns, timing_table, title_of
-from eval.table.footnotes import footnotes, notes_of_texts
-from eval.table.registry import WORDS
+from compare_q.backends.common.messages import printable
+from compare_q.eval.common.files import replacing
+from compare_q.eval.results.run_result import Results
+from compare_q.eval.table.columns import Cell, Filled, blocks, column_notes, table_columns, timing_table, title_of
+from compare_q.eval.table.footnotes import footnotes, notes_of_texts
+from compare_q.eval.table.registry import WORDS
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 """Letters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""

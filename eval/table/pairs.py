@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from backends.common.errors import InputError
-from backends.common.messages import printable
-from eval.results.differences import Difference, difference_or_reason
-from eval.results.digits import decimals_of_error, number_with_error
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.answers import discordant, mcnemar_p
-from eval.stats.estimates import short_text_cautions
-from eval.stats.uncertainty import LARGEST_EXPONENT
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results.differences import Difference, difference_or_reason
+from compare_q.eval.results.digits import decimals_of_error, number_with_error
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.answers import discordant, mcnemar_p
+from compare_q.eval.stats.estimates import short_text_cautions
+from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.common.errors import InputError
-from eval.results.digits import KLD_DIGITS, PPL_DIGITS
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Column:
     ``field``: of results.json; empty: called like the column.  ``digits``: decimals of a number, None for words.
     ``times`` and ``plus``: what is shown is times * field + plus.  ``error``: there is a field ``..._stderr``.
     ``exact``: the field's value for the reference, by definition, of what is measured against a reference; else None.
-    ``best``: the score (``eval.results.differences.SCORES``) by which the best rows are marked.  ``more``: more is
-    better, so that sorting begins with the largest.
+    ``best``: the score (``SCORES`` of ``eval/results/differences.py``) by which the best rows are marked.  ``more``:
+    more is better, so that sorting begins with the largest.
     """
 
     name: str

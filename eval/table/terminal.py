@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from backends.common.messages import printable
-from eval.results.run_result import Part, Results, TextResult
-from eval.table.columns import (
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results.run_result import Part, Results, TextResult
+from compare_q.eval.table.columns import (
     OF_TEXT,
     Blocks,
     Filled,
@@ -26,8 +26,8 @@ from eval.table.columns import (
     timing_table,
     title_of,
 )  # fmt: skip
-from eval.table.footnotes import footnotes, notes_of_texts
-from eval.table.registry import LABEL, WORDS
+from compare_q.eval.table.footnotes import footnotes, notes_of_texts
+from compare_q.eval.table.registry import LABEL, WORDS
 
 TEXT = 26
 """Letters that columns of words together keep, before a further column of numbers is shown."""

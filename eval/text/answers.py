@@ -27,15 +27,15 @@ from unittest.mock import patch
 import numpy as np
 import yaml
 
-from backends.common.errors import InputError
-from backends.common.json_files import is_file, is_folder, read_bytes
-from backends.common.messages import one_line, printable, shortened
-from backends.common.packages import builds, installed_versions, package_folder
-from eval.specs.types import DataSpec
-from eval.text import vocabulary
-from eval.text.corpus import digests, first_files
-from eval.text.hub_datasets import names_in
-from eval.text.tokens import Requests, Tokens, tokens_of
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import is_file, is_folder, read_bytes
+from compare_q.backends.common.messages import one_line, printable, shortened
+from compare_q.backends.common.packages import builds, installed_versions, package_folder
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import vocabulary
+from compare_q.eval.text.corpus import digests, first_files
+from compare_q.eval.text.hub_datasets import names_in
+from compare_q.eval.text.tokens import Requests, Tokens, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 """The defaults of ``simple_evaluate`` in lm-eval 0.4.13."""

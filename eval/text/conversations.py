@@ -36,14 +36,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common import json_files
-from backends.common.errors import InputError
-from backends.common.messages import one_line, printable, shortened
-from eval.common.progress import Progress
-from eval.specs.types import DataSpec
-from eval.text import corpus, tokens, vocabulary
-from eval.text.hub_datasets import check_column, row_limit
-from eval.text.tokens import TODAY, Chat, Tokens, tokens_of
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line, printable, shortened
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import corpus, tokens, vocabulary
+from compare_q.eval.text.hub_datasets import check_column, row_limit
+from compare_q.eval.text.tokens import TODAY, Chat, Tokens, tokens_of
 
 COLUMNS = ("messages", "conversations")
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",

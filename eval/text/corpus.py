@@ -17,14 +17,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
-from backends.common.json_files import LARGEST, SURROGATE, exists, is_file, is_folder, open_regular, parsed, reason
-from backends.common.messages import bytes_in_words, one_line, printable
-from eval.common.progress import Progress
-from eval.specs import reading
-from eval.specs.types import DataSpec
-from eval.text import hub_datasets
-from eval.text.hub_datasets import (
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import (
+    LARGEST,
+    SURROGATE,
+    exists,
+    is_file,
+    is_folder,
+    open_regular,
+    parsed,
+    reason,
+)
+from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import hub_datasets
+from compare_q.eval.text.hub_datasets import (
     CONVERSATIONS,
     SOURCES,
     Choose,

@@ -32,9 +32,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Spans
-from eval.specs.types import DataSpec, Long, Method
-from eval.text.tokens import Ids, Tokens
+from compare_q.backends.base import Spans
+from compare_q.eval.specs.types import DataSpec, Long, Method
+from compare_q.eval.text.tokens import Ids, Tokens
 
 
 class Cut(NamedTuple):

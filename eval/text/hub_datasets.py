@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends import hub
-from backends.common.errors import InputError
-from backends.common.json_files import exists
-from backends.common.messages import nearest, printable
-from backends.hub import SILENT, HubAwayError
-from eval.common import processes
-from eval.common.progress import Progress
-from eval.specs import reading
-from eval.specs.types import DataSpec
+from compare_q.backends import hub
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists
+from compare_q.backends.common.messages import nearest, printable
+from compare_q.backends.hub import SILENT, HubAwayError
+from compare_q.eval.common import processes
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 SPLIT = re.compile(r"[\w.-]+")

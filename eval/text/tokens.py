@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.common import storage
-from backends.common.errors import InputError
-from backends.common.messages import one_line
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.types import DataSpec, Method
-from eval.text import corpus, vocabulary
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.types import DataSpec, Method
+from compare_q.eval.text import corpus, vocabulary
 
 TOKENS_VERSION = 6
 """Version of the tokens; a change of what is tokenized or kept raises it.

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends import hub
-from backends.base import Spans, Window, abbreviated
-from backends.common import json_files
-from backends.common.errors import InputError
-from backends.common.packages import builds
-from eval.common import processes
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs import reading, types
-from eval.specs.types import DataSpec
-from eval.text import answers, conversations, corpus, cutting, hub_datasets, tokens
-from eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
+from compare_q.backends import hub
+from compare_q.backends.base import Spans, Window, abbreviated
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.packages import builds
+from compare_q.eval.common import processes
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading, types
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import answers, conversations, corpus, cutting, hub_datasets, tokens
+from compare_q.eval.text.tokens import TOKENS_VERSION, Chat, Requests, Tokens
 
 CHAT_VERSION = 2
 """Version of the tokens of conversations; a change of what is rendered or scored raises it."""
@@ -64,7 +64,7 @@ class Conversations:
 
     ``begins``: text index of the first token of each window's conversation.  ``total``: conversations of the data set,
     of which ``unscored`` have no scored token and ``too_long`` more tokens than ``eval_len``.  ``told_by``, ``across``
-    and ``template`` are those of ``eval.text.tokens.Chat``, for all conversations.
+    and ``template`` are those of ``compare_q.eval.text.tokens.Chat``, for all conversations.
     """
 
     begins: tuple[int, ...]

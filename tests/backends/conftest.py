@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.vllm_engine import engine
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from backends import base
-from backends.base import LoadRequest, Task
-from backends.worker import scoring
+from compare_q.backends import base
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.worker import scoring
 from tests.support.toy import toy_windows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends import hub
+from compare_q.backends import hub
 from tests.support.hub import Hub
 from tests.support.hub_client import Client
 from tests.support.toy import refusal as refusal_of
@@ -32,7 +32,7 @@ MODEL: dict[str, bytes | str] = {
 }
 FAULT = "{} answers 404: the hub has a fault, or HF_ENDPOINT or a proxy leads to no hub"
 FETCH = """
-import backends
+from compare_q import backends
 watch = Watch()
 with backends.suggest_engine():
     folder = hub.resolve({name!r}, {revision!r}, tokenizer_only={tokenizer_only}, watch=watch)

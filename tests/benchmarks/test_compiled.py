@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks import compiled
-from eval.run import jobs
-from eval.run.hosts import Hosts
-from eval.specs import reading
+from compare_q.eval.run import jobs
+from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.specs import reading
 
 FAKE = {"load_fn": "fake", "model_dir": "none", "engine": {"vocab_size": 500}}
 ROWS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage
-from eval.stats.uncertainty import mean_with_errors, places_of
+from compare_q.eval.stats.uncertainty import mean_with_errors, places_of
 
 pytestmark = pytest.mark.slow
 

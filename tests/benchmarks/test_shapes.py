@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint import stored_bits
 
 pytestmark = pytest.mark.engine
 

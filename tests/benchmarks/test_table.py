@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from backends.common.packages import installed_versions
 from benchmarks import shapes
 from benchmarks.table import growth, peaks, peers, run, timings
-from eval.text import cutting
+from compare_q.backends.common.packages import installed_versions
+from compare_q.eval.text import cutting
 
 
 def timing(first: float | None, last: float | None) -> timings.Timing:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backends.checkpoint import stored_bits
-from backends.checkpoint.config import CheckpointConfig
-from backends.layers.schemes import Scheme, declared
+from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.layers.schemes import Scheme, declared
 
 pytestmark = pytest.mark.engine
 NVFP4, MXFP4 = "nvfp4 g16", "mxfp4 g32"

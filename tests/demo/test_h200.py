@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from compare_q.eval.plots import looks
 from demo.h200 import exllama, logged, making, measuring
 from demo.h200.rows import EXL2_BITS, EXL3_BITS, GPTQ, Row, table_rows
-from eval.plots import looks
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint import stored_bits
 
 pytestmark = pytest.mark.engine
 Checkpoint = Callable[..., Path]

@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.hf.backend import TransformersBackend
-from backends.reference import store as reference
-from backends.vllm import backend as vllm_score
-from backends.vllm.backend import VllmScoreBackend
-from backends.worker import scoring
+from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm import backend as vllm_score
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import rounds_by_place

@@ -10,9 +10,9 @@ from typing import get_args
 import jsonschema
 import pytest
 
-import backends
-from eval.specs import reading, types
-from eval.text.hub_datasets import SOURCES
+from compare_q import backends
+from compare_q.eval.specs import reading, types
+from compare_q.eval.text.hub_datasets import SOURCES
 from tests.support import ROOT
 
 FOLDER = ROOT / "eval" / "spec"

@@ -16,13 +16,13 @@ from tests.support.hub_client import Client
 
 COMMAND = """
 import contextlib, io
-from eval.cli import main as cli
+from compare_q.eval.cli import main as cli
 with contextlib.redirect_stdout(io.StringIO()):
     value = cli.main({words!r})
 """
 GGUF = """
-from backends.base import LoadRequest
-from backends.checkpoint.gguf import GgufFiles
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint.gguf import GgufFiles
 watch = Watch()
 found = GgufFiles(LoadRequest("m", "llamacpp", {name!r}, 16)).fetch(watch)
 value = [found.model_dir, watch.total, watch.done]
@@ -107,7 +107,7 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_the_doctor_examines_a_hub_id(server: Hub, tmp_path: Path) -> None:
-    command = "import sys, backends\nbackends.engines = lambda: ()\n" + COMMAND  # nobody is asked what would run
+    command = "import sys\nfrom compare_q import backends\nbackends.engines = lambda: ()\n" + COMMAND  # no engine
     with Client(server, tmp_path) as client:
         assert client.run(command.format(words=["--doctor", "org/old"]).replace("io.StringIO()", "sys.stderr")) == 0
         drawn = client.said.read_text()

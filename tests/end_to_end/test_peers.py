@@ -22,11 +22,11 @@ from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text import tokens
 from demo.recipes import make_gguf_file
 from demo.smollm2 import base_model, find_gguf, save_base, save_tokenizer
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.text import tokens
 from tests.support import DATA, ROOT
 from tests.support.llama_cpp import needs_llama_cpp
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from backends.worker.engine_process import ENDING
+from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT
 from tests.support.processes import group_of, processes_of, wait_until, workers_of
 

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from eval import api
-from eval.api import compare, load
-from eval.results import results_json
+from compare_q.eval import api
+from compare_q.eval.api import compare, load
+from compare_q.eval.results import results_json
 from tests.support.made import FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import Ran, refusal
 
@@ -61,7 +61,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
     assert len(one.frame()) == 1
     one.save(tmp_path / "r.json")
     assert load(tmp_path / "r.json").frame().equals(one.frame())
-    assert json.loads((tmp_path / "r.json").read_text())["command"] == ["eval.api"]
+    assert json.loads((tmp_path / "r.json").read_text())["command"] == ["compare_q"]
 
 
 def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.api import compare, load
+from compare_q.eval.api import compare, load
 from tests.support.toy import refusal
 
 UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}

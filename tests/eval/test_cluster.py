@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from backends.base import LoadRequest, Task
-from backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
-from backends.common.machine import Gpu
-from backends.reference.store import Reader, begin, seal
-from backends.scoring import segments
-from backends.worker.messages import DescribeJob, LoadJob, ScoreJob, write_windows
-from eval import cluster
-from eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
-from eval.common.cache import ENVIRONMENT
-from eval.common.processes import Deadline, Wanted
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError, StoppedError
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.reference.store import Reader, begin, seal
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker.messages import DescribeJob, LoadJob, ScoreJob, write_windows
+from compare_q.eval import cluster
+from compare_q.eval.cluster import Cluster, Node, RayWorker, kind_of_nodes, problem_of, restricted
+from compare_q.eval.common.cache import ENVIRONMENT
+from compare_q.eval.common.processes import Deadline, Wanted
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, record, state_store
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from eval import __version__, compare_q
+from compare_q import __version__
+from compare_q.eval import compare_q
 from tests.support import ROOT
 
 pytestmark = pytest.mark.engine
@@ -30,8 +31,8 @@ def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subproces
 
 def copy_checkout(folder: Path) -> Path:
     """A copy of what a checkout runs, without an environment."""
-    for name in ("eval", "backends"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("compare_q", "eval", "backends"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
         shutil.copy(ROOT / name, folder)
     return folder
@@ -101,10 +102,13 @@ def test_the_version_is_the_checkouts() -> None:
 def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> None:
     """Every folder of eval and backends, the page of the report, the examples and their schemas; and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
-    names = {str(file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
-    assert {"eval/html/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py"} < names
+    names = {str("compare_q" / file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
+    shown = ("eval/html/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py")
+    assert {f"compare_q/{name}" for name in shown} < names
     found = [file.relative_to(installed["wheel"]) for file in installed["wheel"].rglob("*") if file.is_file()]
-    assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {*names, "compare_q_vllm.py"}
+    assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {
+        *names, "compare_q/__init__.py", "compare_q_vllm.py",
+    }  # fmt: skip
 
 
 def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp_path: Path) -> None:
@@ -119,9 +123,9 @@ def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
         subprocess.run([*git, *words], check=True)
-    asked = f"import {module}; from backends.common import machine; print({module}.__file__, machine.commit())"
+    asked = f"import {module} as x; from compare_q.backends.common import machine; print(x.__file__, machine.commit())"
     ran = run("-c", asked, cwd=tmp_path, path=site)
-    assert ran.stdout == f"{site / 'eval' / 'compare_q.py'} None\n"
+    assert ran.stdout == f"{site / 'compare_q' / 'eval' / 'compare_q.py'} None\n"
 
 
 WHAT_VLLM_IMPORTS = """
@@ -140,7 +144,7 @@ platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cp
 (plugin,) = distribution.entry_points.select(group="vllm.general_plugins")
 print(plugin.load().__qualname__, sys.modules[plugin.module].__file__)
 
-from backends.vllm.backend import EXTENSION
+from compare_q.backends.vllm.backend import EXTENSION
 
 module, _, name = EXTENSION.rpartition(".")
 extension = getattr(importlib.import_module(module), name)
@@ -154,5 +158,5 @@ def test_vllm_finds_the_plugin_and_the_worker_extension(installed: dict[str, Pat
     """The entry point of `vllm serve`, and the name that vllm_score gives vLLM's workers, outside the checkout."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
     source = installed["wheel"] if kind == "wheel" else installed["wheel"].parent / "copy"
-    plugin = source / "backends" / "vllm" / "plugin.py"
+    plugin = source / "compare_q" / "backends" / "vllm" / "plugin.py"
     assert ran.stdout.splitlines() == [f"register {plugin}", "ScoringExtension True"], ran.stderr

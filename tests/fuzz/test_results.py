@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from backends.common.messages import CONTROL
-from eval.html import report, sections
-from eval.results import flat, merging, results_json
-from eval.results.run_result import Part, Results, TextResult
-from eval.table import columns, llama_statistics, markdown, pairs, terminal
-from eval.table.registry import BY_NAME
+from compare_q.backends.common.messages import CONTROL
+from compare_q.eval.html import report, sections
+from compare_q.eval.results import flat, merging, results_json
+from compare_q.eval.results.run_result import Part, Results, TextResult
+from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
+from compare_q.eval.table.registry import BY_NAME
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, REFERENCE, run_of
 from tests.support.report_page import inspection_of

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from backends.common.messages import printable
-from eval.common.progress import Progress
-from eval.specs import reading
-from eval.specs.types import DataSpec, ModelSpec
-from eval.text import corpus
+from compare_q.backends.common.messages import printable
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.text import corpus
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 
 DATA = {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from backends.base import TokenScores, Window
-from backends.common.head import Head
-from backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
-from backends.scoring import segments
-from backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.common.head import Head
+from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker.messages import Ended, Failed, Ready, Returned, Told, encoded, parse_message
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 
 MESSAGES = [json.loads(encoded(each)) for each in (Ready(1), Told("say", "1"), Returned("2"), Failed("y"), Ended(-9))]

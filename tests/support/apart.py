@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from backends.common.errors import InputError
-from eval.common.processes import apart
-from eval.common.progress import Progress
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.common.processes import apart
+from compare_q.eval.common.progress import Progress
 
 
 def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:

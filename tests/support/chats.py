@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from backends.base import Window
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.text import windows
+from compare_q.backends.base import Window
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text import windows
 from tests.support.toy import save_toy_tokenizer
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]

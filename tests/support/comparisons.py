@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import torch
 
-from backends.reference.store import MANIFEST
+from compare_q.backends.reference.store import MANIFEST
 from tests.support.stub_engine import stub_logits
 from tests.support.toy import Ran, log_softmax
 

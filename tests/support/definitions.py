@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.base import TokenScores
-from backends.scoring.statistics import scores
+from compare_q.backends.base import TokenScores
+from compare_q.backends.scoring.statistics import scores
 from tests.support.toy import log_softmax
 
 INF, NAN = math.inf, math.nan

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-PACKAGES = ("backends", "benchmarks", "demo", "eval", "tests")
+PACKAGES = ("backends", "benchmarks", "compare_q", "demo", "eval", "tests")
 FOLDERS = (*PACKAGES, "docs", "requirements", "results")
 MADE = ("demo/models", "demo/results")
 """What ``make demo`` makes: named in the documentation, and not there in a fresh checkout."""
@@ -39,7 +39,7 @@ FOREIGN_HEADS = frozenset(
     }
 )
 """First parts of dotted names in docstrings, a line each: tensors, options and keys, other packages."""
-SUFFIXES = frozenset(("html", "json", "parquet", "py", "raw", "safetensors", "txt"))
+SUFFIXES = frozenset(("html", "json", "parquet", "png", "py", "raw", "safetensors", "txt"))
 """Last parts of names that are files and not attributes."""
 
 PATH = re.compile(rf"(?<![\w/.$~-])(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*")
@@ -99,7 +99,8 @@ def missing(text: str, folder: Path = ROOT) -> list[str]:
     absent = {path for path in paths if not path_exists(path, folder)}
     absent |= {name for name in BARE.findall(text) if name not in file_names()}
     absent |= {name for name in TEST.findall(text) if name not in test_names()}
-    absent |= {name for name in [*DOTTED.findall(text), *imports] if not name_exists(name)}
+    dotted = [name for name in DOTTED.findall(text) if name.rpartition(".")[2] not in SUFFIXES]
+    absent |= {name for name in [*dotted, *imports] if not name_exists(name)}
     absent |= {name for name in quoted if not short_name_exists(name)}
     return sorted(absent - FOREIGN.keys())
 

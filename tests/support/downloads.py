@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.layers.schemes import Scheme
+from compare_q.backends.layers.schemes import Scheme
 from tests.support.checkpoints import Entries
 
 VLLM = "vLLM 0.32"

@@ -10,10 +10,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from backends.base import Storage
-from backends.checkpoint.config import CheckpointConfig
-from backends.checkpoint.stored_bits import storage_of
-from backends.layers.schemes import declared
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.stored_bits import storage_of
+from compare_q.backends.layers.schemes import declared
 from tests.support import ROOT
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.downloads import DOWNLOADS, Download

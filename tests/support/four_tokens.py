@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.stats.uncertainty import Mean, Value
+from compare_q.eval.stats.uncertainty import Mean, Value
 
 LN2 = math.log(2)
 QUARTERS = np.arange(1, 5)

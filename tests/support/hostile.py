@@ -20,8 +20,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from backends.common.errors import CompareQError
-from backends.common.messages import CONTROL
+from compare_q.backends.common.errors import CompareQError
+from compare_q.backends.common.messages import CONTROL
 
 CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 FEW = 50

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from backends.base import LoadRequest
-from backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.llamacpp.backend import LlamacppBackend
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends.base import Storage
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.stats.distributions import Curve, Histogram
-from eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
-from eval.stats.uncertainty import Mean, Perplexity, Value
+from compare_q.backends.base import Storage
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.stats.distributions import Curve, Histogram
+from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Bucket, Estimates, TextRates
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
 REFERENCE = {"label": "bf16", "contents": "states", "key": "f" * 40}

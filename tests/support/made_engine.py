@@ -13,9 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-import backends
-from backends.fake import FakeBackend
-from backends.worker import engine_process
+from compare_q import backends
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.worker import engine_process
 
 IMPORT = "MADE_IMPORT"
 LONG_S = 600

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-MODULES = {b"backends.worker.engine_process", b"tests.support.made_engine"}
+MODULES = {b"compare_q.backends.worker.engine_process", b"tests.support.made_engine"}
 """What an engine process runs."""
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.text import windows
-from eval.text.windows import EvalData
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text import windows
+from compare_q.eval.text.windows import EvalData
 from tests.support.toy import save_toy_tokenizer
 
 ROWS: list[dict[str, Any]] = [

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.base import Storage
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.distributions import Curve, histogram_of, percentiles_of
-from eval.stats.uncertainty import Mean, Perplexity
+from compare_q.backends.base import Storage
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.distributions import Curve, histogram_of, percentiles_of
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
 
 # label, bits per weight, stored bits, PPL, KLD, PPL * error of ln(PPL / PPL(reference)), error of KLD

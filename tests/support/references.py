@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.base import LogitsEngine, Task
-from backends.reference.reading import open_reference
-from backends.reference.store import seal
-from backends.worker import scoring
+from compare_q.backends.base import LogitsEngine, Task
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.store import seal
+from compare_q.backends.worker import scoring
 from tests.support.toy import toy_windows
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Storage
-from eval.html.inspector import Damaged, Inspection, Passage
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.stats import estimates
+from compare_q.backends.base import Storage
+from compare_q.eval.html.inspector import Damaged, Inspection, Passage
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.stats import estimates
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from eval.plots import scatter
-from eval.plots.points import Point
+from compare_q.eval.plots import scatter
+from compare_q.eval.plots.points import Point
 
 ROWS = (
     ("bf16", 16.0, 7.324),

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from backends.base import TokenScores, Window
-from backends.scoring.segments import COLUMNS
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.scoring.segments import COLUMNS
 
 REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Storage
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.stats.answers import Questions, summarize
-from eval.stats.estimates import BlockSums
-from eval.stats.uncertainty import Mean, Perplexity
+from compare_q.backends.base import Storage
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.stats.answers import Questions, summarize
+from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)

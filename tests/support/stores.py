@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from backends.common.head import Head
-from backends.common.messages import dtype_name
-from backends.reference.recorder import Recorder
-from backends.reference.store import Reader, begin, seal
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.reference.store import Reader, begin, seal
 
 HEAD = Head(300, "float32")
 IDENTITY = {"windows": "abc", "label": "bf16"}

@@ -15,9 +15,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
-from backends.base import Capabilities, LoadRequest, LogitsEngine, ModelFacts, ModelFiles, Window
-from backends.common.head import Head
-from backends.common.options import parse_options
+from compare_q.backends.base import Capabilities, LoadRequest, LogitsEngine, ModelFacts, ModelFiles, Window
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.options import parse_options
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
 
 LOCATION = f"{__name__}:StubBackend"

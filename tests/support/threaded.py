@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from backends.common.errors import ModelError
-from backends.common.machine import Gpu
-from backends.worker import scoring_job, serving
-from backends.worker.messages import Failed
-from eval.common.processes import Deadline, Wanted, outcome
-from eval.common.progress import Tell
-from eval.run import hosts
-from eval.run.devices import Devices
-from eval.run.hosts import Hosts
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.worker import scoring_job, serving
+from compare_q.backends.worker.messages import Failed
+from compare_q.eval.common.processes import Deadline, Wanted, outcome
+from compare_q.eval.common.progress import Tell
+from compare_q.eval.run import hosts
+from compare_q.eval.run.devices import Devices
+from compare_q.eval.run.hosts import Hosts
 
 LOADING = threading.Lock()
 Step = tuple[str, str]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Window
-from backends.common.errors import InputError
+from compare_q.backends.base import Window
+from compare_q.backends.common.errors import InputError
 
 TOY_VOCAB = 320
 TOY_CONTEXT = 256

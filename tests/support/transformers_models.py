@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from backends.base import LoadRequest
-from backends.hf.backend import TransformersBackend
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.hf.backend import TransformersBackend
 
 
 def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval.results import merging, results_json
-from eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results import merging, results_json
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from tests.support.made import QUANT, REF
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}

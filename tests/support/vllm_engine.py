@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import compare_q_vllm
-from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.common.process import captured
-from backends.reference import store as reference
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.common.process import captured
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.common.errors import ModelError
-from backends.vllm_server.backend import VllmServerBackend
-from backends.worker import describing
-from backends.worker.messages import Described, DescribeJob
+from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.worker import describing
+from compare_q.backends.worker.messages import Described, DescribeJob
 from tests.support.toy import toy_windows
 
 VOCAB = 320

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from backends.checkpoint import formats
-from backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
-from backends.checkpoint.files import Tensor, read_headers, weight_files
-from backends.checkpoint.formats import Parts, is_quantized, main_part
-from backends.common.errors import InputError
-from backends.common.json_files import exists, read_object
-from backends.layers.names import Role, by_module, role_of
+from compare_q.backends.checkpoint import formats
+from compare_q.backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
+from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
+from compare_q.backends.checkpoint.formats import Parts, is_quantized, main_part
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, read_object
+from compare_q.backends.layers.names import Role, by_module, role_of
 
 Severity = Literal["wrong", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("wrong", "warning", "note")

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.checkpoint import nvfp4_scales
-from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
-from backends.checkpoint.files import Tensor, read_headers, strays
-from backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
-from backends.common.errors import InputError
-from backends.layers.names import NUMBER
-from backends.layers.schemes import declared, objects_in, part
+from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
+from compare_q.backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.layers.schemes import declared, objects_in, part
 
 INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
 KV_SCALES = ("k_scale", "v_scale", "output_scale")

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
-from backends.checkpoint.doctor.matrices import Matrix, gguf_matrices, matrix_of
-from backends.checkpoint.formats import FLOATS, Floats, layout_of, values
-from backends.checkpoint.gguf import GgufModel
-from backends.layers.names import from_layers_on
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from compare_q.backends.checkpoint.doctor.matrices import Matrix, gguf_matrices, matrix_of
+from compare_q.backends.checkpoint.formats import FLOATS, Floats, layout_of, values
+from compare_q.backends.checkpoint.gguf import GgufModel
+from compare_q.backends.layers.names import from_layers_on
 
 BAND = 1 << 22
 """Weights that are subtracted at once: 16 MiB of float32."""

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from backends.base import Storage
-from backends.checkpoint import stored_bits
-from backends.checkpoint.doctor import checks, parameters, tokenizers
-from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, by_severity
-from backends.checkpoint.gguf import GgufModel, read_model
-from backends.common.json_files import exists, is_folder
-from backends.common.messages import bytes_in_words, printable, shortened
-from backends.layers.names import NUMBER
-from backends.layers.schemes import declared, kv_cache, part
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.doctor import checks, parameters, tokenizers
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, by_severity
+from compare_q.backends.checkpoint.gguf import GgufModel, read_model
+from compare_q.backends.common.json_files import exists, is_folder
+from compare_q.backends.common.messages import bytes_in_words, printable, shortened
+from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.layers.schemes import declared, kv_cache, part
 
 SHOWN = 8
 """Names of groups of layers in one line."""

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.checkpoint.config import ConfigHints
-from backends.checkpoint.files import Tensor
-from backends.checkpoint.formats import (
+from compare_q.backends.checkpoint.config import ConfigHints
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.formats import (
     FLOATS,
     Floats,
     Parts,
@@ -32,10 +32,10 @@ from backends.checkpoint.formats import (
     tile,
     values,
 )
-from backends.checkpoint.gguf import GgufModel
-from backends.common.errors import InputError
-from backends.common.messages import one_line
-from backends.common.packages import check_installed
+from compare_q.backends.checkpoint.gguf import GgufModel
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.packages import check_installed
 
 NO_LIBRARY = "neither compressed-tensors nor Transformers dequantizes it"
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

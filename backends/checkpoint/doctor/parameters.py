@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
-from backends.checkpoint.doctor.checks import LARGEST
-from backends.checkpoint.files import Tensor
-from backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, is_quantized, main_part, values
-from backends.common.errors import InputError
-from backends.common.messages import one_line
-from backends.common.packages import installed_versions
-from backends.layers.names import module_and_part
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from compare_q.backends.checkpoint.doctor.checks import LARGEST
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, is_quantized, main_part, values
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.layers.names import module_and_part
 
 BESIDE = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|\w+\.(weight|bias)_(quantizer|format)\S*)$"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint.doctor.checkpoint import Finding
-from backends.checkpoint.gguf import GgufModel
-from backends.checkpoint.gguf_header import TOKENS
-from backends.common.errors import InputError
-from backends.common.json_files import exists, read_bytes, read_object
-from backends.common.messages import one_line
+from compare_q.backends.checkpoint.doctor.checkpoint import Finding
+from compare_q.backends.checkpoint.gguf import GgufModel
+from compare_q.backends.checkpoint.gguf_header import TOKENS
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, read_bytes, read_object
+from compare_q.backends.common.messages import one_line
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")

@@ -10,20 +10,19 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-import backends
-from backends.base import Answer, Question, Sampling
-from backends.common.errors import InputError, ModelError
-from backends.worker.messages import AnswerJob, LoadJob
-from eval import __version__
-from eval.cli.trace import files
-from eval.cli.trace.files import Partial, Prompt
-from eval.common.cache import Cache
-from eval.common.processes import apart
-from eval.common.progress import Phase
-from eval.run import jobs
-from eval.run.jobs import Job
-from eval.run.session import Session
-from eval.specs.types import ModelSpec
+from compare_q import __version__, backends
+from compare_q.backends.base import Answer, Question, Sampling
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.worker.messages import AnswerJob, LoadJob
+from compare_q.eval.cli.trace import files
+from compare_q.eval.cli.trace.files import Partial, Prompt
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.processes import apart
+from compare_q.eval.common.progress import Phase
+from compare_q.eval.run import jobs
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.session import Session
+from compare_q.eval.specs.types import ModelSpec
 
 ANSWER = TypeAdapter(Answer)
 

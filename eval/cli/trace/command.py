@@ -11,21 +11,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Sampling
-from backends.common import json_files
-from backends.common.errors import InputError
-from backends.common.messages import printable
-from eval.cli.arguments import Parser
-from eval.cli.flag_values import Mapped, Once, path_argument
-from eval.cli.run_flags import device_list, engine_python, seconds
-from eval.cli.trace import files
-from eval.common.cache import Cache, default_root
-from eval.common.progress import Progress
-from eval.specs import reading
-from eval.specs.types import ModelSpec
+from compare_q.backends.base import Sampling
+from compare_q.backends.common import json_files
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable
+from compare_q.eval.cli.arguments import Parser
+from compare_q.eval.cli.flag_values import Mapped, Once, path_argument
+from compare_q.eval.cli.run_flags import device_list, engine_python, seconds
+from compare_q.eval.cli.trace import files
+from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import ModelSpec
 
 if TYPE_CHECKING:
-    from eval.cli.trace.answering import TraceRequest
+    from compare_q.eval.cli.trace.answering import TraceRequest
 
 LARGEST_SEED = 2**31 - 1
 
@@ -100,9 +100,9 @@ def run(words: Sequence[str]) -> int:
     args = parser().parse_args(words)
     files.check_output(args.output, extend=args.extend)
     trace = asked_for(args)
-    from eval.cli.trace import answering
-    from eval.run import hosts
-    from eval.run.session import Session, signals_interrupt
+    from compare_q.eval.cli.trace import answering
+    from compare_q.eval.run import hosts
+    from compare_q.eval.run.session import Session, signals_interrupt
 
     here, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
     session = Session(Cache(args.cache_dir), Progress(), verbose=args.verbose, hosts=here)
@@ -124,7 +124,7 @@ def run(words: Sequence[str]) -> int:
 
 def asked_for(args: argparse.Namespace) -> TraceRequest:
     """The flags as one object; InputError for flags that cannot go together."""
-    from eval.cli.trace.answering import TraceRequest
+    from compare_q.eval.cli.trace.answering import TraceRequest
 
     if args.top_p < 1 and not args.temperature:
         raise InputError("--top-p: goes with a --temperature above 0; without one the most probable token is taken")

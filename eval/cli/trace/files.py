@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from backends.common import json_files, storage
-from backends.common.errors import InputError
-from backends.common.messages import printable, shortened
-from eval.common.files import replacing
-from eval.common.progress import Progress
-from eval.text import conversations, vocabulary
-from eval.text.conversations import LARGEST_TRACE, Conversation, Template
+from compare_q.backends.common import json_files, storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import printable, shortened
+from compare_q.eval.common.files import replacing
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.text import conversations, vocabulary
+from compare_q.eval.text.conversations import LARGEST_TRACE, Conversation, Template
 
 MARK = "compare_q_trace"
 NOT_COMPARED = ("compare_q", "versions", "model", "revision", "stamp")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.checkpoint import stored_bits
-from backends.checkpoint.config import CheckpointConfig, KVShape
+from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
 from tests.support.checkpoints import ENDS, Q, write_checkpoint
 from tests.support.toy import refusal
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Storage
-from backends.checkpoint import files as checkpoint
-from backends.checkpoint import stored_bits
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import files as checkpoint
+from compare_q.backends.checkpoint import stored_bits
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes, write_checkpoint
 from tests.support.toy import refusal
 

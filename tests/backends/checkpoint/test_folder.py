@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import hub
-from backends.base import LoadRequest
-from backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends import hub
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from tests.support.toy import refusal
 
 

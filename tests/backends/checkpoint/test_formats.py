@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from backends.base import Storage
-from backends.checkpoint import stored_bits
-from backends.checkpoint.doctor.checkpoint import Checkpoint
-from backends.layers.groups import deviation
-from backends.layers.schemes import declared
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.layers.groups import deviation
+from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint
 from tests.support.downloads import DOWNLOADS
 from tests.support.format_table import PAGE, TABLE, look, table

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from backends.base import Storage
-from backends.checkpoint.doctor.examining import gguf_facts
-from backends.checkpoint.gguf import model_files, read_model
-from backends.checkpoint.gguf_header import GgufTensor
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint.doctor.examining import gguf_facts
+from compare_q.backends.checkpoint.gguf import model_files, read_model
+from compare_q.backends.checkpoint.gguf_header import GgufTensor
 from demo.smollm2 import find_gguf
 from tests.support.toy import refusal
 

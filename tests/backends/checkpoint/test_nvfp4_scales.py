@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint import nvfp4_scales
 from tests.support.toy import refusal
 
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}

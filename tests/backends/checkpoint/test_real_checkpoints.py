@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from backends.base import Storage
-from backends.checkpoint import files, stored_bits
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import files, stored_bits
 from tests.support import DATA
 from tests.support.checkpoints import write_checkpoint
 

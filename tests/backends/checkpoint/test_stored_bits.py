@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.base import Storage
-from backends.checkpoint import stored_bits
-from backends.layers.names import role_of
+from compare_q.backends.base import Storage
+from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.layers.names import role_of
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, safetensors_bytes, write_checkpoint
 from tests.support.stored_formats import CASES, EXL3, SIZES, entries_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.common.process import captured, root_cause, warnings_in
+from compare_q.backends.common.process import captured, root_cause, warnings_in
 from tests.support import ROOT
 
 FAILED_START = """\
@@ -46,7 +46,7 @@ def test_warnings_are_told_once_and_without_their_tracebacks() -> None:
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from backends.common.process import captured
+from compare_q.backends.common.process import captured
 print("before")
 for word in ("one", "two"):
     try:

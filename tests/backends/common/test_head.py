@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from backends.common.head import (
+from compare_q.backends.common.head import (
     Head,
     head_difference,
     head_logits,
@@ -16,7 +16,7 @@ from backends.common.head import (
     largest_finite,
     spacing,
 )
-from backends.common.messages import dtype_name
+from compare_q.backends.common.messages import dtype_name
 from tests.support.stores import numbers
 
 INF, NAN = math.inf, math.nan

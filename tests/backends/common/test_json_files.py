@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.common.errors import InputError
-from backends.common.json_files import expanded, is_file, open_regular, parsed, read_bytes, read_json, read_object
-from backends.common.messages import one_line, printable
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import (
+    expanded,
+    is_file,
+    open_regular,
+    parsed,
+    read_bytes,
+    read_json,
+    read_object,
+)
+from compare_q.backends.common.messages import one_line, printable
 from tests.support.toy import refusal
 
 

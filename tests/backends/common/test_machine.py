@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from backends.common import machine
-from backends.common.machine import Gpu
+from compare_q.backends.common import machine
+from compare_q.backends.common.machine import Gpu
 
 TWO = (
     "0, GPU-11aa22bb-3333, NVIDIA H200, 580.159.04, 143771\n"

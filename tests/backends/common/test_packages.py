@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from backends.common import options, packages
-from backends.hf.quantization import PACKAGES
+from compare_q.backends.common import options, packages
+from compare_q.backends.hf.quantization import PACKAGES
 from tests.support.toy import refusal
 
 

@@ -15,7 +15,7 @@ from tests.support.processes import runs, wait_until
 pytestmark = pytest.mark.engine
 CHILD = """
 import os, sys, time
-from backends.common import process
+from compare_q.backends.common import process
 if sys.argv[2] == "polling":
     process.told_by_the_system = lambda: False
     process.POLL_S = 0.05

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.common import storage
-from backends.common.errors import InputError
-from eval.common import files
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.common import files
 
 WRITING = """
 import sys, pathlib
-from backends.common import storage
+from compare_q.backends.common import storage
 with storage.replacing(pathlib.Path(sys.argv[1])) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)

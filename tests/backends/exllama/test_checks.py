@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import backends
-from backends.base import Engine, LoadRequest
-from backends.checkpoint.config import CheckpointConfig
-from backends.common.errors import ModelError
-from backends.exllama.v2 import ExLlamaV2Backend
-from backends.exllama.v3 import ExLlamaV3Backend
+from compare_q import backends
+from compare_q.backends.base import Engine, LoadRequest
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.exllama.v2 import ExLlamaV2Backend
+from compare_q.backends.exllama.v3 import ExLlamaV3Backend
 from tests.support.toy import Ran, refusal
 
 BACKENDS: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Backend, "exllamav3": ExLlamaV3Backend}
@@ -52,7 +52,7 @@ def test_missing_engine_is_one_line_with_its_cure(
 ) -> None:  # fmt: skip
     backend = BACKENDS[engine]
     monkeypatch.setitem(backends.ENGINES, engine, f"{backend.__module__}:{backend.__name__}")
-    monkeypatch.setattr("backends.common.packages.installed_versions", lambda packages: {})
+    monkeypatch.setattr("compare_q.backends.common.packages.installed_versions", lambda packages: {})
     data, models = write_specs([{"load_fn": engine, "fwd_fn": engine, "label": "EXL", "model_dir": str(toy_model)}])
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 2

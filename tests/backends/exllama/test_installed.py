@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, LogitsEngine, Task, Window
-from backends.common.packages import installed_versions
-from backends.exllama.v2 import ExLlamaV2Backend
-from backends.exllama.v3 import ExLlamaV3Backend
-from backends.hf.backend import TransformersBackend
-from backends.worker import scoring
+from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.common.packages import installed_versions
+from compare_q.backends.exllama.v2 import ExLlamaV2Backend
+from compare_q.backends.exllama.v3 import ExLlamaV3Backend
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
 from tests.support.references import kept_as_reference

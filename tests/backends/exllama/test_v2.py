@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LoadRequest, Task
-from backends.common.errors import ModelError
-from backends.exllama.v2 import ExLlamaV2Backend
-from backends.worker import scoring
+from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.exllama.v2 import ExLlamaV2Backend
+from compare_q.backends.worker import scoring
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, LoadRequest, Task
-from backends.common.errors import ModelError
-from backends.common.head import Head, head_logits
-from backends.exllama.v3 import ExLlamaV3Backend
-from backends.worker import scoring
+from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.exllama.v3 import ExLlamaV3Backend
+from compare_q.backends.worker import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows

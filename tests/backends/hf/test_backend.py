@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Question, Sampling, Task, Window
-from backends.common.errors import ModelError
-from backends.common.head import Head, head_logits
-from backends.worker import scoring
+from compare_q.backends.base import Question, Sampling, Task, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.worker import scoring
 from tests.support.toy import brute_force, toy_windows, with_gaps
 from tests.support.transformers_models import loaded
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import LoadRequest
-from backends.common.errors import InputError, ModelError
-from backends.hf.backend import TransformersBackend, TransformersFolder
-from backends.hf.quantization import PACKAGES, check_resident
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.hf.backend import TransformersBackend, TransformersFolder
+from compare_q.backends.hf.quantization import PACKAGES, check_resident
 from tests.support.toy import BPW_BF16, refusal
 from tests.support.transformers_models import changed
 
@@ -74,7 +74,9 @@ def test_quantized_models_are_not_streamed(toy_model: Path, tmp_path: Path) -> N
 
 
 def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(
+        "compare_q.backends.hf.quantization.installed_versions", lambda names: dict.fromkeys(names, "1")
+    )
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
     request = LoadRequest("toy", "transformers", str(folder), 10)
@@ -87,7 +89,7 @@ def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monk
 def test_missing_packages_are_named(
     toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("backends.hf.quantization.installed_versions", lambda _: {})
+    monkeypatch.setattr("compare_q.backends.hf.quantization.installed_versions", lambda _: {})
     folder = changed(toy_model, tmp_path / method, {"quant_method": method})
     request = LoadRequest("toy", "transformers", str(folder), 10)
     assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Layer, Task
-from backends.common.errors import InputError, ModelError
-from backends.hf import layers
-from backends.layers.groups import group_layers
-from backends.worker import scoring
+from compare_q.backends.base import Layer, Task
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.hf import layers
+from compare_q.backends.layers.groups import group_layers
+from compare_q.backends.worker import scoring
 from tests.support.toy import ATOL_LOGPROB, brute_force, toy_windows
 from tests.support.transformers_models import changed, loaded
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Task
-from backends.common.errors import ModelError
-from backends.hf import streaming
-from backends.reference import store
-from backends.worker import scoring
+from compare_q.backends.base import Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf import streaming
+from compare_q.backends.reference import store
+from compare_q.backends.worker import scoring
 from tests.support.toy import toy_windows
 from tests.support.transformers_models import loaded
 

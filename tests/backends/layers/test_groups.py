@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from backends.base import Layer
-from backends.layers import groups as layers
-from backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
+from compare_q.backends.base import Layer
+from compare_q.backends.layers import groups as layers
+from compare_q.backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:

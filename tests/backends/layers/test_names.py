@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.layers.names import FUSED, fused_layers
+from compare_q.backends.layers.names import FUSED, fused_layers
 
 NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
 """Layers of vision towers, and convolutions."""

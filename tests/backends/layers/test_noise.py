@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from backends.base import LoadRequest, Task, TokenScores, Window
-from backends.common.errors import ModelError
-from backends.hf.backend import TransformersBackend
-from backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
-from backends.reference import store
-from backends.worker import scoring
+from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
+from compare_q.backends.reference import store
+from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from tests.support.toy import refusal
 from tests.support.vllm_engine import engine

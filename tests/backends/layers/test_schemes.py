@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.layers import schemes
-from backends.layers.schemes import ALGORITHMS, READERS, Scheme, declared
+from compare_q.backends.layers import schemes
+from compare_q.backends.layers.schemes import ALGORITHMS, READERS, Scheme, declared
 from tests.support.downloads import DOWNLOADS
 
 PRESETS = {
@@ -289,7 +289,7 @@ def test_quark_by_vllm(quantization: Any) -> None:
     """Weights and activations, by the keys of vLLM's kernels in our words."""
     from vllm.model_executor.layers.linear import LinearBase
 
-    from backends.vllm.layers import key_text
+    from compare_q.backends.vllm.layers import key_text
 
     for name in ("Quark MXFP4, FP8 by layer", "Quark MXFP6", "Quark int4"):
         download = DOWNLOADS[name]

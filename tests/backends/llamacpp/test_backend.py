@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.common.errors import ModelError
-from backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.llamacpp.backend import LlamacppBackend
 from tests.support.llama_cpp import loaded, request_for, runs_llama_cpp
 from tests.support.toy import toy_windows
 

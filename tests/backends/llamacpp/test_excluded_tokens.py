@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Task
-from backends.llamacpp.backend import FLOOR, raise_to_floor
-from backends.scoring import statistics
-from backends.worker import scoring
+from compare_q.backends.base import Task
+from compare_q.backends.llamacpp.backend import FLOOR, raise_to_floor
+from compare_q.backends.scoring import statistics
+from compare_q.backends.worker import scoring
 from tests.support.llama_cpp import loaded, runs_llama_cpp
 from tests.support.toy import TOY_VOCAB, toy_windows
 

@@ -12,8 +12,8 @@ import gguf
 import pytest
 import torch
 
-from backends.layers.schemes import UNKNOWN
-from backends.llamacpp import ggml
+from compare_q.backends.layers.schemes import UNKNOWN
+from compare_q.backends.llamacpp import ggml
 from tests.support.llama_cpp import needs_llama_cpp
 
 

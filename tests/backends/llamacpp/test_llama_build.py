@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import LoadRequest
-from backends.common.packages import package_folder
-from backends.llamacpp import ggml
-from backends.llamacpp.backend import NO_TILES, LlamacppBackend
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common.packages import package_folder
+from compare_q.backends.llamacpp import ggml
+from compare_q.backends.llamacpp.backend import NO_TILES, LlamacppBackend
 from tests.support.llama_cpp import needs_llama_cpp
 
 pytestmark = pytest.mark.engine

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from backends.base import LoadRequest, LogitsEngine, Task, Window
-from backends.checkpoint import gguf as gguf_file
-from backends.common.errors import ModelError
-from backends.hf.backend import TransformersBackend
-from backends.llamacpp.backend import LlamacppBackend
-from backends.reference import store as reference
-from backends.worker import scoring
+from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
+from compare_q.backends.checkpoint import gguf as gguf_file
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.reference import store as reference
+from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
 from demo.smollm2 import find_gguf
 from tests.support.llama_cpp import EXACT, loaded, request_for, runs_llama_cpp

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from backends.checkpoint.gguf import GgufFiles
-from backends.llamacpp.backend import LlamacppBackend, LlamacppOptions, context_parameters, model_parameters
+from compare_q.backends.checkpoint.gguf import GgufFiles
+from compare_q.backends.llamacpp.backend import LlamacppBackend, LlamacppOptions, context_parameters, model_parameters
 from tests.support.llama_cpp import request_for
 from tests.support.toy import refusal
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.common.errors import ModelError
-from backends.common.head import Head, head_logits
-from backends.reference import comparison
-from backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
-from backends.reference.reading import StoredRows, open_reference
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.reference import comparison
+from compare_q.backends.reference.comparison import Comparison, head_key, is_same_weight, load_head
+from compare_q.backends.reference.reading import StoredRows, open_reference
 from tests.support.stores import UPSTREAM, numbers, store_of, upstream_store
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends.common.errors import InputError
-from backends.reference import reading
-from backends.reference.reading import Blocks, ReferenceWindows, StoredRows, open_reference
-from backends.reference.store import Reader
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.reference import reading
+from compare_q.backends.reference.reading import Blocks, ReferenceWindows, StoredRows, open_reference
+from compare_q.backends.reference.store import Reader
 from tests.support import ROOT
 from tests.support.stores import UPSTREAM, numbers, record, state_store, upstream_store
 
@@ -107,9 +107,9 @@ import sys
 import subprocess
 import sys
 from pathlib import Path
-from backends.reference import store
-from backends.reference.reading import open_reference
-from backends.scoring import segments
+from compare_q.backends.reference import store
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.scoring import segments
 ours, upstream, scores = map(Path, sys.argv[1:4])
 assert sorted(store.recorded(ours)) == [0, 1, 2]  # and 3, whose file is there
 store.seal(ours, {"windows": "abc"}, 4)

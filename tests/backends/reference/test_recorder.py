@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from backends.common import storage
-from backends.common.head import Head, head_logits
-from backends.reference import recorder
-from backends.reference.recorder import Recorder
+from compare_q.backends.common import storage
+from compare_q.backends.common.head import Head, head_logits
+from compare_q.backends.reference import recorder
+from compare_q.backends.reference.recorder import Recorder
 from tests.support.stores import numbers
 
 HEAD = Head(50, "float32")

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from backends.common import storage
-from backends.common.errors import InputError, ModelError
-from backends.common.head import Head
-from backends.common.messages import dtype_name
-from backends.reference.reading import open_reference
-from backends.reference.recorder import Recorder
-from backends.reference.store import (
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.common.head import Head
+from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.recorder import Recorder
+from compare_q.backends.reference.store import (
     MANIFEST,
     UNFINISHED,
     VERSION,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from backends.common.head import Head
-from backends.reference.reading import open_reference
-from backends.reference.store import Reader
-from backends.reference.upstream import UpstreamReader
+from compare_q.backends.common.head import Head
+from compare_q.backends.reference.reading import open_reference
+from compare_q.backends.reference.store import Reader
+from compare_q.backends.reference.upstream import UpstreamReader
 from tests.support.stores import LAYOUTS, UPSTREAM, state_store, upstream_store
 from tests.support.toy import refusal
 

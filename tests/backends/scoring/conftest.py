@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.scoring import divergences, statistics
-from backends.scoring.statistics import width
+from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring.statistics import width
 from tests.support.definitions import Partial
 
 CUDA = torch.cuda.is_available()
@@ -31,7 +31,7 @@ TRITON = (
 
 def in_interpreter(saved: bytes, first: int) -> np.ndarray:
     """Runs in the interpreter's process; ``saved`` keeps the strides of logits, targets, reference and out."""
-    from backends.scoring import triton_kernel
+    from compare_q.backends.scoring import triton_kernel
 
     logits, targets, reference, out = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
@@ -81,7 +81,7 @@ def partial(request: pytest.FixtureRequest) -> Partial:
 
 def second_in_interpreter(saved: bytes, first: int) -> np.ndarray:
     """The second pass in the interpreter's process."""
-    from backends.scoring import triton_divergences
+    from compare_q.backends.scoring import triton_divergences
 
     logits, reference, whole, out = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from safetensors import numpy as safetensors
 
-from backends.base import TokenScores
-from backends.common import storage
-from backends.scoring import segments
-from backends.scoring.segments import commit, load
+from compare_q.backends.base import TokenScores
+from compare_q.backends.common import storage
+from compare_q.backends.scoring import segments
+from compare_q.backends.scoring.segments import commit, load
 from tests.backends.scoring.test_segments import TAG, pairs
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.scores import random_windows, same

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import TokenScores
-from backends.scoring import divergences, statistics
+from compare_q.backends.base import TokenScores
+from compare_q.backends.scoring import divergences, statistics
 from tests.support.definitions import INF, NAN, divergence_definitions, draw, draw_excluding
 
 Second = Callable[..., np.ndarray]

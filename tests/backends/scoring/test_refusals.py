@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from backends.common.errors import ModelError
-from backends.scoring import statistics
-from backends.scoring.statistics import scores, window_scores
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring.statistics import scores, window_scores
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import TokenScores, Window
-from backends.common.errors import InputError, ModelError
-from backends.scoring import segments
-from backends.scoring.segments import ALONE, commit, committed, load
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.scoring import segments
+from compare_q.backends.scoring.segments import ALONE, commit, committed, load
 from tests.support.scores import REFERENCE, random_scores, random_windows, same
 
 TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"

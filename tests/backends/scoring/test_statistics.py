@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import TokenScores
-from backends.scoring import statistics
-from backends.scoring.statistics import Column, scores, window_scores
+from compare_q.backends.base import TokenScores
+from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring.statistics import Column, scores, window_scores
 from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, split, whole
 
 

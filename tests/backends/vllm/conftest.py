@@ -12,9 +12,9 @@ import pytest
 import torch
 from packaging.version import Version
 
-from backends.base import Window
-from backends.vllm import install
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.base import Window
+from compare_q.backends.vllm import install
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.vllm_engine import ARGUMENTS, WINDOWS, engine, recorded
 
 

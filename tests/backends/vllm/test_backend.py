@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import LoadRequest, Question, Sampling, Task
-from backends.common.errors import ModelError
-from backends.vllm import install
-from backends.vllm.backend import VllmScoreBackend
-from eval.stats.answers import Questions, summarize
+from compare_q.backends.base import LoadRequest, Question, Sampling, Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm import install
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.eval.stats.answers import Questions, summarize
 from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, refusal, toy_windows
@@ -82,7 +82,7 @@ def test_noise_is_that_of_transformers(
     toy_model: Path, toy_engine: VllmScoreBackend, floor_engine: VllmScoreBackend
 ) -> None:
     """Each layer of either engine has the same numbers for the same elements, in whatever steps and order."""
-    from backends.hf.backend import TransformersBackend
+    from compare_q.backends.hf.backend import TransformersBackend
 
     windows = toy_windows(3, 100)
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import compare_q_vllm
-from backends.base import Task
-from backends.common.errors import ModelError
+from compare_q.backends.base import Task
+from compare_q.backends.common.errors import ModelError
 from tests.support import ROOT
 from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
 from tests.support.vllm_engine import EAGER
@@ -22,10 +22,10 @@ from tests.support.vllm_engine import EAGER
 LINKED = """
 import runpy, sys
 from pathlib import Path
-sys.path[:] = [entry for entry in sys.path if not (Path(entry) / "backends").is_dir()]
+sys.path[:] = [entry for entry in sys.path if not (Path(entry) / "compare_q").is_dir()]
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
 names = runpy.run_path(sys.argv[1])
-print(names["load_vllm_score"].__module__, sys.modules["backends"].__file__)
+print(names["load_vllm_score"].__module__, sys.modules["compare_q"].__file__)
 """
 """A Python in which compare_q is not installed runs a file as exllamav3's compare_q would import it."""
 
@@ -95,7 +95,7 @@ def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> Non
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", LINKED, str(link)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout == f"<run_path> {ROOT / 'backends' / '__init__.py'}\n", done.stderr
+    assert done.stdout == f"<run_path> {ROOT / 'compare_q' / '__init__.py'}\n", done.stderr
 
 
 @pytest.mark.usefixtures("stand_in_vllm")

@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from backends.base import Layer, LoadRequest, Task
-from backends.hf.backend import TransformersBackend
-from backends.layers.groups import KVCache, groups_from_json
-from backends.vllm import layers, plugin
-from backends.worker import scoring
-from eval.common import processes
+from compare_q.backends.base import Layer, LoadRequest, Task
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.layers.groups import KVCache, groups_from_json
+from compare_q.backends.vllm import layers, plugin
+from compare_q.backends.worker import scoring
+from compare_q.eval.common import processes
 from tests.support import ROOT
 from tests.support.nvfp4 import rounded, unpacked
 from tests.support.toy import ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, toy_windows
@@ -230,7 +230,8 @@ for wanted in sys.argv[1:]:
     before, plugins.plugins_loaded = everything(), False
     plugins.load_general_plugins()
     after = everything()
-    print("backends.vllm.plugin" in sys.modules, *sorted({key[1] for key in before if before[key] != after.get(key)}))
+    changed = {key[1] for key in before if before[key] != after.get(key)}
+    print("compare_q.backends.vllm.plugin" in sys.modules, *sorted(changed))
 """
 
 
@@ -240,7 +241,7 @@ def test_installed_the_plugin_replaces_nothing_of_a_vllm_that_compare_q_did_not_
     """In one process of vLLM: first as for `vllm serve`, then as for compare_q's worker."""
     (tmp_path / "own-1.dist-info").mkdir()
     (tmp_path / "own-1.dist-info" / "METADATA").write_text("Name: own\nVersion: 1\n")
-    entry = "[vllm.general_plugins]\ncompare_q = backends.vllm.plugin:register\n"
+    entry = "[vllm.general_plugins]\ncompare_q = compare_q.backends.vllm.plugin:register\n"
     (tmp_path / "own-1.dist-info" / "entry_points.txt").write_text(entry)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "VLLM_PLUGINS": "compare_q"}
     words = [sys.executable, "-c", WHAT_A_SERVER_LOADS, "", "1"]
@@ -280,7 +281,7 @@ def test_experts_against_the_definition(name: str) -> None:
     """Every expert has a global scale of its own for its weights, and shares those of the inputs."""
     from vllm.model_executor.layers.fused_moe.activation import ApplyMoEActivationConfig, MoEActivation
 
-    from backends.vllm import cpu_kernels as classes
+    from compare_q.backends.vllm import cpu_kernels as classes
 
     generator = torch.Generator().manual_seed(0)
     worth = torch.rand(2, EXPERTS, generator=generator) / 300 + 1e-4
@@ -401,7 +402,7 @@ def made(kernel: Any, dtype: torch.dtype, *, group: int, zero_points: bool, outp
 @pytest.mark.parametrize("zero_points", [True, False])
 @pytest.mark.parametrize("group", [32, IN])
 def test_int4_against_the_definition(group: int, zero_points: bool, outputs_first: bool) -> None:
-    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
 
     kernel, layer, gold = made(
         CpuInt4W4A16LinearKernel, torch.float32, group=group, zero_points=zero_points, outputs_first=outputs_first
@@ -422,7 +423,7 @@ def test_int4_against_the_product_of_vllm(zero_points: bool) -> None:
     """
     from vllm.model_executor.kernels.linear import CPUWNA16LinearKernel
 
-    from backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
+    from compare_q.backends.vllm.cpu_kernels import CpuInt4W4A16LinearKernel
 
     if not hasattr(torch.ops._C, "cpu_gemm_wna16"):
         pytest.skip("vLLM's library for CPUs without AVX-512 has no product for int4 weights")
@@ -454,7 +455,7 @@ def test_ours_is_taken_where_vllm_would_fail(
     from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
     from vllm.scalar_type import scalar_types
 
-    from backends.vllm import cpu_kernels
+    from compare_q.backends.vllm import cpu_kernels
 
     cpu_kernels.add_kernels()
     ops = SimpleNamespace(_C=SimpleNamespace(**({"cpu_gemm_wna16": None} if has_product else {})))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, Task
-from backends.common.errors import ModelError
-from backends.reference import store as reference
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.stores import window_of
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, TOY_VOCAB, brute_force
 from tests.support.vllm_engine import (
@@ -66,8 +66,8 @@ def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmScoreBackend, 
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmScoreBackend, toy_store: Path, tmp_path: Path
 ) -> None:
-    from backends.hf.backend import TransformersBackend
-    from backends.worker import scoring
+    from compare_q.backends.hf.backend import TransformersBackend
+    from compare_q.backends.worker import scoring
 
     backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()

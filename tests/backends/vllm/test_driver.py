@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Window
-from backends.common.errors import ModelError
-from backends.vllm import driver
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.base import Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm import driver
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.toy import GPU, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, scores_of
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.reference.reading import StoredRows
-from backends.vllm import hooks
-from backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, ranges, scored_rows, states_of
-from backends.vllm.scorer import Buffer, Buffers, Plan
-from backends.vllm.worker import ScoringExtension, ScoringPass
+from compare_q.backends.reference.reading import StoredRows
+from compare_q.backends.vllm import hooks
+from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, ranges, scored_rows, states_of
+from compare_q.backends.vllm.scorer import Buffer, Buffers, Plan
+from compare_q.backends.vllm.worker import ScoringExtension, ScoringPass
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)

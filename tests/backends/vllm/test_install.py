@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
-from backends.common.errors import InputError
-from backends.vllm import install
-from backends.vllm.options import ONLINE, OWN_OPTIONS
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.vllm import install
+from compare_q.backends.vllm.options import ONLINE, OWN_OPTIONS
 from tests.support.vllm_engine import ARGUMENTS
 
 

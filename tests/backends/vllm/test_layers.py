@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import Layer
-from backends.common.packages import package_folder
-from backends.layers.groups import FIRST_STEP, SPARSE
-from backends.layers.schemes import Scheme
-from backends.vllm import layers
+from compare_q.backends.base import Layer
+from compare_q.backends.common.packages import package_folder
+from compare_q.backends.layers.groups import FIRST_STEP, SPARSE
+from compare_q.backends.layers.schemes import Scheme
+from compare_q.backends.vllm import layers
 
 BF16 = "bfloat16"
 NVFP4, MXFP4 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp4 g32", "mxfp4 g32")

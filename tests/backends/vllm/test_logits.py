@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends.vllm.logits import LogitsSource
+from compare_q.backends.vllm.logits import LogitsSource
 from tests.support.stores import numbers
 
 WEIGHT = numbers(7, 4)

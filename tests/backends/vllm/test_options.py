@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backends.base import LoadRequest
-from backends.checkpoint import nvfp4_scales
-from backends.checkpoint.config import CheckpointConfig, KVShape
-from backends.common.errors import InputError
-from backends.vllm import install
-from backends.vllm.backend import VllmFolder, VllmScoreBackend
-from backends.vllm.options import (
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint import nvfp4_scales
+from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.vllm import install
+from compare_q.backends.vllm.backend import VllmFolder, VllmScoreBackend
+from compare_q.backends.vllm.options import (
     ONLINE,
     check_checkpoint,
     emulation_arguments,
@@ -393,7 +393,7 @@ def test_mx_activations_are_emulated_or_refused_by_name(
 ) -> None:
     monkeypatch.setattr(install, "emulates_mxfp4", lambda: missing != "file")
     versions = {} if missing == "package" else {"amd-quark": "0.11"}
-    monkeypatch.setattr("backends.vllm.options.installed_versions", lambda names: versions)
+    monkeypatch.setattr("compare_q.backends.vllm.options.installed_versions", lambda names: versions)
     folder = with_config(tmp_path / "x", quantization, name)
     if said:
         assert f"engine.emulate: {said}" in refusal(VllmScoreBackend.check, request_for(folder, emulate=True))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.reference import store as reference
-from backends.vllm import backend as vllm_score
-from backends.vllm import driver
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.reference import store as reference
+from compare_q.backends.vllm import backend as vllm_score
+from compare_q.backends.vllm import driver
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_VOCAB
 from tests.support.vllm_engine import (
     EXACT,

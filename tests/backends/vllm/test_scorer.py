@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from backends.reference.reading import StoredRows
-from backends.scoring import divergences, statistics
-from backends.vllm.hooks import Pack, RequestRows, ScoredRows
-from backends.vllm.scorer import CPU_ROWS, Buffer, Buffers, Plan, Scorer
-from backends.vllm.worker import ScoringExtension, ScoringPass
+from compare_q.backends.reference.reading import StoredRows
+from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows
+from compare_q.backends.vllm.scorer import CPU_ROWS, Buffer, Buffers, Plan, Scorer
+from compare_q.backends.vllm.worker import ScoringExtension, ScoringPass
 from tests.support.definitions import assert_divergences_of, draw
 
 LIMIT = 256 << 20

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Window
-from backends.common.errors import ModelError
-from backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.base import Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm.backend import VllmScoreBackend
 from tests.support.chats import MARKED, SUMS, WEATHER, conversation_windows
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import (

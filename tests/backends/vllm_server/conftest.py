@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.vllm_server import client
+from compare_q.backends.vllm_server import client
 from tests.support.vllm_server import Stub
 
 

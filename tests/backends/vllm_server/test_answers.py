@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import BPW_BF16, toy_windows, with_gaps
 from tests.support.vllm_server import (
     Stub,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from backends.base import ModelFacts
-from backends.common.errors import ModelError
-from backends.vllm_server import client
-from backends.worker.messages import DescribeJob
-from eval.run.hosts import Hosts
+from compare_q.backends.base import ModelFacts
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm_server import client
+from compare_q.backends.worker.messages import DescribeJob
+from compare_q.eval.run.hosts import Hosts
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import Handler, Stub, described, failure, loaded, request_for
 

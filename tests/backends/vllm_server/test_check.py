@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backends.common.errors import ModelError
-from backends.vllm_server import client
-from backends.vllm_server.backend import VllmServerBackend
-from backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm_server import client
+from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import refusal
 from tests.support.vllm_server import KEY, Stub, choice, described, gold, locked, moved, request_for, two, without
 

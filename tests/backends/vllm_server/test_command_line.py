@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import Task
-from backends.common.errors import ModelError
+from compare_q.backends.base import Task
+from compare_q.backends.common.errors import ModelError
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import VOCAB, Stub, gold, loaded
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import Task, Window
-from backends.vllm.backend import VllmScoreBackend
-from backends.vllm_server.backend import VllmServerBackend
-from backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.base import Task, Window
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.chats import encoded
 from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
 from tests.support.traces import assert_greedy

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from backends.base import Task
-from backends.vllm_server import client
+from compare_q.backends.base import Task
+from compare_q.backends.vllm_server import client
 from tests.support.toy import toy_windows
 from tests.support.vllm_server import Stub, assert_gold, failure, loaded, scores_of, suppress_result
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.common.errors import ModelError
-from backends.vllm_server.backend import VllmServerBackend
-from backends.vllm_server.served import ServedModelFiles
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import (
     Stub,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.common import storage
+from compare_q.backends.common import storage
 from tests.support.chats import WEATHER, write_lines
 from tests.support.toy import Ran, assert_refused
 from tests.support.vllm_server import Stub, new_weights

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from backends.base import LoadRequest
-from backends.worker import engine_process
-from backends.worker.messages import LoadJob, encoded
-from eval.common import processes
-from eval.common.processes import PROCESSES, EngineProcess, Wanted
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.worker import engine_process
+from compare_q.backends.worker.messages import LoadJob, encoded
+from compare_q.eval.common import processes
+from compare_q.eval.common.processes import PROCESSES, EngineProcess, Wanted
 from tests.support import ROOT
 from tests.support.comparisons import fake
 from tests.support.made_engine import IMPORT
@@ -189,7 +189,7 @@ def test_what_a_fork_does_not_survive(code: str, gold: str) -> None:
     """OpenBLAS ends its threads before a fork, and has some again when they are needed: the second line has them."""
     tail = "; import os; print(engine_process.what_no_fork_survives(), flush=True); print(os.getpid()); os._exit(0)"
     ran = subprocess.run(
-        [sys.executable, "-c", f"from backends.worker import engine_process; {code or 'pass'}{tail}"],
+        [sys.executable, "-c", f"from compare_q.backends.worker import engine_process; {code or 'pass'}{tail}"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     said = ran.stdout.splitlines()[0]

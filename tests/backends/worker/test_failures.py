@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import LoadRequest, Task
-from backends.common.errors import ModelError
-from backends.worker import failures, serving
-from backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.worker import failures, serving
+from compare_q.backends.worker.messages import DescribeJob, Failed, LoadJob, ScoreJob, write_windows
 from tests.support.toy import toy_windows
 
 CURE = "close what else uses it, give the model more GPUs, or shorten eval_len"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import LoadRequest, Task
-from backends.common import storage
-from backends.common.errors import ModelError
-from backends.worker.messages import (
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.worker.messages import (
     CallJob,
     DescribeJob,
     Ended,

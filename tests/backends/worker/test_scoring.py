@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
-from backends.common import head
-from backends.common.errors import ModelError
-from backends.reference import comparison
-from backends.reference import store as reference
-from backends.worker import scoring
+from compare_q.backends.base import Engine, LoadRequest, LogitsEngine, Task, TokenScores, Window
+from compare_q.backends.common import head
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference import comparison
+from compare_q.backends.reference import store as reference
+from compare_q.backends.worker import scoring
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import brute_force, toy_windows, with_gaps
 

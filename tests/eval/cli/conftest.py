@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.results import results_json
+from compare_q.eval.results import results_json
 from tests.support.made import FAILED, QUANT, REF, results_of, run_of
 
 

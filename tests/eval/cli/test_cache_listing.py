@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from backends.scoring import segments
-from eval.cli import cache_listing, run_flags
-from eval.common.cache import Cache
+from compare_q.backends.scoring import segments
+from compare_q.eval.cli import cache_listing, run_flags
+from compare_q.eval.common.cache import Cache
 from tests.support.stores import numbers, record, store_of
 from tests.support.toy import Ran, assert_refused
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from backends.fake import FakeBackend
-from backends.worker import scoring_job
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.worker import scoring_job
 from tests.support.command_line import Run, Specs
 from tests.support.toy import Ran
 

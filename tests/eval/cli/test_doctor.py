@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.checkpoint.doctor.examining import Patient
-from backends.layers.groups import AFTER_LOADING
-from backends.vllm.backend import VllmScoreBackend
-from eval.cli.doctor import kernels, predictions
-from eval.common import processes
+from compare_q.backends.checkpoint.doctor.examining import Patient
+from compare_q.backends.layers.groups import AFTER_LOADING
+from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.eval.cli.doctor import kernels, predictions
+from compare_q.eval.common import processes
 from tests.support.broken import FAULTS, good
 from tests.support.command_line import Run, in_transformers
 from tests.support.toy import Ran, assert_refused
@@ -29,7 +29,7 @@ def good_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine is asked what would run, which takes some seconds."""
-    monkeypatch.setattr("backends.engines", lambda: ())
+    monkeypatch.setattr("compare_q.backends.engines", lambda: ())
 
 
 def sections(ran: Ran) -> dict[str, list[str]]:

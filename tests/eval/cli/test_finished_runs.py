@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.fake import FakeBackend
-from eval.results import results_json
-from eval.table.registry import BY_NAME
+from compare_q.backends.fake import FakeBackend
+from compare_q.eval.results import results_json
+from compare_q.eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused

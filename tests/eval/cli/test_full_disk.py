@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from backends.common.errors import InputError
-from eval.cli import delivering
-from eval.common.outputs import CURE, INSTALL, Outputs
-from eval.results import results_json
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.cli import delivering
+from compare_q.eval.common.outputs import CURE, INSTALL, Outputs
+from compare_q.eval.results import results_json
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Run, Specs
 
@@ -165,7 +165,7 @@ def test_pictures_fail_one_by_one(
     """A folder stands where one picture belongs."""
     folder = tmp_path / "plots"
     (folder / "kld_bpw.png").mkdir(parents=True)
-    monkeypatch.setattr("eval.plots.style.DPI", 30)
+    monkeypatch.setattr("compare_q.eval.plots.style.DPI", 30)
     ran = compare_q("--from", finished, "--plots", folder)
     assert (ran.status, ran.err.splitlines()) == (2, failures(folder, "Is a directory", "kld_bpw.png"))
     written = [line.removeprefix("plot: ") for line in ran.out.splitlines() if line.startswith("plot: ")]

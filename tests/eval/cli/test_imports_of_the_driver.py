@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.common import processes
-from eval.text import vocabulary
+from compare_q.eval.common import processes
+from compare_q.eval.text import vocabulary
 from tests.support import ROOT
 from tests.support.command_line import FAKE, Specs, in_transformers
 from tests.support.toy import needs_accelerate
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 NEVER = {"torch", "transformers", "vllm", "datasets", "llama_cpp", "exllamav3", "exllamav2", "accelerate"}
 DRIVER = """
 import sys
-from eval.cli import main
+from compare_q.eval.cli import main
 try:
     status = main.main(sys.argv[1:])
 except SystemExit as stop:

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from backends.base import TokenScores, Window
-from backends.scoring import segments
-from backends.scoring.segments import ALONE
-from eval.cli import arguments, delivering, output_flags
-from eval.common.cache import Cache
-from eval.common.outputs import Outputs
-from eval.plots import measures, pictures
-from eval.results import results_json
-from eval.results.run_result import TextResult
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.scoring import segments
+from compare_q.backends.scoring.segments import ALONE
+from compare_q.eval.cli import arguments, delivering, output_flags
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import measures, pictures
+from compare_q.eval.results import results_json
+from compare_q.eval.results.run_result import TextResult
 from tests.support.command_line import FAKE, Run, Specs
 from tests.support.made import BASE, FAILED
 from tests.support.toy import assert_refused, refusal

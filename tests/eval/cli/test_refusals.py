@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import backends
-from backends.vllm import install
-from eval.cli import arguments
+from compare_q import backends
+from compare_q.backends.vllm import install
+from compare_q.eval.cli import arguments
 from tests.support.command_line import FAKE, Run, Specs, in_transformers
 from tests.support.toy import TOY_VOCAB, assert_refused, needs_accelerate
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from backends.fake import FakeBackend
-from backends.hf.backend import TransformersBackend
-from eval.cli import main
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.eval.cli import main
 from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
 from tests.support.toy import assert_refused, needs_accelerate
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.cli.trace import files
+from compare_q.eval.cli.trace import files
 from tests.support.chats import MARKED, SUMS, WEATHER, save_chat_tokenizer, write_lines
 from tests.support.toy import refusal
 
@@ -66,7 +66,7 @@ def test_files_that_are_no_prompts(tmp_path: Path) -> None:
     ],
 )
 def test_what_ends_an_answer(tmp_path: Path, configs: dict[str, Any], gold: list[int]) -> None:
-    from eval.text.vocabulary import load_tokenizer
+    from compare_q.eval.text.vocabulary import load_tokenizer
 
     folder = save_chat_tokenizer(tmp_path / "t", MARKED)
     tokenizer = load_tokenizer(folder, trust_remote_code=False)

@@ -14,9 +14,9 @@ import filelock
 import numpy as np
 import pytest
 
-from backends.scoring import segments
-from eval.common.cache import Cache, default_root
-from eval.text import tokens
+from compare_q.backends.scoring import segments
+from compare_q.eval.common.cache import Cache, default_root
+from compare_q.eval.text import tokens
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import state_store, window_of
 from tests.support.toy import refusal
@@ -205,7 +205,7 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     """Temporary files, locks and marks of a process that was killed while it wrote; those of one that lives stay."""
     code = (
         "import os, signal, sys, pathlib\n"
-        "from eval.common.cache import Cache\n"
+        "from compare_q.eval.common.cache import Cache\n"
         "cache = Cache(pathlib.Path(sys.argv[1]))\n"
         "cache.use('tokens', '0' * 40)\n"
         "with cache.lock('tokens', '0' * 40), cache.write('tokens', '0' * 40, '.npz') as file:\n"

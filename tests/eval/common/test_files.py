@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.files import is_writable, replacing
-from eval.results import results_json
+from compare_q.eval.common.files import is_writable, replacing
+from compare_q.eval.results import results_json
 from tests.support.command_line import Run
 from tests.support.made import QUANT, REF, results_of, run_of
 from tests.support.toy import assert_refused

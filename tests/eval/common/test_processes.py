@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import backends
-from eval.common import processes
-from eval.common.processes import apart
-from eval.common.progress import Progress
+from compare_q import backends
+from compare_q.eval.common import processes
+from compare_q.eval.common.processes import apart
+from compare_q.eval.common.progress import Progress
 from tests.support import ROOT
 from tests.support import apart as functions
 from tests.support.toy import refusal
@@ -72,9 +72,9 @@ def test_a_process_that_dies_is_one_line() -> None:
 
 
 def test_a_process_takes_our_code_from_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder ``eval`` in the working directory, as exllamav3's checkout has one, is not ours."""
-    (tmp_path / "eval").mkdir()
-    (tmp_path / "eval" / "__init__.py").write_text("raise SystemExit('the wrong eval')")
+    """A folder ``compare_q`` in the working directory, as exllamav3's checkout has one, is not ours."""
+    (tmp_path / "compare_q").mkdir()
+    (tmp_path / "compare_q" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
     assert refusal(apart, functions.refuse, "refusing", reason="right") == "right"
     assert processes.command("a.b", 3)[1:] == ["-P", "-m", "a.b", "3"]
@@ -85,7 +85,7 @@ def test_a_killed_driver_leaves_no_process_behind(tmp_path: Path) -> None:
     """The function waits at a pipe that nobody else has open, whose reader sees its end when the process ends."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = "import sys; from eval.common.processes import apart; from tests.support import apart as f; "
+    code = "import sys; from compare_q.eval.common.processes import apart; from tests.support import apart as f; "
     command = [sys.executable, "-c", f"{code}apart(f.hold, 'holding', file=sys.argv[1])", str(pipe)]
     with subprocess.Popen(command, cwd=ROOT) as driver, pipe.open(encoding="utf-8") as held:
         assert int(held.readline()) != driver.pid

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 
-from eval.common.progress import Bar, EtaColumn, Progress
+from compare_q.eval.common.progress import Bar, EtaColumn, Progress
 from tests.support import ROOT
 
 
@@ -88,8 +88,8 @@ def test_a_line_for_each_phase_that_goes_on() -> None:
 NOISY = """
 import logging, sys
 from pathlib import Path
-from backends.common.process import captured
-from eval.common.progress import Progress
+from compare_q.backends.common.process import captured
+from compare_q.eval.common.progress import Progress
 from tqdm import tqdm
 
 progress = Progress()

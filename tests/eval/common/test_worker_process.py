@@ -15,45 +15,46 @@ from types import SimpleNamespace
 
 import pytest
 
-import backends
-from backends.base import LoadRequest
-from backends.common import machine
-from backends.common.errors import CompareQError, InputError, ModelError, StoppedError
-from backends.worker.engine_process import tell
-from backends.worker.messages import DescribeJob, Ended, Told, encoded
-from eval.common import processes
-from eval.common.processes import Deadline, Wanted, WorkerProcess
-from eval.run.hosts import Hosts
+from compare_q import backends
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
+from compare_q.backends.worker.engine_process import tell
+from compare_q.backends.worker.messages import DescribeJob, Ended, Told, encoded
+from compare_q.eval.common import processes
+from compare_q.eval.common.processes import Deadline, Wanted, WorkerProcess
+from compare_q.eval.run.hosts import Hosts
+from tests.support import ROOT
 from tests.support.toy import refusal
 
 pytestmark = pytest.mark.engine
-CODE = Path(backends.__file__).parent
+CODE = Path(backends.__file__).resolve().parent
 QUESTION = DescribeJob("fake", LoadRequest("a", "fake", "none", 1))
 
 
 def copy_of_the_code(folder: Path, added: str = "") -> Path:
-    """A copy of ``backends`` as an installation has it, with one line more in a file."""
-    copied = folder / "backends"
-    shutil.copytree(CODE, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copied / "scoring" / "statistics.py").open("a") as file:
+    """A copy of ``compare_q`` as an installation has it, with one line more in a file."""
+    copied = folder / "compare_q"
+    shutil.copytree(ROOT / "compare_q", copied, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copied / "backends" / "scoring" / "statistics.py").open("a") as file:
         file.write(added)
-    return copied
+    return copied / "backends"
 
 
 def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one on the same cache used the first one's code: a model of perplexity 182 had 68."""
     for name in ("first", "second", "first"):
-        installed = tmp_path / name / "backends"
+        installed = tmp_path / name / "compare_q"
         installed.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(processes, "backends", SimpleNamespace(__file__=str(installed / "__init__.py")))
+        monkeypatch.setattr(processes, "compare_q", SimpleNamespace(__file__=str(installed / "__init__.py")))
         root, *others = processes.environment("/another/python")["PYTHONPATH"].split(":")
         assert str(installed.parent) not in [root, *others]  # what else is installed there
-        assert (Path(root) / "backends").resolve() == installed
+        assert (Path(root) / "compare_q").resolve() == installed
 
 
 def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written for another Python's link to the code, or for the log; or there is no such Python."""
-    monkeypatch.setattr(processes, "backends", SimpleNamespace(__file__=str(tmp_path / "backends" / "__init__.py")))
+    monkeypatch.setattr(processes, "compare_q", SimpleNamespace(__file__=str(tmp_path / "compare_q" / "__init__.py")))
     (tmp_path / "file").touch()
     before = sorted(os.listdir("/proc/self/fd"))
     for cache, log_file, python in (

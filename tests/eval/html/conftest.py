@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eval.html import report, sections
-from eval.results.run_result import ModelResult, Results
+from compare_q.eval.html import report, sections
+from compare_q.eval.results.run_result import ModelResult, Results
 from tests.support.report_page import BROWSER, FLAGS, Opened, ShowPage, inspection_of, results_of
 
 PAGES: dict[str, str] = {}

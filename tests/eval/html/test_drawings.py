@@ -8,8 +8,8 @@ from collections import Counter
 
 from matplotlib.colors import to_hex
 
-from eval.html import drawings
-from eval.plots import curves, looks, measures, pictures, scatter, style
+from compare_q.eval.html import drawings
+from compare_q.eval.plots import curves, looks, measures, pictures, scatter, style
 from tests.support.real_table import real_text
 
 TEXT = real_text()

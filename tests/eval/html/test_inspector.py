@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import TokenScores, Window
-from backends.scoring import segments
-from eval.common.cache import Cache
-from eval.html import inspector
-from eval.results.run_result import ModelResult, TextResult
-from eval.text.windows import EvalData
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.scoring import segments
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.html import inspector
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.text.windows import EvalData
 from tests.support.report_page import measured
 from tests.support.toy import save_toy_tokenizer
 

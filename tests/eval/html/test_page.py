@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from eval.html import sections
-from eval.plots.measures import BPW, KLD
-from eval.plots.points import points_of
-from eval.results import differences, flat
-from eval.results.run_result import ModelResult, Part, Results
-from eval.stats.distributions import Curve, Histogram
-from eval.table import columns, markdown
+from compare_q.eval.html import sections
+from compare_q.eval.plots.measures import BPW, KLD
+from compare_q.eval.plots.points import points_of
+from compare_q.eval.results import differences, flat
+from compare_q.eval.results.run_result import ModelResult, Part, Results
+from compare_q.eval.stats.distributions import Curve, Histogram
+from compare_q.eval.table import columns, markdown
 from tests.support.report_page import (
     FAILED,
     LAYER,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.results import flat
-from eval.results.run_result import Results, TextResult
-from eval.table import columns, markdown
+from compare_q.eval.results import flat
+from compare_q.eval.results.run_result import Results, TextResult
+from compare_q.eval.table import columns, markdown
 from tests.support.report_page import FAILED, MODELS, ShowPage, measured, needs_browser, text_of
 from tests.support.several_texts import NAMES, three, with_answers, with_failed_text, with_text
 

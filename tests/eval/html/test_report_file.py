@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.html import inspector, report, sections
-from eval.html.inspector import Damaged, Inspection, Passage
-from eval.results import results_json
-from eval.results.differences import SCORES, difference_or_reason
-from eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.html import inspector, report, sections
+from compare_q.eval.html.inspector import Damaged, Inspection, Passage
+from compare_q.eval.results import results_json
+from compare_q.eval.results.differences import SCORES, difference_or_reason
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from tests.support.made import QUANT, REF, with_sums
 from tests.support.report_page import FAILED, MODELS, REFERENCE, inspection_of, measured, results_of, text_of
 from tests.support.several_texts import three, with_failed_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.plots import labels
+from compare_q.eval.plots import labels
 
 
 @pytest.fixture

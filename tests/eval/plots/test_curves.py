@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import curves, labels, looks
-from eval.plots.curves import Line
+from compare_q.eval.plots import curves, labels, looks
+from compare_q.eval.plots.curves import Line
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from backends.base import Storage
-from eval.plots import labels, measures, pictures, points, scatter, style
-from eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from eval.plots.points import Point
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.stats.uncertainty import Mean, Perplexity
+from compare_q.backends.base import Storage
+from compare_q.eval.plots import labels, measures, pictures, points, scatter, style
+from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from compare_q.eval.plots.points import Point
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against, with_ppl, with_sums
@@ -239,7 +239,7 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
 
 def test_pairing_by_blocks_is_the_difference_that_a_reference_beside_it_gives() -> None:
     """The two ways to the same error, from one set of token scores."""
-    from eval.stats import estimates
+    from compare_q.eval.stats import estimates
 
     rng = np.random.default_rng(0)
     reference = -rng.exponential(3, 5000)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.plots.points import Point, at_edge, front_in_words, pareto_front, series
+from compare_q.eval.plots.points import Point, at_edge, front_in_words, pareto_front, series
 from tests.support.scatter_cases import TABLE
 
 

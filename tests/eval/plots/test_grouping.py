@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.plots import looks
-from eval.results import results_json
+from compare_q.eval.plots import looks
+from compare_q.eval.results import results_json
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import labels, style
+from compare_q.eval.plots import labels, style
 from tests.support.drawn import extents, pixels_apart
 
 

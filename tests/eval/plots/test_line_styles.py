@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from eval.plots import looks, style
-from eval.plots.looks import DASHES, MOST, MOST_OF_SCHEME, LineStyle, lightness, shades, told_apart
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.looks import DASHES, MOST, MOST_OF_SCHEME, LineStyle, lightness, shades, told_apart
 
 DEUTERANOPIA = [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
 """Machado et al. 2009, severity 1, on linear light."""

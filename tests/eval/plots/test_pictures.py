@@ -8,11 +8,11 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from eval.common.outputs import Outputs
-from eval.plots import curves, measures, pictures, spread, style
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.distributions import histogram_of
-from eval.stats.uncertainty import Mean
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import curves, measures, pictures, spread, style
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.distributions import histogram_of
+from compare_q.eval.stats.uncertainty import Mean
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind
 from tests.support.made import BASE, FAILED, QUANT, REF, run_of, with_against

@@ -11,8 +11,8 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.image import imread
 
-from eval.plots import looks, style
-from eval.plots.points import Point, points_within
+from compare_q.eval.plots import looks, style
+from compare_q.eval.plots.points import Point, points_within
 from tests.support.drawn import artists_of_kind
 from tests.support.scatter_cases import KLDS, TABLE, draw, draw_kld, figure_of, in_order, legend_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eval.plots import labels, scatter
-from eval.plots.points import Point
+from compare_q.eval.plots import labels, scatter
+from compare_q.eval.plots.points import Point
 from tests.support.drawn import artists_of_kind, extents, pixels_apart
 from tests.support.scatter_cases import CASES, KLDS, draw, draw_kld
 

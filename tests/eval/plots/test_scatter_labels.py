@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.transforms import Bbox
 
-from eval.plots import labels, looks, scatter
-from eval.plots.measures import KLD
-from eval.plots.points import Level, Point
-from eval.results import results_json
+from compare_q.eval.plots import labels, looks, scatter
+from compare_q.eval.plots.measures import KLD
+from compare_q.eval.plots.points import Level, Point
+from compare_q.eval.results import results_json
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.scatter_cases import CASES, TABLE, draw, figure_of, in_order, legend_of
 

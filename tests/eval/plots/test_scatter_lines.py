@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.plots import labels
-from eval.plots.points import Level, Point
+from compare_q.eval.plots import labels
+from compare_q.eval.plots.points import Level, Point
 from tests.support.drawn import artists_of_kind, extents, is_within, smallest_gap
 from tests.support.scatter_cases import CASES, draw
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from eval.plots import labels, looks, spread, style
-from eval.plots.spread import Divergence
-from eval.stats.distributions import Histogram, histogram_of, percentiles_of
+from compare_q.eval.plots import labels, looks, spread, style
+from compare_q.eval.plots.spread import Divergence
+from compare_q.eval.stats.distributions import Histogram, histogram_of, percentiles_of
 from tests.support import real_table
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from eval.plots import looks, style
+from compare_q.eval.plots import looks, style
 
 
 def figure(*, dark: bool = False, title: str = "Title", subtitle: str = "below") -> Figure:

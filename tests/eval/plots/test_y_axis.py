@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from eval.plots import scatter
-from eval.plots.measures import PPL
-from eval.plots.points import Point
-from eval.plots.scatter import MOST_TICKS, Excess, excess_over
-from eval.plots.style import is_wide
-from eval.results.run_result import TextResult
+from compare_q.eval.plots import scatter
+from compare_q.eval.plots.measures import PPL
+from compare_q.eval.plots.points import Point
+from compare_q.eval.plots.scatter import MOST_TICKS, Excess, excess_over
+from compare_q.eval.plots.style import is_wide
+from compare_q.eval.results.run_result import TextResult
 from tests.support import real_table
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.results import results_json
+from compare_q.eval.results import results_json
 from tests.support.made import PERCENTILES, QUANT, REF, results_of, run_of
 from tests.support.report_page import inspection_of
 from tests.support.toy import refusal

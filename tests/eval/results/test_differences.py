@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.base import Storage
 from benchmarks import told_apart
-from eval.results.differences import (
+from compare_q.backends.base import Storage
+from compare_q.eval.results.differences import (
     LEAST_TOKENS,
     best_among,
     best_labels,
@@ -22,7 +22,7 @@ from eval.results.differences import (
     difference_with_interval,
     too_short_for_best,
 )
-from eval.stats.estimates import BlockSums, n_blocks
+from compare_q.eval.stats.estimates import BlockSums, n_blocks
 from tests.support.made import BLOCKS, FAILED, QUANT, REF, with_sums
 
 WORSE = replace(BLOCKS, nll=(14.0, 24.0, 34.0, 48.0))

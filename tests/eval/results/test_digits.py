@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.results import digits
+from compare_q.eval.results import digits
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from eval.results import merging, results_json
-from eval.results.differences import best_labels, difference_or_reason
-from eval.table.columns import filled, machine_letters
-from eval.table.footnotes import footnotes
+from compare_q.eval.results import merging, results_json
+from compare_q.eval.results.differences import best_labels, difference_or_reason
+from compare_q.eval.table.columns import filled, machine_letters
+from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
 from tests.support.toy import Ran, refusal
 from tests.support.two_runs import FP8_B, GPU, IDENTITY, ON_GPU, QUANT_A, REF_A, Write, labels, merged, on

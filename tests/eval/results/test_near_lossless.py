@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eval.results.differences import best_labels, kld_limit, near_lossless
-from eval.results.run_result import ModelResult
-from eval.stats.uncertainty import Mean
-from eval.table.footnotes import near_notes
-from eval.table.pairs import UNRANKED, pair_lines
+from compare_q.eval.results.differences import best_labels, kld_limit, near_lossless
+from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.footnotes import near_notes
+from compare_q.eval.table.pairs import UNRANKED, pair_lines
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_sums
 
 

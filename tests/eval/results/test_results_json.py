@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.common.messages import printable
-from eval import __version__
-from eval.results import flat, results_json
-from eval.results.run_result import ModelResult, TextResult
-from eval.stats.estimates import summarize
-from eval.stats.uncertainty import Mean
+from compare_q import __version__
+from compare_q.backends.common.messages import printable
+from compare_q.eval.results import flat, results_json
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.stats.estimates import summarize
+from compare_q.eval.stats.uncertainty import Mean
 from tests.support.made import BASE, FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_against
 from tests.support.toy import refusal
 

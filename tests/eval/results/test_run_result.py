@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.base import Storage
-from eval.results.run_result import MARK, ModelResult, TextResult
-from eval.stats.estimates import Estimates, summarize
-from eval.stats.uncertainty import Perplexity
+from compare_q.backends.base import Storage
+from compare_q.eval.results.run_result import MARK, ModelResult, TextResult
+from compare_q.eval.stats.estimates import Estimates, summarize
+from compare_q.eval.stats.uncertainty import Perplexity
 from tests.support.made import QUANT, REF, run_of, with_against
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from eval.results import flat, merging, results_json
-from eval.results.run_result import Results, TextResult
+from compare_q.eval.results import flat, merging, results_json
+from compare_q.eval.results.run_result import Results, TextResult
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 from tests.support.toy import refusal
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backends.common.errors import InputError
-from eval.results import flat, results_json
-from eval.results.run_result import Part, with_parts
-from eval.results.timing import Timing, of_records
-from eval.table import markdown, terminal
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.results import flat, results_json
+from compare_q.eval.results.run_result import Part, with_parts
+from compare_q.eval.results.timing import Timing, of_records
+from compare_q.eval.table import markdown, terminal
 from tests.support.made import BASE, FAILED, QUANT, results_of, run_of
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import backends
+from compare_q import backends
 from tests.support import stub_engine
 from tests.support.comparisons import N_WINDOWS, Measured, Models, stub
 from tests.support.toy import Ran

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from backends.common import machine
-from backends.common.machine import Gpu
-from backends.worker.messages import LoadJob
-from eval.run import crew, rows
-from eval.run.devices import Devices, Hold
-from eval.run.hosts import Hosts
+from compare_q.backends.common import machine
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.worker.messages import LoadJob
+from compare_q.eval.run import crew, rows
+from compare_q.eval.run.devices import Devices, Hold
+from compare_q.eval.run.hosts import Hosts
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
 from tests.support.threaded import Told, threaded
 

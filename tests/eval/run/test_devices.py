@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from backends.common import machine
-from backends.common.errors import InputError
-from backends.common.machine import Gpu
-from eval.run.devices import Devices, Hold, chosen
+from compare_q.backends.common import machine
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.machine import Gpu
+from compare_q.eval.run.devices import Devices, Hold, chosen
 from tests.support.toy import refusal
 
 PATIENCE_S = 30

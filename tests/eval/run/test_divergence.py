@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from backends.reference import comparison
-from backends.reference.store import Reader
+from compare_q.backends.reference import comparison
+from compare_q.backends.reference.store import Reader
 from tests.support.comparisons import (
     KLD,
     LENGTH,

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-import backends
-from backends.base import LoadRequest
-from backends.common import machine
-from backends.worker import describing
-from backends.worker.messages import DescribeJob
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.run.jobs import Job, identity
-from eval.specs.reading import parse_model_spec
+from compare_q import backends
+from compare_q.backends.base import LoadRequest
+from compare_q.backends.common import machine
+from compare_q.backends.worker import describing
+from compare_q.backends.worker.messages import DescribeJob
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run.jobs import Job, identity
+from compare_q.eval.specs.reading import parse_model_spec
 from tests.support.toy import needs_accelerate
 
 pytestmark = needs_accelerate

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-import backends
-from backends.base import Engine, LoadRequest, ModelFacts, ModelFiles, Storage
-from backends.common import machine
-from backends.common.machine import Gpu
-from backends.fake import FakeBackend
-from backends.layers import noise
-from backends.worker.messages import Described
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.run.devices import Devices
-from eval.run.jobs import Job, emulated_dtypes, identity, wanted_gpus
-from eval.run.session import Session
-from eval.specs.reading import parse_model_spec
+from compare_q import backends
+from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles, Storage
+from compare_q.backends.common import machine
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.layers import noise
+from compare_q.backends.worker.messages import Described
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run.devices import Devices
+from compare_q.eval.run.jobs import Job, emulated_dtypes, identity, wanted_gpus
+from compare_q.eval.run.session import Session
+from compare_q.eval.specs.reading import parse_model_spec
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.fake import FakeBackend
+from compare_q.backends.fake import FakeBackend
 from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
 from tests.support.toy import assert_refused, needs_accelerate
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from backends.reference.store import Reader
+from compare_q.backends.reference.store import Reader
 from tests.support.comparisons import (
     Compare,
     Models,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.fake import FakeBackend
-from backends.reference.store import MANIFEST, Reader
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.reference.store import MANIFEST, Reader
 from tests.support.comparisons import KLD, N_WINDOWS, Compare, Models, cut_divergence, fake, left_behind, store_of
 from tests.support.stores import window_of
 from tests.support.toy import assert_refused

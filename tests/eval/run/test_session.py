@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from backends.worker.engine_process import ENDING
-from eval.run import session
-from eval.run.hosts import Running
-from eval.run.session import InterruptedRun, signals_interrupt
+from compare_q.backends.worker.engine_process import ENDING
+from compare_q.eval.run import session
+from compare_q.eval.run.hosts import Running
+from compare_q.eval.run.session import InterruptedRun, signals_interrupt
 
 
 @pytest.fixture(autouse=True)

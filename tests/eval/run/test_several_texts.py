@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import backends
-from backends.base import ModelFacts, ModelFiles
-from backends.common.errors import ModelError
-from backends.common.machine import Gpu
-from backends.fake import FakeBackend
-from backends.reference.store import MANIFEST
+from compare_q import backends
+from compare_q.backends.base import ModelFacts, ModelFiles
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.machine import Gpu
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.reference.store import MANIFEST
 from tests.support import stub_engine
 from tests.support.comparisons import fake, stub, toy
 from tests.support.text_runs import LENGTHS, RunTexts, measured, runs_of, write_texts

@@ -7,13 +7,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from backends.base import Engine, LoadRequest
-from backends.fake import FakeBackend
-from backends.hf.backend import TransformersBackend
-from backends.llamacpp.backend import LlamacppBackend
-from eval.run.jobs import Job
-from eval.run.table_rows import file_bytes
-from eval.specs.types import ModelSpec
+from compare_q.backends.base import Engine, LoadRequest
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.eval.run.jobs import Job
+from compare_q.eval.run.table_rows import file_bytes
+from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
 
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from backends.base import TokenScores, Window
-from backends.common.errors import ModelError
-from backends.fake import FakeBackend
-from backends.scoring import segments
-from backends.worker import scoring_job
-from eval.cli import cache_listing
-from eval.common.cache import Cache
-from eval.run import token_scores
+from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.fake import FakeBackend
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker import scoring_job
+from compare_q.eval.cli import cache_listing
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.run import token_scores
 from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.toy import refusal
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from filelock import Timeout
 
-from backends.common.machine import Gpu
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.results.run_result import ModelResult
-from eval.run import rows, runner
-from eval.run.devices import Devices
-from eval.run.hosts import Hosts
-from eval.run.references import HeldReference, lock_of
-from eval.run.runner import Finished
-from eval.run.session import Session
-from eval.run.stores import Part
-from eval.specs import reading
-from eval.specs.types import DataSpec
-from eval.text import windows
+from compare_q.backends.common.machine import Gpu
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.results.run_result import ModelResult
+from compare_q.eval.run import rows, runner
+from compare_q.eval.run.devices import Devices
+from compare_q.eval.run.hosts import Hosts
+from compare_q.eval.run.references import HeldReference, lock_of
+from compare_q.eval.run.runner import Finished
+from compare_q.eval.run.session import Session
+from compare_q.eval.run.stores import Part
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import windows
 from tests.support.comparisons import KLD, fake
 from tests.support.processes import wait_until
 from tests.support.text_runs import write_texts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.reference.store import Reader
-from eval.text import vocabulary
+from compare_q.backends.reference.store import Reader
+from compare_q.eval.text import vocabulary
 from tests.support.comparisons import N_WINDOWS, Compare, Models, fake, store_of, stub
 from tests.support.stub_engine import rounding_of_rows
 from tests.support.toy import TOY_VOCAB, assert_refused

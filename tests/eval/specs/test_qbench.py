@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.specs import qbench, reading
+from compare_q.eval.specs import qbench, reading
 from tests.support.command_line import Run
 from tests.support.toy import refusal
 

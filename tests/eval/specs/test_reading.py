@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from eval.specs import reading
-from eval.specs.reading import apply_mask, expand, load_data_spec, load_model_specs, one_reference, parse_model_spec
-from eval.specs.types import ModelSpec
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.reading import (
+    apply_mask,
+    expand,
+    load_data_spec,
+    load_model_specs,
+    one_reference,
+    parse_model_spec,
+)
+from compare_q.eval.specs.types import ModelSpec
 from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}

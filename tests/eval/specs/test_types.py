@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from backends.hub import is_hub_id
-from eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
-from eval.specs.types import ONLY_WITH, DataSpec, ModelSpec, json_schemas
+from compare_q.backends.hub import is_hub_id
+from compare_q.eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
+from compare_q.eval.specs.types import ONLY_WITH, DataSpec, ModelSpec, json_schemas
 from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.stats.estimates import Estimates, summarize
+from compare_q.eval.stats.estimates import Estimates, summarize
 from tests.support.four_tokens import QUARTERS, four_tokens
 
 

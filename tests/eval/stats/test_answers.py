@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from eval.stats.answers import Questions, difference_error, mcnemar_p, summarize
-from eval.stats.uncertainty import Value
+from compare_q.eval.stats.answers import Questions, difference_error, mcnemar_p, summarize
+from compare_q.eval.stats.uncertainty import Value
 
 NAN, INF = float("nan"), float("inf")
 THREE = Questions(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0, 1, 1, 0], bool), np.array([1, 4, 2, 2, 1, 2]))

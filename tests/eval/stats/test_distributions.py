@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from eval.stats import distributions
-from eval.stats.distributions import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
+from compare_q.eval.stats import distributions
+from compare_q.eval.stats.distributions import Curve, bucket_of, curve_over_position, histogram_of, percentiles_of
 
 
 def test_percentiles() -> None:

@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from eval.stats import estimates
-from eval.stats.estimates import BlockSums, Estimates, correlation, paired_difference, summarize, text_rates
-from eval.stats.uncertainty import Mean, Value
+from compare_q.eval.stats import estimates
+from compare_q.eval.stats.estimates import BlockSums, Estimates, correlation, paired_difference, summarize, text_rates
+from compare_q.eval.stats.uncertainty import Mean, Value
 from tests.support.four_tokens import LN2, QUARTERS, four_tokens, near
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.stats.estimates import summarize
+from compare_q.eval.stats.estimates import summarize
 
 
 def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, float]:

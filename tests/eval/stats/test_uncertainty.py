@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage
-from eval.stats import uncertainty
-from eval.stats.uncertainty import (
+from compare_q.eval.stats import uncertainty
+from compare_q.eval.stats.uncertainty import (
     Mean,
     Perplexity,
     Places,

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from backends.base import Storage
-from eval.results.flat import flat_json
-from eval.results.run_result import ModelResult, TextResult
-from eval.results.timing import Timing
-from eval.stats.estimates import DIVERGENCES
-from eval.stats.uncertainty import Mean, Value
-from eval.table import columns
-from eval.table.columns import Cell
-from eval.table.registry import BY_NAME, COLUMNS
+from compare_q.backends.base import Storage
+from compare_q.eval.results.flat import flat_json
+from compare_q.eval.results.run_result import ModelResult, TextResult
+from compare_q.eval.results.timing import Timing
+from compare_q.eval.stats.estimates import DIVERGENCES
+from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.table import columns
+from compare_q.eval.table.columns import Cell
+from compare_q.eval.table.registry import BY_NAME, COLUMNS
 from tests.support.made import (
     BASE,
     FAILED,

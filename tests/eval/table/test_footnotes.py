@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eval.stats.uncertainty import Mean
-from eval.table.footnotes import footnotes
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, PPL, QUANT, REF, run_of, with_against, with_ppl, with_sums
 from tests.support.several_texts import with_answers
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.stats.estimates import summarize
-from eval.table import llama_statistics
-from eval.table.llama_statistics import CLUSTERED, statistics_lines
+from compare_q.eval.stats.estimates import summarize
+from compare_q.eval.table import llama_statistics
+from compare_q.eval.table.llama_statistics import CLUSTERED, statistics_lines
 from tests.support.made import COMPARED, FAILED, PPL, QUANT, REF, run_of, with_against
 
 # As tools/perplexity/perplexity.cpp of llama.cpp writes them, %lf for %f.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from eval.results.run_result import MARK
-from eval.table import markdown
+from compare_q.eval.results.run_result import MARK
+from compare_q.eval.table import markdown
 from tests.support.made import BASE, FAILED, QUANT, REF, results_of, run_of, with_sums
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.table import pairs
+from compare_q.eval.table import pairs
 from tests.eval.results.test_differences import SAME, WORSE
 from tests.support.made import FAILED, QUANT, REF, run_of, with_sums
 from tests.support.toy import refusal

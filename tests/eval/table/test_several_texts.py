@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from eval.results.run_result import ModelResult, Results, TextResult
-from eval.results.timing import Timing
-from eval.table import columns, footnotes, markdown, terminal
+from compare_q.eval.results.run_result import ModelResult, Results, TextResult
+from compare_q.eval.results.timing import Timing
+from compare_q.eval.table import columns, footnotes, markdown, terminal
 from tests.support.made import FAILED, QUANT, REF, run_of, with_against, with_ppl
 
 OTHER = replace(QUANT, label="NVFP4")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from backends.base import Storage
-from backends.common.messages import CONTROL
-from eval.results.run_result import TextResult
-from eval.stats.uncertainty import Perplexity
-from eval.table import terminal
-from eval.table.columns import Cell, Filled
-from eval.table.llama_statistics import statistics_lines
-from eval.table.pairs import pair_lines
-from eval.table.registry import BY_NAME
+from compare_q.backends.base import Storage
+from compare_q.backends.common.messages import CONTROL
+from compare_q.eval.results.run_result import TextResult
+from compare_q.eval.stats.uncertainty import Perplexity
+from compare_q.eval.table import terminal
+from compare_q.eval.table.columns import Cell, Filled
+from compare_q.eval.table.llama_statistics import statistics_lines
+from compare_q.eval.table.pairs import pair_lines
+from compare_q.eval.table.registry import BY_NAME
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, results_of, run_of, with_ppl, with_sums
 
 

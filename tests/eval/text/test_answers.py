@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from eval.specs.reading import parse_data_spec
-from eval.text import windows
-from eval.text.answers import check_name
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text import windows
+from compare_q.eval.text.answers import check_name
 from tests.support.questions import ROWS, asked, model_class, write_task
 from tests.support.toy import refusal
 
@@ -237,5 +237,5 @@ def test_names_of_lm_evals_own(tmp_path: Path) -> None:
 def test_missing_and_old_lm_eval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], reason: str
 ) -> None:
-    monkeypatch.setattr("eval.text.answers.installed_versions", lambda names: installed)
+    monkeypatch.setattr("compare_q.eval.text.answers.installed_versions", lambda names: installed)
     assert refusal(asked, tmp_path, write_task(tmp_path / "task")).startswith(reason)

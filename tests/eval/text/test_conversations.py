@@ -12,13 +12,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.text import conversations, corpus, vocabulary, windows
-from eval.text.conversations import Conversation
-from eval.text.tokens import Tokens
-from eval.text.windows import EvalData
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text import conversations, corpus, vocabulary, windows
+from compare_q.eval.text.conversations import Conversation
+from compare_q.eval.text.tokens import Tokens
+from compare_q.eval.text.windows import EvalData
 from tests.support.chats import (
     DATED,
     MARKED,

@@ -13,11 +13,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from backends.common.errors import InputError
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.specs.types import DataSpec
-from eval.text import corpus
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import corpus
 from tests.support.toy import refusal as refusal_of
 
 PROGRESS = Progress(quiet=True)

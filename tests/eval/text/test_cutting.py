@@ -7,9 +7,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from eval.specs.types import Long, Method
-from eval.text import cutting
-from eval.text.cutting import Cut
+from compare_q.eval.specs.types import Long, Method
+from compare_q.eval.text import cutting
+from compare_q.eval.text.cutting import Cut
 
 BOS = 90
 

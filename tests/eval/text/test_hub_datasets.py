@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.text import corpus, hub_datasets
+from compare_q.eval.text import corpus, hub_datasets
 from tests.eval.text.test_corpus import spec
 from tests.support import ROOT, hub_layouts
 from tests.support.hub import Hub
@@ -24,8 +24,8 @@ hub_datasets.fetch(one, Progress(quiet=True))
 value = corpus.load_rows(one, Progress(quiet=True))
 """
 TALKS = """
-from eval.specs import reading
-from eval.text import conversations
+from compare_q.eval.specs import reading
+from compare_q.eval.text import conversations
 found = conversations.read(reading.load_data_spec(pathlib.Path({file!r})), Progress(quiet=True))
 value = [talk.messages for talk in found]
 """

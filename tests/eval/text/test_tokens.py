@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.common import packages
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.specs.types import DataSpec
-from eval.text import tokens, vocabulary, windows
-from eval.text.tokens import Chat, Requests, Tokens
+from compare_q.backends.common import packages
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import tokens, vocabulary, windows
+from compare_q.eval.text.tokens import Chat, Requests, Tokens
 from tests.support.flips import flips
 from tests.support.toy import refusal, save_toy_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eval.text import vocabulary
+from compare_q.eval.text import vocabulary
 from tests.support.toy import refusal, save_toy_tokenizer
 
 Change = Callable[[dict[str, Any]], None]

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from backends.base import LoadRequest, Task
-from backends.common.errors import InputError
-from backends.hf.backend import TransformersBackend
-from backends.worker import scoring
-from eval.common.cache import Cache
-from eval.common.progress import Progress
-from eval.specs.reading import parse_data_spec
-from eval.specs.types import DataSpec
-from eval.text import windows
-from eval.text.tokens import Tokens
-from eval.text.windows import EvalData, TextSize
+from compare_q.backends.base import LoadRequest, Task
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.worker import scoring
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.text import windows
+from compare_q.eval.text.tokens import Tokens
+from compare_q.eval.text.windows import EvalData, TextSize
 from tests.support.command_line import Run, Specs
 from tests.support.toy import ATOL_LOGPROB, brute_force
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from backends.checkpoint.doctor import checks, parameters
-from backends.checkpoint.doctor.checkpoint import Checkpoint, Finding
-from backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
-from backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
+from compare_q.backends.checkpoint.doctor import checks, parameters
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding
+from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
+from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.broken import FAULTS, LAYER, good, missing_tensor
 from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
 

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from backends.checkpoint.doctor import comparison
-from backends.checkpoint.doctor.checkpoint import Checkpoint
-from backends.checkpoint.doctor.comparison import LayerError, layer_errors
-from backends.checkpoint.gguf import read_model
 from benchmarks.toy_moe_files import MoeShape, make
-from eval.cli import doctor_errors
+from compare_q.backends.checkpoint.doctor import comparison
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.doctor.comparison import LayerError, layer_errors
+from compare_q.backends.checkpoint.gguf import read_model
+from compare_q.eval.cli import doctor_errors
 from tests.support.toy import TOY_VOCAB, refusal
 from tests.support.transformers_models import changed
 

@@ -13,8 +13,8 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
 
-from backends.checkpoint.doctor.checkpoint import Checkpoint
-from backends.checkpoint.doctor.matrices import Matrix, matrix_of
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.doctor.matrices import Matrix, matrix_of
 from tests.support.toy import refusal
 
 ROWS, COLUMNS = 48, 64

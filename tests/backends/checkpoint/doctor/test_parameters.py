@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backends.checkpoint.doctor import parameters
-from backends.checkpoint.doctor.checkpoint import Checkpoint
-from backends.checkpoint.doctor.examining import Patient, examine
-from backends.checkpoint.doctor.parameters import check, compared, new_names
 from benchmarks.toy_moe_files import MoeShape, make
+from compare_q.backends.checkpoint.doctor import parameters
+from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.doctor.examining import Patient, examine
+from compare_q.backends.checkpoint.doctor.parameters import check, compared, new_names
 from tests.support.transformers_models import changed
 
 EXPERT = "model.layers.1.mlp.experts.0.down_proj"

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from eval.plots import dumbbell, measures, pictures, points, scatter
-from eval.plots.measures import ACCURACIES, BPW, KLD, PPL
-from eval.results.run_result import Results, TextResult
+from compare_q.eval.plots import dumbbell, measures, pictures, points, scatter
+from compare_q.eval.plots.measures import ACCURACIES, BPW, KLD, PPL
+from compare_q.eval.results.run_result import Results, TextResult
 from tests.support.drawn import artists_of_kind
 from tests.support.several_texts import NAMES, text_of, three, with_answers, with_failed_text, with_text
 

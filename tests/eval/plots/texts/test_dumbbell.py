@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.outputs import Outputs
-from eval.plots import dumbbell, labels, pictures, style
-from eval.plots.measures import KLD, PPL
-from eval.results.run_result import Results, TextResult
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import dumbbell, labels, pictures, style
+from compare_q.eval.plots.measures import KLD, PPL
+from compare_q.eval.results.run_result import Results, TextResult
 from tests.support.drawn import artists_of_kind, extents, is_within, pixels_apart, smallest_gap
 from tests.support.several_texts import KLDS, NAMES, REACH, three, with_failed_text
 

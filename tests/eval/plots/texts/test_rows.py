@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from backends.base import Storage
-from eval.plots import dumbbell as rows
-from eval.plots import measures
-from eval.plots.measures import FILES, KLD, PPL
+from compare_q.backends.base import Storage
+from compare_q.eval.plots import dumbbell as rows
+from compare_q.eval.plots import measures
+from compare_q.eval.plots.measures import FILES, KLD, PPL
 from tests.support.several_texts import NAMES, REACH, model_of, text_of, three, with_failed_text, with_text
 
 
