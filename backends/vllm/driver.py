@@ -163,16 +163,12 @@ class VllmDriver:
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
         covered, entries = 0, 0
         for header_text, data in self.call("compare_q_collect", list(indices)):
-            header = json.loads(header_text)
-            if header["error"]:
-                raise ModelError(f"scoring failed in vLLM's worker: {header['error']}")
-            for index, missing in header.get("incomplete", {}).items():
-                raise ModelError(f"window {index}: vLLM computed no hidden states for {missing} of its positions")
-            if header.get("windows"):
+            header = self.without_error(header_text)
+            if header["counts"]:
                 flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
                 parts = np.split(flat, np.cumsum(header["counts"])[:-1])
                 entries = header["entries"]
-                shards.setdefault(tuple(header["shard"]), dict(zip(header["windows"], parts, strict=True)))
+                shards.setdefault(tuple(header["shard"]), dict(zip(indices, parts, strict=True)))
         for first, last in sorted(shards):
             if first != covered and last > first:
                 raise ModelError(f"vocabulary entries {covered} to {first} were scored by no rank, or twice")
@@ -183,12 +179,17 @@ class VllmDriver:
             index: [part[index] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for index in indices
         }
 
+    @staticmethod
+    def without_error(answer: str) -> dict[str, Any]:
+        """What a rank says, as JSON; ModelError with its error."""
+        said: dict[str, Any] = json.loads(answer)
+        if said["error"]:
+            raise ModelError(f"scoring failed in vLLM's worker: {said['error']}")
+        return said
+
     def end(self) -> dict[str, Any]:
         """Finish a pass; the reports of its ranks together."""
-        ranks = [json.loads(answer) for answer in self.call("compare_q_end")]
-        for rank in ranks:
-            if rank["error"]:
-                raise ModelError(f"scoring failed in vLLM's worker: {rank['error']}")
+        ranks = [self.without_error(answer) for answer in self.call("compare_q_end")]
         largest = ("chunk_rows", "extra_device_bytes", "local_difference", "head_difference")
         said = ("reference_head", "logits_dtype", "head_reason")
         return {

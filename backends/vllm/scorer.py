@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Contents
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.reference.comparison import Comparison, StatesAhead, head_key, load_head
@@ -47,6 +49,8 @@ NO_STATES = -1.0
 No final norm leaves such a row.  vLLM has not computed it: it leaves out prompt tokens whose states, it thinks, nobody
 reads.  Every model would score it alike, so that a quantized one had a KL divergence of 0.
 """
+WAITING = 4
+"""Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,12 @@ class Buffers:
     landings: deque[Landing] = field(default_factory=deque)
     recomputed: int = 0
 
-    def finished(self, window: int) -> Buffer | int:
-        """A window's whole buffer, which is forgotten here, or how many of its positions are missing, -1 for all."""
+    def finished(self, window: int) -> Buffer:
+        """A window's whole buffer, which is forgotten here; ModelError if positions are missing."""
         buffer = self.windows.pop(window, None)
-        if buffer is None:
-            return -1
-        if missing := int((~buffer.written).sum()):
-            return missing
+        if buffer is None or not buffer.written.all():
+            missing = "any" if buffer is None else int((~buffer.written).sum())
+            raise ModelError(f"window {window}: vLLM computed no hidden states for {missing} of its positions")
         self.recomputed += buffer.landed - len(buffer.written)
         return buffer
 
@@ -169,6 +172,7 @@ class Buffers:
 class Scorer:
     """One rank's scorer in one pass; ``keeps``: whether this rank keeps the record's states or logits.
 
+    ``reports``: whether it has statistics, as it ends the pipeline, and vLLM gives it logits; ``error``: the first one.
     ``of_all_ranks``: this rank's rows [n, 10] -> those of all tensor-parallel ranks [R, n, 10]; every rank calls it.
     """
 
@@ -191,6 +195,9 @@ class Scorer:
     ahead: StatesAhead | None = None
     of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
     exchanged: bool = False
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
+    writes: deque[Future[None]] = field(default_factory=deque)
+    head_write: Future[None] | None = None
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
@@ -246,11 +253,19 @@ class Scorer:
 
     def step(self, hidden_states: torch.Tensor, requests: list[RequestRows], tokens: Tokens) -> None:
         """Score the rows of hidden states [N, H] that belong to our requests; the first error is kept in ``error``."""
-        pack = Pack(scored_rows(requests))
-        with memory_of(self):
-            self.buffers.land(wait=False)
-            if len(pack) and (self.together or not self.error):
-                self.scored(hidden_states, pack, tokens)
+        try:
+            pack = Pack(scored_rows(requests))
+            with memory_of(self):
+                self.buffers.land(wait=False)
+                if len(pack) and (self.together or not self.error):
+                    self.scored(hidden_states, pack, tokens)
+        except Exception as error:  # whatever it is, the engine must live to report it
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Keep an error, if it is the first one."""
+        named = one_line(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
+        self.error = self.error or named
 
     def scored(self, hidden_states: torch.Tensor, pack: Pack, tokens: Tokens) -> None:
         """Score a pack by chunks, and send its results to the host."""
@@ -315,9 +330,9 @@ class Scorer:
             if len(hidden) > 1 and not (self.together or self.error):
                 self.most_rows = len(hidden) // 2
                 return False
-            self.error = self.error or f"out of memory: {one_line(error)}"
+            self.fail(error)
         except Exception as error:
-            self.error = self.error or f"{type(error).__name__}: {one_line(error)}"
+            self.fail(error)
         finally:
             if self.exchanges and not self.exchanged:  # the other ranks wait for this one's rows, whatever they are
                 self.exchange(chunk.out[:, : divergences.FIRST])
@@ -379,10 +394,57 @@ class Scorer:
             return self.source.gathered(hidden)
         return probed(self.source, hidden, self.differences) if self.plan.probe else self.source.local(hidden)
 
+    def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
+        """(header, partial statistics) of finished windows; what is kept goes to disk in the background."""
+        parts: list[NDArray[np.float32]] = []
+        if self.reports and not self.error:
+            try:
+                self.buffers.land()
+                parts = [self.finished(index) for index in indices]
+            except Exception as error:  # a gap, or a full disk
+                self.fail(error)
+        header = {"error": self.error, "shard": self.shard, "entries": self.entries, "counts": list(map(len, parts))}
+        return header, b"".join(part.tobytes() for part in parts)
+
+    def finished(self, index: int) -> NDArray[np.float32]:
+        """The partial statistics of a window, which is forgotten, but for what is written of it."""
+        buffer = self.buffers.finished(index)
+        if self.comparison is not None:
+            self.comparison.drop(index)
+        if self.recorder is not None:
+            self.head_write = self.head_write or self.pool.submit(self.write_head)  # 1 GB, written behind the scoring
+            if buffer.kept is not None:
+                while len(self.writes) >= WAITING:
+                    self.writes.popleft().result()
+                self.writes.append(self.pool.submit(self.recorder.write, index, buffer.kept))
+        return buffer.statistics
+
     def write_head(self) -> None:
         """Write this rank's share of the head into the record, if states are kept."""
         if self.recorder is not None and self.recorder.contents == "states":
             self.recorder.write_head(self.source.head(self.logits_dtype), self.shard[0])
+
+    def end(self) -> dict[str, Any]:
+        """Finish what is being written; the report says what the pass was like."""
+        try:
+            for write in (*self.writes, *filter(None, [self.head_write])):
+                write.result()
+        except Exception as error:
+            self.fail(error)
+        self.pool.shutdown()
+        if self.comparison is not None:
+            self.comparison.close()
+        return {
+            "error": self.error,
+            "recomputed_positions": self.buffers.recomputed,
+            "chunk_rows": self.largest_chunk,
+            "extra_device_bytes": self.extra_bytes,
+            "reference_head": self.comparison.head.origin if self.comparison and self.comparison.head else "",
+            "local_difference": self.differences.local,
+            "head_difference": self.differences.head,
+            "head_reason": self.differences.head_reason,
+            "logits_dtype": self.logits_dtype,
+        }
 
 
 @contextmanager

@@ -12,15 +12,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
 from compare_q.backends.vllm import layers as vllm_layers
@@ -31,77 +29,6 @@ from compare_q.backends.vllm.scorer import Plan, Scorer
 
 RANKS = "batched_count_greater_than"
 """The function of vLLM's sampler that counts them."""
-WAITING = 4
-"""Windows that may wait to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
-
-
-@dataclass
-class ScoringPass:
-    """One rank between ``begin`` and ``end``: its scorer, what is still being written, and the first error."""
-
-    scorer: Scorer
-    last_stage: bool
-    error: str = ""
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
-    writes: deque[Future[None]] = field(default_factory=deque)
-    head: Future[None] | None = None
-
-    @property
-    def reports(self) -> bool:
-        """Whether this rank has statistics: it ends the pipeline, and vLLM gives it logits."""
-        return self.last_stage and self.scorer.reports
-
-    def collect(self, indices: Sequence[int]) -> tuple[dict[str, Any], bytes]:
-        """(header, partial statistics) of finished windows; states go to disk in the background."""
-        self.error = self.error or self.scorer.error
-        header: dict[str, Any] = {"error": self.error, "windows": [], "counts": [], "incomplete": {}}
-        if not self.reports:
-            return {"error": self.error}, b""
-        parts = []
-        self.scorer.buffers.land()
-        for index in indices:
-            buffer = self.scorer.buffers.finished(index)
-            if isinstance(buffer, int):
-                header["incomplete"][str(index)] = "all" if buffer < 0 else buffer
-                continue
-            if self.scorer.comparison is not None:
-                self.scorer.comparison.drop(index)
-            if self.scorer.recorder is not None:
-                self.head = self.head or self.pool.submit(self.scorer.write_head)  # 1 GB, written behind the scoring
-            if self.scorer.recorder is not None and buffer.kept is not None:
-                while len(self.writes) >= WAITING:
-                    self.writes.popleft().result()
-                self.writes.append(self.pool.submit(self.scorer.recorder.write, index, buffer.kept))
-            header["windows"].append(index)
-            header["counts"].append(len(buffer.written))
-            parts.append(buffer.statistics.tobytes())
-        scored = {"shard": list(self.scorer.shard), "entries": self.scorer.entries}
-        return {**header, **scored}, b"".join(parts)
-
-    def end(self) -> dict[str, Any]:
-        """Finish what is being written; the report says what the pass was like."""
-        scorer = self.scorer
-        self.error = self.error or scorer.error
-        try:
-            for write in (*self.writes, *filter(None, [self.head])):
-                write.result()
-        except Exception as failure:  # a full disk, say
-            self.error = self.error or f"{type(failure).__name__}: {one_line(failure)}"
-        self.pool.shutdown()
-        comparison, differences = scorer.comparison, scorer.differences
-        if comparison is not None:
-            comparison.close()
-        return {
-            "error": self.error,
-            "recomputed_positions": scorer.buffers.recomputed,
-            "chunk_rows": scorer.largest_chunk,
-            "extra_device_bytes": scorer.extra_bytes,
-            "reference_head": comparison.head.origin if comparison and comparison.head else "",
-            "local_difference": differences.local,
-            "head_difference": differences.head,
-            "head_reason": differences.head_reason,
-            "logits_dtype": scorer.logits_dtype,
-        }
 
 
 def leave_ranks_uncompiled() -> None:
@@ -122,7 +49,7 @@ class ScoringExtension:
     model_config: Any
     device: Any
     _compare_q_source: LogitsSource
-    _compare_q_pass: ScoringPass | None = None
+    _compare_q_scorer: Scorer | None = None
     _compare_q_noise: Noise | None = None
     _compare_q_logits: list[Any] | None = None
     _compare_q_chunk: int = 1024
@@ -159,28 +86,24 @@ class ScoringExtension:
             noise.handles.append(before_forwards(self.model_runner, noise.begin))
         tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
         # States, and gathered logits, are the same on every tensor-parallel rank: the first keeps them.
-        scorer = Scorer(
+        self._compare_q_scorer = Scorer(
             self._compare_q_source, Plan(**plan) if last_stage else Plan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
-            of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
+            reports=last_stage, of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
         )  # fmt: skip
-        self._compare_q_pass = ScoringPass(scorer, last_stage)
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
-        """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows.
-
-        The header names incomplete windows, with the number of positions missing, and leaves them out.
-        """
-        assert self._compare_q_pass is not None
-        header, data = self._compare_q_pass.collect(indices)
+        """(header as JSON, partial statistics float32 of all positions, one after the other) of finished windows."""
+        assert self._compare_q_scorer is not None
+        header, data = self._compare_q_scorer.collect(indices)
         return json.dumps(header), data
 
     def compare_q_end(self) -> str:
         """Finish and forget the pass; returns its report as JSON."""
-        scoring_pass, self._compare_q_pass = self._compare_q_pass, None
-        assert scoring_pass is not None
-        scoring_pass.error = scoring_pass.error or self._compare_q_quiet()
-        return json.dumps(scoring_pass.end())
+        scorer, self._compare_q_scorer = self._compare_q_scorer, None
+        assert scorer is not None
+        scorer.error = scorer.error or self._compare_q_quiet()
+        return json.dumps(scorer.end())
 
     def _compare_q_quiet(self) -> str:
         """End the noise; returns which layer has run without noise, if any."""
@@ -190,15 +113,11 @@ class ScoringExtension:
     def _compare_q_step(self, hidden_states: Any, requests: list[RequestRows], tokens: Tokens) -> None:
         import torch
 
-        scoring_pass = self._compare_q_pass
         with torch.inference_mode():
             if self._compare_q_logits is not None:
                 self._compare_q_keep(hidden_states, requests)
-            elif scoring_pass is not None and (scoring_pass.scorer.together or not scoring_pass.error):
-                try:
-                    scoring_pass.scorer.step(hidden_states, requests, tokens)
-                except Exception as error:  # whatever it is, the engine must live to report it
-                    scoring_pass.error = scoring_pass.error or f"{type(error).__name__}: {one_line(error)}"
+            elif self._compare_q_scorer is not None:
+                self._compare_q_scorer.step(hidden_states, requests, tokens)
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
         """Keep the whole logits of the next tagged request's rows, computed by chunks (for the drop-in)."""

@@ -12,8 +12,7 @@ import torch
 from compare_q.backends.reference.reading import StoredRows
 from compare_q.backends.vllm import hooks
 from compare_q.backends.vllm.hooks import TAG, Pack, RequestRows, ScoredRows, attach, ranges, scored_rows, states_of
-from compare_q.backends.vllm.scorer import Buffer, Buffers, Plan
-from compare_q.backends.vllm.worker import ScoringExtension, ScoringPass
+from compare_q.backends.vllm.worker import ScoringExtension
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)
@@ -143,36 +142,6 @@ def test_the_drop_in_misses_rows_whose_states_are_zero() -> None:
     extension._compare_q_keep(states, [RequestRows(True, 0, 0, 5, 5, None)])
     assert extension._compare_q_logits is not None
     assert torch.cat(extension._compare_q_logits).tolist() == [[2.0, 0.0], [0.0, float("inf")], [6.0, 2.0]]
-
-
-def pass_with(buffers: dict[int, Buffer]) -> ScoringPass:
-    """A worker's pass with these windows in it."""
-    scorer: Any = SimpleNamespace(
-        buffers=Buffers(buffers),
-        reports=True,
-        comparison=None,
-        recorder=None,
-        shard=(0, 5),
-        entries=5,
-        plan=Plan(),
-        error="",
-    )
-    return ScoringPass(scorer, last_stage=True)
-
-
-def test_gaps_are_named_and_left_out() -> None:
-    whole = Buffer(np.arange(10, dtype=np.float32).reshape(2, 5), np.array([True, True]), landed=2)
-    gap = Buffer(np.zeros((3, 5), np.float32), np.array([True, False, False]))
-    header, data = pass_with({4: whole, 9: gap}).collect([4, 9, 11])
-    assert (header["windows"], header["counts"], header["shard"], header["entries"]) == ([4], [2], [0, 5], 5)
-    assert header["incomplete"] == {"9": 2, "11": "all"}
-    assert np.frombuffer(data, np.float32).tolist() == list(range(10))
-
-
-def test_a_rank_without_logits_reports_nothing() -> None:
-    scoring_pass = pass_with({})
-    scoring_pass.last_stage = False
-    assert scoring_pass.collect([0]) == ({"error": ""}, b"")
 
 
 class GivenPositions(torch.nn.Module):

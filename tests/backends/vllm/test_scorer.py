@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.reading import StoredRows
 from compare_q.backends.scoring import divergences, statistics
 from compare_q.backends.vllm.hooks import Pack, RequestRows, ScoredRows
-from compare_q.backends.vllm.scorer import CPU_ROWS, Buffer, Buffers, Plan, Scorer
-from compare_q.backends.vllm.worker import ScoringExtension, ScoringPass
+from compare_q.backends.vllm.scorer import CPU_ROWS, Buffers, Plan, Scorer
 from tests.support.definitions import assert_divergences_of, draw
 
 LIMIT = 256 << 20
@@ -173,7 +173,7 @@ def test_memory_that_ends_after_the_logits(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_row_that_does_not_fit_is_an_error() -> None:
     source = Small(0)
     one = stepped(source)
-    assert one.error == "out of memory: CUDA out of memory. Tried to allocate 1 GiB."
+    assert one.error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
     assert source.asked == [256, 128, 64, 32, 16, 8, 4, 2, 1]
 
 
@@ -182,7 +182,7 @@ def test_ranks_that_gather_together_do_not_try_again(plan: dict[str, Any]) -> No
     """The other ranks would not: each chunk is gathered once, on all of them."""
     source = Small(100)
     one = stepped(source, **plan)
-    assert one.error == "out of memory: CUDA out of memory. Tried to allocate 1 GiB."
+    assert one.error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB."
     assert source.asked == [256, 256, 256, 230]
     assert not one.buffers.windows
 
@@ -198,12 +198,12 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     one.step(STATES[200:300], [REQUEST._replace(start=200, n_rows=100)], tokens)
     one.buffers.land()
     whole = one.buffers.finished(7)
-    assert not isinstance(whole, int)
     gold = stepped(Small(1000)).buffers.windows[7].statistics
     np.testing.assert_array_equal(np.delete(whole.statistics, 299, 0), np.delete(gold, 299, 0))
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
-    assert one.buffers.finished(7) == 100
+    with pytest.raises(ModelError, match="window 7: vLLM computed no hidden states for 100 of its positions"):
+        one.buffers.finished(7)
 
 
 class Both:
@@ -312,15 +312,26 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
     assert ranks.exchanged == [[256, 256, 256, 231]] * 2
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_a_rank_whose_error_was_told_takes_part_where_others_wait(together: bool) -> None:
+@pytest.mark.parametrize("plan", [{"gathered": True}, {}])
+def test_a_rank_with_an_error_takes_part_where_others_wait(plan: dict[str, Any]) -> None:
     """The engine may be some steps ahead of the driver, which ends the requests."""
-    steps: list[Any] = []
-    extension = ScoringExtension()
-    under_test: Any = SimpleNamespace(together=together, step=lambda *given: steps.append(given))
-    extension._compare_q_pass = ScoringPass(under_test, last_stage=True, error="out of memory")
-    extension._compare_q_step(DRAWN, [FROM_THE_FIRST], tokens)
-    assert len(steps) == together
+    source = Small(1000)
+    one = Scorer(source, Plan(**plan), torch.device("cpu"), 40, 2, error="no")  # type: ignore[arg-type]
+    one.step(STATES, [REQUEST], tokens)
+    assert (len(source.asked), one.error) == (4 if plan else 0, "no")
+    assert one.collect([7])[0]["error"] == "no"
+
+
+def test_what_is_collected() -> None:
+    """Windows that are whole; of one with a gap the reason; of a rank that vLLM gives no logits nothing."""
+    one = stepped(Small(1000))
+    rows = one.buffers.windows[7].statistics
+    assert one.collect([7]) == ({"error": "", "shard": (0, 40), "entries": 40, "counts": [998]}, rows.tobytes())
+    one.step(STATES, [REQUEST._replace(n_rows=500)], tokens)
+    header, data = one.collect([7])
+    assert (header["error"], data) == ("window 7: vLLM computed no hidden states for 499 of its positions", b"")
+    silent = Scorer(Small(1000), Plan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
+    assert silent.collect([7])[0]["counts"] == []
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -359,10 +370,11 @@ def test_results_land_by_window_and_position() -> None:
     buffers.send(rows[:3] + 100, [PARTS[0].cut(3, 5), ScoredRows(StoredRows(2, 6, 5, 6), 0, 1, "b", 9)])
     buffers.land(wait=False)
     whole = buffers.finished(2)
-    assert isinstance(whole, Buffer)
     np.testing.assert_array_equal(whole.statistics[:, 0], [0, 5, 10, 100, 105, 110])
     assert buffers.recomputed == 2
-    assert [buffers.finished(window) for window in (2, 5)] == [-1, 4]
+    for window, missing in ((2, "any"), (5, "4")):
+        with pytest.raises(ModelError, match=f"no hidden states for {missing} of its positions"):
+            buffers.finished(window)
 
 
 def test_what_is_kept_goes_to_its_windows() -> None:
