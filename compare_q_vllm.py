@@ -31,7 +31,7 @@ try:
     from compare_q.backends.checkpoint.config import CheckpointConfig
     from compare_q.backends.common.errors import CompareQError, InputError, ModelError
     from compare_q.backends.common.process import captured
-    from compare_q.backends.vllm.backend import VllmScoreBackend
+    from compare_q.backends.vllm.engine import VllmEngine
     from compare_q.backends.vllm.hooks import TAG
 except ModuleNotFoundError as missing:
     sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple[VllmScoreBackend, Any, Any, Any]:
+def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple[VllmEngine, Any, Any, Any]:
     """Load a model for windows of at most ``size`` tokens, as upstream's compare_q calls a ``load_fn``.
 
     Returns (model, bits per weight of the layers, of the head, bits of both together).  ``model_dir`` is a folder, a
@@ -60,8 +60,8 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
         options=options,
         log_file=Path(tempfile.gettempdir()) / f"compare_q_vllm.{os.getpid()}.log",
     )
-    VllmScoreBackend.check(request)
-    backend = VllmScoreBackend(request)
+    VllmEngine.check(request)
+    backend = VllmEngine(request)
     storage = backend.files(request).storage()
     if storage.vram_bits is None:
         raise ModelError(f"{folder}: stored size unknown: {storage.note}")
@@ -69,7 +69,7 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
     return backend, storage.bpw_layer, storage.bpw_head, storage.vram_bits
 
 
-def fwd_vllm_score(model: VllmScoreBackend, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:
+def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:
     """Logits [1, L, V] of ``input_ids`` [1, L], as upstream's compare_q calls a ``fwd_fn``; ModelError.
 
     They are on the CPU, in the model's dtype.  The head's product runs over ``chunk_rows`` positions at a time.

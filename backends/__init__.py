@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from compare_q.backends.base import Engine
 
 ENGINES = {
-    "transformers": "compare_q.backends.hf.backend:TransformersBackend",
-    "vllm_score": "compare_q.backends.vllm.backend:VllmScoreBackend",
-    "exllamav3": "compare_q.backends.exllama.v3:ExLlamaV3Backend",
-    "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Backend",
-    "llamacpp": "compare_q.backends.llamacpp.backend:LlamacppBackend",
-    "vllm_server": "compare_q.backends.vllm_server.backend:VllmServerBackend",
-    "fake": "compare_q.backends.fake:FakeBackend",
+    "transformers": "compare_q.backends.hf.engine:TransformersEngine",
+    "vllm_score": "compare_q.backends.vllm.engine:VllmEngine",
+    "exllamav3": "compare_q.backends.exllama.v3:ExLlamaV3Engine",
+    "exllamav2": "compare_q.backends.exllama.v2:ExLlamaV2Engine",
+    "llamacpp": "compare_q.backends.llamacpp.engine:LlamacppEngine",
+    "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
+    "fake": "compare_q.backends.fake:FakeEngine",
 }
 """Engine -> its class, whose ``files`` say what its models are before it loads them."""
 TOKENIZING = "transformers"

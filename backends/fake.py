@@ -43,7 +43,7 @@ class FakeOptions(BaseModel):
     nan_windows: list[int] = Field(default_factory=list)
 
 
-class FakeBackend(LogitsEngine):
+class FakeEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import llama_formulas  # noqa: E402
 from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
 from compare_q.backends.base import LoadRequest, Window  # noqa: E402
-from compare_q.backends.llamacpp.backend import LlamacppBackend  # noqa: E402
+from compare_q.backends.llamacpp.engine import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.common.progress import Progress  # noqa: E402
 from compare_q.eval.run import hosts, runner  # noqa: E402
@@ -119,7 +119,7 @@ def by_logits(
 ) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
     """Exact; through 16 bits; and how many of the uint16 in the tool's ``rows`` differ from ours."""
     engines = [
-        LlamacppBackend(LoadRequest(file.stem, "llamacpp", str(file), args.eval_len, options(args)))
+        LlamacppEngine(LoadRequest(file.stem, "llamacpp", str(file), args.eval_len, options(args)))
         for file in (args.base, args.model)
     ]
     for engine in engines:

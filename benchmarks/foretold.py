@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common import machine
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.cli.doctor import kernels
 from compare_q.eval.common.processes import apart
 from compare_q.eval.results import results_json
@@ -49,7 +49,7 @@ def compared(models: Path, results: Path) -> list[Compared]:
     ran = {model.label: model for model in text.models if not model.error}
     specs = [spec for spec in reading.load_model_specs([models]) if spec.load_fn == "vllm_score" and spec.name in ran]
     folders = sorted({spec.located for spec in specs})
-    predictor = VllmScoreBackend.predictor()
+    predictor = VllmEngine.predictor()
     if isinstance(predictor, str):
         raise SystemExit(predictor)
     told = dict(zip(folders, apart(predictor, "asking vLLM", folders=folders), strict=True))
@@ -78,7 +78,7 @@ def main(words: Sequence[str]) -> int:
         print(f"{row.label}{options}: {'; '.join(row.ran)}: {verdict}")
     if arguments.output:
         found = {
-            "commit": machine.commit(), "versions": VllmScoreBackend.versions(),
+            "commit": machine.commit(), "versions": VllmEngine.versions(),
             "gpus": [str(gpu) for gpu in machine.gpus()], "rows": [asdict(row) | {"same": row.is_same} for row in rows],
         }  # fmt: skip
         arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ from compare_q.backends.base import LoadRequest
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.layers.groups import groups_to_json
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.api import Comparison, compare
 
 TEXT = Path(__file__).resolve().parent.parent / "demo" / "opticks.txt"
@@ -65,7 +65,7 @@ def refused(spec: dict[str, Any]) -> str:
         return ""
     request = LoadRequest(spec["label"], spec["load_fn"], spec["model_dir"], TOKENS, spec["engine"])
     try:
-        VllmScoreBackend.check(request)
+        VllmEngine.check(request)
     except InputError as error:
         return str(error)
     return ""
@@ -98,7 +98,7 @@ def main(words: Sequence[str]) -> int:
     folders = toy_moe_files.make(out / "models")
     found: dict[str, Any] = {
         "commit": machine.commit(), "gpus": [str(each) for each in gpus], "cpu": machine.cpu(),
-        "versions": VllmScoreBackend.versions(), "dtype": dtype, "shape": asdict(toy_moe_files.SHAPE), "formats": {},
+        "versions": VllmEngine.versions(), "dtype": dtype, "shape": asdict(toy_moe_files.SHAPE), "formats": {},
     }  # fmt: skip
     for weights in arguments.formats:
         specs = models(folders, weights, dtype)

@@ -27,9 +27,9 @@ def rates(folder: Path, count: int, length: int, *, eager: bool) -> dict[str, An
     """Tokens a second of every way, in one engine."""
     from vllm import SamplingParams
 
-    backend, windows = opened(folder, **OPTIONS, enforce_eager=eager), windows_of(count, length)
-    assert backend.driver is not None
-    run = backend.driver
+    engine, windows = opened(folder, **OPTIONS, enforce_eager=eager), windows_of(count, length)
+    assert engine.driver is not None
+    run = engine.driver
     run.probe(windows)
     store = folder / f"store-{eager}"
     store.mkdir()
@@ -44,9 +44,9 @@ def rates(folder: Path, count: int, length: int, *, eager: bool) -> dict[str, An
         "perplexity": seconds(lambda: list(run.scored(windows, Plan()))),
         "divergence": seconds(lambda: itself.extend(float(each.kld.max()) for each in run.scored(windows, plan)
                                                     if each.kld is not None)),
-        "vLLM's own decoding": seconds(lambda: backend.llm.generate(prompts, own, use_tqdm=False)),
+        "vLLM's own decoding": seconds(lambda: engine.llm.generate(prompts, own, use_tqdm=False)),
     }  # fmt: skip
-    backend.close()
+    engine.close()
     speeds = {name: round(count * length / taken) for name, taken in found.items()}
     own_speed = speeds["vLLM's own decoding"]
     return {

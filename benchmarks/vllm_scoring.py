@@ -30,8 +30,8 @@ from compare_q.backends.base import LoadRequest, Task, Window  # noqa: E402
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.reading import ReferenceWindows  # noqa: E402
-from compare_q.backends.vllm.backend import VllmScoreBackend  # noqa: E402
 from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.hooks import TAG  # noqa: E402
 from compare_q.backends.vllm.scorer import Plan  # noqa: E402
 
@@ -52,14 +52,14 @@ def windows_of(count: int, length: int) -> list[Window]:
     return [Window.scored_from(i, generator.integers(0, 128000, length, dtype=np.int32)) for i in range(count)]
 
 
-def opened(folder: Path, **options: Any) -> VllmScoreBackend:
+def opened(folder: Path, **options: Any) -> VllmEngine:
     """A loaded engine; its log goes beside the model."""
     log_file = folder.with_suffix(".log")
-    backend = VllmScoreBackend(
+    engine = VllmEngine(
         LoadRequest(folder.name, "vllm_score", str(folder), 2048, {**ENGINE, **options}, log_file=log_file)
     )
-    backend.load()
-    return backend
+    engine.load()
+    return engine
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -73,9 +73,9 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     """Prefill, prompt_logprobs=0, perplexity, recording, KLD without and with ``--divergences``, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    backend, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
-    assert backend.driver is not None
-    run: VllmDriver = backend.driver
+    engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
+    assert engine.driver is not None
+    run: VllmDriver = engine.driver
     route = run.probe(windows)
     store = folder / "store"
     store.mkdir()
@@ -129,7 +129,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         },
     }  # fmt: skip
     stored_windows.close()
-    backend.close()
+    engine.close()
     return found
 
 
@@ -154,15 +154,15 @@ def small_models(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def whole_logits(backend: VllmScoreBackend, window: Window, chunk_rows: int, file: Path) -> Any:
+def whole_logits(engine: VllmEngine, window: Window, chunk_rows: int, file: Path) -> Any:
     """Logits [L, V] of one window, computed in the chunks that the scorer takes."""
     from safetensors.torch import load_file
     from vllm import SamplingParams
 
-    backend.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
+    engine.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
     params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True})
-    backend.llm.generate({"prompt_token_ids": window.token_ids.tolist()}, params, use_tqdm=False)
-    backend.llm.collective_rpc("compare_q_save_logits", args=(str(file),))
+    engine.llm.generate({"prompt_token_ids": window.token_ids.tolist()}, params, use_tqdm=False)
+    engine.llm.collective_rpc("compare_q_save_logits", args=(str(file),))
     return load_file(file)["logits"]
 
 
@@ -176,19 +176,19 @@ def correctness(folder: Path) -> dict[str, Any]:
     logits, found = {}, {}
     own: Any = None
     for path in small_models(folder):
-        backend = opened(path)
-        assert backend.driver is not None
+        engine = opened(path)
+        assert engine.driver is not None
         if path.name == "small":
-            list(backend.driver.score([window], Task(record=store)))
+            list(engine.driver.score([window], Task(record=store)))
             reference.seal(store, {}, 1)
-        (scores,) = backend.driver.score([window], Task(reference=store, vocab_size=VOCAB, divergences=True))
+        (scores,) = engine.driver.score([window], Task(reference=store, vocab_size=VOCAB, divergences=True))
         found[path.name] = scores
-        chunk = backend.driver.pass_report["chunk_rows"]
-        logits[path.name] = whole_logits(backend, window, chunk, folder / f"{path.name}.safetensors")
+        chunk = engine.driver.pass_report["chunk_rows"]
+        logits[path.name] = whole_logits(engine, window, chunk, folder / f"{path.name}.safetensors")
         if path.name == "noisy":
-            (finished,) = backend.driver.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})
+            (finished,) = engine.driver.requests([window], {"prompt_logprobs": 0, "flat_logprobs": True})
             own = own_logprobs(window, finished[0].prompt_logprobs)
-        backend.close()
+        engine.close()
     p, q = (logits[name][:-1].double().log_softmax(-1) for name in ("small", "noisy"))
     targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
     noisy, itself = found["noisy"], found["small"]

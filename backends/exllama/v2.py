@@ -38,7 +38,7 @@ class ExLlamaV2Options(ExLlamaOptions):
     gpu_split: list[float] | None = Field(None, min_length=1)
 
 
-class ExLlamaV2Backend(ExLlamaEngine):
+class ExLlamaV2Engine(ExLlamaEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

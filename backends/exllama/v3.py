@@ -49,7 +49,7 @@ class ExLlamaV3Options(ExLlamaOptions):
         return self
 
 
-class ExLlamaV3Backend(ExLlamaEngine):
+class ExLlamaV3Engine(ExLlamaEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

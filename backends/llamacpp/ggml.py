@@ -1,6 +1,6 @@
 """The ggml that is installed with llama-cpp-python: its builds, its log, and the types in which ggml multiplies.
 
-What this file does not know: models and logits (``backends/llamacpp/backend.py``).
+What this file does not know: models and logits (``backends/llamacpp/engine.py``).
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def add_kernels() -> None:
         setattr(importlib.import_module(CHOOSES_EXPERTS), "backend_to_kernel_cls", nvfp4_experts)  # noqa: B010 - mypy
 
 
-def nvfp4_experts(backend: Any) -> list[Any]:
+def nvfp4_experts(engine: Any) -> list[Any]:
     """Our NVFP4 experts in place of vLLM's emulation in Triton, and nothing else to choose from."""
-    return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if backend.name == "EMULATION" else []
+    return [CpuNvFp4EmulationExperts, CpuNvFp4W4A16Experts] if engine.name == "EMULATION" else []
 
 
 class CpuNvFp4W4A16LinearKernel(NvFp4LinearKernel):  # type: ignore[misc]

@@ -17,15 +17,15 @@ from compare_q.backends.worker.messages import Described, DescribeJob
 
 def describe(job: DescribeJob) -> Described:
     """What this Python has of an engine, and what is wrong with a request to it."""
-    backend = backends.engine_class(job.engine)
-    capabilities = backend.capabilities
+    engine = backends.engine_class(job.engine)
+    capabilities = engine.capabilities
     installed = capabilities.installed()
     if installed is None:
         return Described(None)
     problem, silence, facts, stamp = "", "", None if capabilities.here else ModelFacts(), ""
     try:
-        backend.check(job.request)
-        model = backend.files(job.request)
+        engine.check(job.request)
+        model = engine.files(job.request)
         if capabilities.here:
             check_pinned(job.request)
         else:
@@ -38,7 +38,7 @@ def describe(job: DescribeJob) -> Described:
         problem = f"load_fn: scoring needs torch, which {sys.executable} lacks"
     cpu_only = capabilities.torch and machine.cpu_build_of_torch()
     try:
-        versions = {**backend.versions(), **named_files(job.request.options)}
+        versions = {**engine.versions(), **named_files(job.request.options)}
     except InputError as error:
         return Described(installed, {}, cpu_only, problem or str(error), facts, stamp, silence)
     return Described(installed, versions, cpu_only, problem, facts, stamp, silence)

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     import torch
 
 
-def token_scores(backend: Engine, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
+def token_scores(engine: Engine, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
     """Scores of every window, as they become ready."""
-    if isinstance(backend, ScoringEngine):
-        yield from backend.score(windows, task)
-    elif isinstance(backend, LogitsEngine):
-        yield from scores_of_logits(backend, list(windows), task)
+    if isinstance(engine, ScoringEngine):
+        yield from engine.score(windows, task)
+    elif isinstance(engine, LogitsEngine):
+        yield from scores_of_logits(engine, list(windows), task)
     else:
-        raise TypeError(f"{type(backend).__name__} is neither a LogitsEngine nor a ScoringEngine")
+        raise TypeError(f"{type(engine).__name__} is neither a LogitsEngine nor a ScoringEngine")
 
 
-def scores_of_logits(backend: LogitsEngine, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
+def scores_of_logits(engine: LogitsEngine, windows: Sequence[Window], task: Task) -> Iterator[TokenScores]:
     """Scores of every window from the logits that an engine hands out, in the order of the windows."""
-    backend.prepare(windows)
-    head = "" if task.record is None else backend.head()  # before the first logits: states are kept from here on
+    engine.prepare(windows)
+    head = "" if task.record is None else engine.head()  # before the first logits: states are kept from here on
     comparison: Comparison | None = None
     recorder: Recorder | None = None
     try:
         for window in windows:
-            logits = scored_rows(backend.logits(window), window)
+            logits = scored_rows(engine.logits(window), window)
             targets = window.targets
-            states = partial(scored_states, backend, window)
+            states = partial(scored_states, engine, window)
             if task.record is not None:
                 recorder = recorder or Recorder.of_engine(task.record, head, logits, states)
                 recorder.write(window.index, recorder.chosen(logits, states))
@@ -67,9 +67,9 @@ def compared(task: Task, logits: torch.Tensor) -> Comparison:
     return Comparison(store, (0, entries), logits.device, with_divergences=task.divergences)
 
 
-def scored_states(backend: LogitsEngine, window: Window) -> torch.Tensor:
+def scored_states(engine: LogitsEngine, window: Window) -> torch.Tensor:
     """The states [T, H] from which the window's scored tokens were predicted, just after ``logits`` of the window."""
-    return scored_rows(backend.states(), window)
+    return scored_rows(engine.states(), window)
 
 
 def scored_rows(values: torch.Tensor, window: Window) -> torch.Tensor:

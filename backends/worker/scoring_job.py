@@ -34,7 +34,7 @@ class Model:
     """
 
     request: LoadRequest
-    backend: Engine
+    engine: Engine
     load_seconds: float
     moments: dict[str, float]
     notes: tuple[str, ...] = ()
@@ -43,8 +43,8 @@ class Model:
 class Committer:
     """Collects the scores of finished windows, and writes them to a segment every ``COMMIT_S`` seconds."""
 
-    def __init__(self, job: ScoreJob, backend: Engine, windows: list[Window]) -> None:
-        self.job, self.backend = job, backend
+    def __init__(self, job: ScoreJob, engine: Engine, windows: list[Window]) -> None:
+        self.job, self.engine = job, engine
         self.windows = {window.index: window for window in windows}
         self.waiting: list[tuple[Window, TokenScores]] = []
         self.last = time.perf_counter()
@@ -57,7 +57,7 @@ class Committer:
 
     def commit(self) -> None:
         """Write what is waiting, if the model is still the same."""
-        self.backend.check_unchanged()
+        self.engine.check_unchanged()
         now = time.perf_counter()
         segments.commit(self.job.scores, self.job.tag, self.waiting, self.job.session, now - self.last)
         self.waiting, self.last = [], now
@@ -72,19 +72,19 @@ def load(job: LoadJob, asked: float, why: str) -> Model:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.devices)
     if job.cores is not None:
         stay_on(job.cores)
-    engine = backends.engine_class(job.engine)
+    engine_class = backends.engine_class(job.engine)
     with suppress(Exception):  # what is wrong with it, loading says better
-        engine.import_engine(verbose=job.request.log_file is None)
-    backend = engine(job.request)
+        engine_class.import_engine(verbose=job.request.log_file is None)
+    engine = engine_class(job.request)
     try:
-        backend.load()
-        backend.get_ready([Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)])
+        engine.load()
+        engine.get_ready([Window.scored_from(i, np.array(tokens, np.int32)) for i, tokens in enumerate(job.sample)])
     except BaseException:
-        backend.close()
+        engine.close()
         raise
     loaded = time.time()
     notes = (f"its engine was imported for this model alone, since {why}",) if why else ()
-    return Model(job.request, backend, loaded - asked, {"started": asked, "loaded": loaded}, notes)
+    return Model(job.request, engine, loaded - asked, {"started": asked, "loaded": loaded}, notes)
 
 
 def stay_on(cores: tuple[int, ...]) -> None:
@@ -102,16 +102,16 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
     before the last windows are committed, so that scores of all windows are never there without a record.  When the
     engine was closed is added to it after that.
     """
-    backend, moments = model.backend, dict(model.moments)
+    engine, moments = model.engine, dict(model.moments)
     record: dict[str, Any] = {}
     is_done = False
     try:
         windows = read_windows(job.windows)
-        committer = Committer(job, backend, windows)
+        committer = Committer(job, engine, windows)
         moments["score_began"] = time.time()
         try:
             with failures.watched(lambda reason: end_at_once(reason, send)):
-                for scores in scoring.token_scores(backend, windows, job.task):
+                for scores in scoring.token_scores(engine, windows, job.task):
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
@@ -137,12 +137,12 @@ def score(model: Model, job: ScoreJob, send: Callable[[Any], None]) -> None:
 
 def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
     """Do a job; CompareQError, or whatever an engine raises.  What was answered before an error has been sent."""
-    backend = model.backend
+    engine = model.engine
     try:
         with failures.watched(lambda reason: end_at_once(reason, send)):
-            for given in backend.answers(job.questions, job.sampling):
+            for given in engine.answers(job.questions, job.sampling):
                 send(Told("answer", asdict(given)))
-            backend.check_unchanged()
+            engine.check_unchanged()
         send(Told("done"))
     finally:
         close(model, send)
@@ -151,7 +151,7 @@ def answer(model: Model, job: AnswerJob, send: Callable[[Any], None]) -> None:
 def close(model: Model, send: Callable[[Any], None]) -> None:
     """Close a model's engine; an engine that is stopped in the middle raises what it likes, which is said."""
     try:
-        model.backend.close()
+        model.engine.close()
     except Exception as error:
         send(Told("say", f"{model.request.label}: closing its engine failed: {one_line(error)}"))
 
@@ -166,7 +166,7 @@ def end_at_once(reason: str, send: Callable[[Any], None]) -> None:
 def what_ran(model: Model) -> dict[str, Any]:
     """What an engine says of a run that has finished; what it cannot tell any more is a note and loses no score."""
     try:
-        found = {**model.backend.provenance(), "layers": groups_to_json(model.backend.layers())}
+        found = {**model.engine.provenance(), "layers": groups_to_json(model.engine.layers())}
     except Exception as error:  # whatever an engine raises when it is asked about itself
         found = {"notes": [f"what ran is not known: {type(error).__name__}: {one_line(error)}"]}
     return {**found, "notes": [*model.notes, *found.get("notes", ())]}

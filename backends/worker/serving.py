@@ -103,5 +103,5 @@ class Server:
     def close(self) -> None:
         """Release a model that was loaded and not scored."""
         if self.model is not None:
-            self.model.backend.close()
+            self.model.engine.close()
             self.model = None

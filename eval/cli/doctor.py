@@ -101,9 +101,9 @@ def tensors_wanted(patients: Sequence[Patient]) -> dict[Patient, Any]:
 def predictions(patients: Sequence[Patient]) -> dict[Patient, list[str]]:
     """Model -> lines on what would run here, by each engine that knows before it loads a weight, or by its spec's."""
     texts: dict[Patient, list[str]] = {patient: [] for patient in patients if not patient.is_gguf}
-    for engine, backend in backends.engines():
-        folders = [patient for patient in texts if patient.load_fn in ("", *backend.capabilities.load_fns)]
-        predictor = backend.predictor() if folders else ""
+    for engine, engine_class in backends.engines():
+        folders = [patient for patient in texts if patient.load_fn in ("", *engine_class.capabilities.load_fns)]
+        predictor = engine_class.predictor() if folders else ""
         if isinstance(predictor, str):
             for patient in folders if predictor else []:
                 texts[patient].append(f"{engine}: {predictor}")

@@ -251,8 +251,8 @@ def engine_table() -> Table:
     drawn = Table()
     for name in ("load_fn", "installed, or how to install", "what for"):
         drawn.add_column(name, overflow="fold")  # an address that ends in dots is no use
-    for _, backend in backends.engines():
-        capabilities = backend.capabilities
+    for _, engine in backends.engines():
+        capabilities = engine.capabilities
         found = capabilities.installed()
         state = " ".join(found).strip() if found else capabilities.install
         drawn.add_row("\n".join(capabilities.load_fns), state, capabilities.summary)

@@ -269,7 +269,7 @@ def parts_of(items: tuple[Item, ...] | None, count: int) -> list[tuple[Item, ...
 def share_of_a_gpu(job: Job) -> int | None:
     """Bytes that a model will take of each of its GPUs (on a CPU: of RAM); None if that is not known."""
     with suppress(CompareQError):  # loading will say it
-        needs = job.backend(job.request).device_bytes()
+        needs = job.engine_class(job.request).device_bytes()
         return None if needs is None else needs // max(len(job.gpus), 1)
     return None
 

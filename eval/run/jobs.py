@@ -56,7 +56,7 @@ class Job:
 
     spec: ModelSpec
     engine: str
-    backend: type[Engine]
+    engine_class: type[Engine]
     request: LoadRequest
     python: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -66,7 +66,7 @@ class Job:
     @property
     def files(self) -> ModelFiles:
         """What the model is before it is loaded."""
-        return self.backend.files(self.request)
+        return self.engine_class.files(self.request)
 
     @property
     def is_remote(self) -> bool:
@@ -76,7 +76,7 @@ class Job:
     @property
     def is_settled(self) -> bool:
         """Whether the model is known before its turn: then it is neither fetched, nor asked what it is, nor checked."""
-        return self.backend.capabilities.here and not self.is_remote
+        return self.engine_class.capabilities.here and not self.is_remote
 
     def wanted(self, log_file: Path | None = None, *, verbose: bool = False) -> Wanted:
         """What a worker of the model is wanted for, whose output goes into a file unless the engine is ``verbose``."""
@@ -97,7 +97,7 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
     jobs, problems = [], []
     for spec in specs:
         try:
-            engine, backend = backends.resolve(spec.load_fn, spec.fwd_fn)
+            engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
             request = LoadRequest(
                 spec.name, spec.load_fn, spec.located, max_tokens, spec.options, spec.override_tensors, spec.revision
             )
@@ -105,7 +105,7 @@ def plan(specs: Sequence[ModelSpec], max_tokens: int, hosts: Hosts) -> tuple[lis
             check_unicode("model_dir", request.model_dir, *request.override_tensors)
             check_unicode("python", python)
             check_unicode("out_logits", spec.out_logits and spec.locate(spec.out_logits))
-            jobs.append(check(Job(spec, engine, backend, request, python), hosts))
+            jobs.append(check(Job(spec, engine, engine_class, request, python), hosts))
         except InputError as error:
             problems.append(f"{spec.name}: {error}")
     return jobs, problems
@@ -117,8 +117,8 @@ def check(job: Job, hosts: Hosts) -> Job:
     InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.  A model
     elsewhere that does not say what it is (``Described.silence``) is asked again at its turn (``fetch``).
     """
-    capabilities, request = job.backend.capabilities, job.request
-    backends.check_files(request.model_dir, job.backend)
+    capabilities, request = job.engine_class.capabilities, job.request
+    backends.check_files(request.model_dir, job.engine_class)
     described, kind = describe(job, hosts)
     job = replace(job, described=described, kind=kind)
     if described.installed is None:
@@ -154,7 +154,7 @@ def describe(job: Job, hosts: Hosts) -> tuple[Described, Kind | None]:
 
     A model elsewhere is only talked to in a worker.
     """
-    question, here = DescribeJob(job.engine, job.request), job.backend.capabilities.here
+    question, here = DescribeJob(job.engine, job.request), job.engine_class.capabilities.here
     if hosts.nodes is not None:
         content = None if job.is_remote else job.files.content()
         return hosts.nodes.place(job.request.label, job.spec.resources, job.python, question, content)
@@ -174,7 +174,7 @@ def wanted_gpus(job: Job, devices: Devices) -> int:
 
     An engine that spreads a model over what it sees gets as many as the weights fill to ``WEIGHTS_SHARE``.
     """
-    wanted = job.backend.gpus(job.request) if job.spec.gpus is None else job.spec.gpus
+    wanted = job.engine_class.gpus(job.request) if job.spec.gpus is None else job.spec.gpus
     if wanted is not None or not devices.gpus:
         return wanted or 0
     bits = None if job.is_remote else job.files.storage().vram_bits
@@ -232,7 +232,7 @@ def emulated_dtypes(jobs: Sequence[Job]) -> str | None:
     """
     if not machine.emulates_bf16():
         return None
-    here = [job for job in jobs if job.is_settled and job.backend.capabilities.torch and job.kind is None]
+    here = [job for job in jobs if job.is_settled and job.engine_class.capabilities.torch and job.kind is None]
     on_cpu = [job for job in here if job.described.cpu_only or not job.gpus]
     labels = [job.request.label for job in on_cpu if job.facts().dtype in ("bfloat16", "float16")]
     if not labels:
@@ -323,7 +323,7 @@ def digest_of(file: Path, session: Session) -> str:
 
 def hardware(job: Job) -> dict[str, Any]:
     """What the scores of a job are computed on, as far as this machine knows; part of the scores' key."""
-    capabilities = job.backend.capabilities
+    capabilities = job.engine_class.capabilities
     if not capabilities.here:
         return {}
     on_gpus_alone = capabilities.torch and "cpu" not in strings_in(job.request.options)
@@ -335,7 +335,7 @@ def hardware(job: Job) -> dict[str, Any]:
 
 def known_before(job: Job) -> dict[str, Any]:
     """What is known of a run before it begins, as the first part of its provenance."""
-    here = job.backend.capabilities.here
+    here = job.engine_class.capabilities.here
     threads = machine.threads() if job.kind is None else job.kind.threads
     python = {} if job.python is None else {"python_path": job.python}
     return {

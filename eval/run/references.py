@@ -103,7 +103,7 @@ def tag_for(reference: Reference, job: Job) -> str:
 
     Nothing does where there is no reference, for the reference itself, and in an engine that cannot be compared.
     """
-    if not isinstance(reference, HeldReference) or job.spec.is_reference or not job.backend.capabilities.compares:
+    if not isinstance(reference, HeldReference) or job.spec.is_reference or not job.engine_class.capabilities.compares:
         return segments.ALONE
     return reference.key[:TAG_DIGITS] + (DIVERGENCES_SUFFIX if reference.divergences else "")
 

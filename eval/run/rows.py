@@ -268,7 +268,7 @@ def task_of(
         compares = references.tag_for(reference, job) != segments.ALONE
         entries = open_reference(reference.path).head.vocab_size
         yield Task(reference.path, entries, divergences=reference.divergences) if compares else Task(), every
-    elif reference.has(n_windows) or not job.backend.capabilities.compares:
+    elif reference.has(n_windows) or not job.engine_class.capabilities.compares:
         yield Task(), every
     else:
         with recording_folder(session, reference, crew) as folder:

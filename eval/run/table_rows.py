@@ -91,7 +91,7 @@ def overridden(storage: Storage, spec: ModelSpec) -> Storage:
 
 def resumed_notes(job: Job, stored: StoredScores) -> tuple[str, ...]:
     """What has to be said of scores that several runs of a model have made, where that can move a rounding."""
-    if stored.sessions < 2 or not job.backend.capabilities.batches:
+    if stored.sessions < 2 or not job.engine_class.capabilities.batches:
         return ()
     return (f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run",)
 

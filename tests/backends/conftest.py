@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.vllm_engine import engine
 
 
@@ -17,7 +17,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def toy_engine(toy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+def toy_engine(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
     """Batches of 64 tokens, so that every window is prefilled in chunks."""
     with engine(toy_model, logs / "toy.log", max_num_batched_tokens=64, max_num_seqs=4) as backend:
         yield backend

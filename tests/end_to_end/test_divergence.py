@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import backend as vllm_score
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm import engine as vllm_score
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.definitions import assert_divergences_of
@@ -48,13 +48,13 @@ class Measured:
     scores: dict[tuple[str, str, int], TokenScores]
 
 
-def opened(name: str, folder: Path) -> VllmScoreBackend | TransformersBackend:
+def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
     engine, log = name.split()[0], folder / f"{name}.log"
     if engine == "transformers":
-        backend = TransformersBackend(LoadRequest(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
+        backend = TransformersEngine(LoadRequest(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
     else:
         options = {"enforce_eager": True}
-        backend = VllmScoreBackend(LoadRequest(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
+        backend = VllmEngine(LoadRequest(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
     backend.load()
     return backend
 
@@ -91,21 +91,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return found
 
 
-def score(
-    backend: VllmScoreBackend | TransformersBackend, name: str, store: str, folder: Path, found: Measured
-) -> None:
+def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured) -> None:
     """Scores of one engine against one store, and the logits that they are of."""
     entries = reference.Reader(folder / store).head.vocab_size
     task = Task(reference=folder / store, vocab_size=entries, divergences=True)
-    if isinstance(backend, VllmScoreBackend):
+    if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_keep")
     for scores in scoring.token_scores(backend, found.windows, task):
         found.scores[name, store, scores.window] = scores
-    if isinstance(backend, VllmScoreBackend):
+    if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_save", args=(str(folder),))
     for window in found.windows:
         kept = folder / f"{window.index}.safetensors"
-        logits = load_file(kept)["logits"] if isinstance(backend, VllmScoreBackend) else backend.logits(window)[:-1]
+        logits = load_file(kept)["logits"] if isinstance(backend, VllmEngine) else backend.logits(window)[:-1]
         found.logits[name, store, window.index] = logits
 
 

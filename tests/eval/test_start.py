@@ -144,7 +144,7 @@ platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cp
 (plugin,) = distribution.entry_points.select(group="vllm.general_plugins")
 print(plugin.load().__qualname__, sys.modules[plugin.module].__file__)
 
-from compare_q.backends.vllm.backend import EXTENSION
+from compare_q.backends.vllm.engine import EXTENSION
 
 module, _, name = EXTENSION.rpartition(".")
 extension = getattr(importlib.import_module(module), name)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from compare_q.backends.base import LoadRequest
-from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.llamacpp.engine import LlamacppEngine
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
@@ -29,7 +29,7 @@ def request_for(model: object, log: Path | None = None, tokens: int = 100, **opt
     return LoadRequest("m", "llamacpp", str(model), tokens, options, log_file=log)
 
 
-def loaded(*arguments: Any, **options: Any) -> LlamacppBackend:
-    backend = LlamacppBackend(request_for(*arguments, **options))
-    backend.load()
-    return backend
+def loaded(*arguments: Any, **options: Any) -> LlamacppEngine:
+    engine = LlamacppEngine(request_for(*arguments, **options))
+    engine.load()
+    return engine

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 from compare_q import backends
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.worker import engine_process
 
 IMPORT = "MADE_IMPORT"
 LONG_S = 600
 
 
-class MadeBackend(FakeBackend):
+class MadeEngine(FakeEngine):
     """See the module's docstring."""
 
     @classmethod
@@ -55,5 +55,5 @@ def made(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    backends.ENGINES["fake"] = "tests.support.made_engine:MadeBackend"
+    backends.ENGINES["fake"] = "tests.support.made_engine:MadeEngine"
     engine_process.main(*sys.argv[1:])

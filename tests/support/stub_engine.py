@@ -20,7 +20,7 @@ from compare_q.backends.common.head import Head
 from compare_q.backends.common.options import parse_options
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
 
-LOCATION = f"{__name__}:StubBackend"
+LOCATION = f"{__name__}:StubEngine"
 """What ``backends.ENGINES`` needs to know of it."""
 HIDDEN = 16
 
@@ -75,7 +75,7 @@ class StubFiles(ModelFiles):
         return hashlib.sha256((Path(self.request.model_dir) / "model.safetensors").read_bytes()).hexdigest()
 
 
-class StubBackend(LogitsEngine):
+class StubEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

@@ -1,4 +1,4 @@
-"""Models for Transformers: the backend with one loaded, and copies of a model with other configs and tensors."""
+"""Models for Transformers: the engine with one loaded, and copies of a model with other configs and tensors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from compare_q.backends.base import LoadRequest
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.hf.engine import TransformersEngine
 
 
-def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersBackend:
+def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersEngine:
     """The model in ``folder``, loaded with these ``engine`` options."""
-    backend = TransformersBackend(LoadRequest("toy", load_fn, str(folder), 100, options))
-    backend.load()
-    return backend
+    engine = TransformersEngine(LoadRequest("toy", load_fn, str(folder), 100, options))
+    engine.load()
+    return engine
 
 
 def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:

@@ -17,7 +17,7 @@ import compare_q_vllm
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.process import captured
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.definitions import assert_divergences_of
 from tests.support.toy import ATOL_BATCH, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, with_gaps
 
@@ -47,21 +47,21 @@ def request_for(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
 @contextmanager
 def engine(
     folder: Path, log: Path, tokens: int = TOY_CONTEXT, *, alone: bool = False, **options: Any
-) -> Iterator[VllmScoreBackend]:
+) -> Iterator[VllmEngine]:
     """A vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
 
     On a CPU it runs in this process, as in a worker of ours: two processes that import vLLM take 35 s, this takes 1.
     ``alone``: in processes of its own, for a model that needs other process groups (a mixture of experts).
     """
-    backend = VllmScoreBackend(replace(request_for(folder, tokens, **options), log_file=log))
+    engine = VllmEngine(replace(request_for(folder, tokens, **options), log_file=log))
     beside = nullcontext if GPU or alone or options.get("tensor_parallel_size", 1) > 1 else beside_others
     try:
         with as_before(), beside(), captured(log):
-            backend.load()
-        yield backend
+            engine.load()
+        yield engine
     finally:
         with as_before(), beside():
-            backend.close()
+            engine.close()
 
 
 @contextmanager
@@ -90,14 +90,14 @@ def as_before() -> Iterator[None]:
         os.environ.update(environment)
 
 
-def scores_of(backend: VllmScoreBackend, windows: list[Window], task: Task | None = None) -> dict[int, TokenScores]:
-    return {scores.window: scores for scores in backend.score(windows, task or Task())}
+def scores_of(engine: VllmEngine, windows: list[Window], task: Task | None = None) -> dict[int, TokenScores]:
+    return {scores.window: scores for scores in engine.score(windows, task or Task())}
 
 
-def recorded(backend: VllmScoreBackend, windows: list[Window], folder: Path) -> Path:
-    """The reference store of a backend's states or logits."""
+def recorded(engine: VllmEngine, windows: list[Window], folder: Path) -> Path:
+    """The reference store of an engine's states or logits."""
     (folder / "store").mkdir()
-    scores_of(backend, windows, Task(record=folder / "store"))
+    scores_of(engine, windows, Task(record=folder / "store"))
     reference.seal(folder / "store", {}, len(windows))
     return folder / "store"
 
@@ -106,9 +106,9 @@ def against(store: Path, vocab_size: int = TOY_VOCAB, *, divergences: bool = Fal
     return Task(reference=store, vocab_size=vocab_size, divergences=divergences)
 
 
-def own_logits(backend: VllmScoreBackend, window: Window) -> torch.Tensor:
+def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
     """The engine's logits [L, V]."""
-    return compare_q_vllm.fwd_vllm_score(backend, torch.from_numpy(window.token_ids).long()[None])[0]
+    return compare_q_vllm.fwd_vllm_score(engine, torch.from_numpy(window.token_ids).long()[None])[0]
 
 
 def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:

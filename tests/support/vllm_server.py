@@ -15,7 +15,7 @@ import pytest
 
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.worker import describing
 from compare_q.backends.worker.messages import Described, DescribeJob
 from tests.support.toy import toy_windows
@@ -168,16 +168,16 @@ def described(stub: Stub, **options: Any) -> Described:
     return describing.describe(DescribeJob("vllm_server", request_for(stub.url, **options)))
 
 
-def loaded(stub: Stub, **options: Any) -> VllmServerBackend:
-    backend = VllmServerBackend(request_for(stub.url, **options))
-    backend.load()
-    return backend
+def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
+    engine = VllmServerEngine(request_for(stub.url, **options))
+    engine.load()
+    return engine
 
 
-def scores_of(backend: VllmServerBackend, windows: list[Window]) -> dict[int, TokenScores]:
+def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
     """Scores by window, of a model that is still the same at their end, as a worker keeps them."""
-    found = {scores.window: scores for scores in backend.score(windows, Task())}
-    backend.check_unchanged()
+    found = {scores.window: scores for scores in engine.score(windows, Task())}
+    engine.check_unchanged()
     return found
 
 
@@ -190,9 +190,9 @@ def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
         np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
 
 
-def failure(backend: VllmServerBackend, windows: list[Window] | None = None) -> str:
+def failure(engine: VllmServerEngine, windows: list[Window] | None = None) -> str:
     with pytest.raises(ModelError) as caught:
-        scores_of(backend, toy_windows(1) if windows is None else windows)
+        scores_of(engine, toy_windows(1) if windows is None else windows)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 

@@ -59,7 +59,7 @@ class Model:
 def ready(session: Session, trace: TraceRequest, prompts: Sequence[Prompt]) -> Model:
     """The model, checked, fetched, and with windows as long as its prompts and answers; InputError before it loads."""
     job = jobs.fetch(checked(session, trace), session)
-    if job.backend.capabilities.answers == "messages":
+    if job.engine_class.capabilities.answers == "messages":
         return Model(stamped(job))
     facts = job.facts()
     if not isinstance(facts.tokenizer, Path):
@@ -85,13 +85,13 @@ def ready(session: Session, trace: TraceRequest, prompts: Sequence[Prompt]) -> M
 def checked(session: Session, trace: TraceRequest) -> Job:
     """The spec as a job whose engine can answer; InputError."""
     spec = trace.spec
-    _, backend = backends.resolve(spec.load_fn, spec.fwd_fn)
-    if not backend.capabilities.answers:
+    _, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
+    if not engine_class.capabilities.answers:
         able = [engine.capabilities for _, engine in backends.engines() if engine.capabilities.answers]
         names = ", ".join(name for capabilities in able for name in capabilities.load_fns)
         raise InputError(f"{spec.name}: load_fn: {spec.load_fn!r} answers no prompts; these do: {names}")
     as_text = trace.output.suffix.lower() == ".jsonl"
-    if as_text and backend.capabilities.answers == "tokens":
+    if as_text and engine_class.capabilities.answers == "tokens":
         raise InputError(f"-o: {trace.output}: must end in .json: of this engine's answers the tokens are kept")
     if spec.noise_floor:
         raise InputError(f"{spec.name}: noise_floor: is the reference with noise; let the reference itself answer")
@@ -99,20 +99,20 @@ def checked(session: Session, trace: TraceRequest) -> Job:
     if problems:
         raise InputError("\n".join(problems))
     (job,) = planned
-    job.backend.check_answers(job.request, trace.sampling)
+    job.engine_class.check_answers(job.request, trace.sampling)
     return job
 
 
 def stamped(job: Job) -> Job:
     """The job with what its model's files, or its server, are now."""
-    stamp = job.files.content() if job.backend.capabilities.here else job.stamp()
+    stamp = job.files.content() if job.engine_class.capabilities.here else job.stamp()
     return replace(job, request=replace(job.request, stamp=stamp))
 
 
 def made_by(trace: TraceRequest, model: Model) -> dict[str, Any]:
     """By what model and how the answers are made, in JSON types."""
     job, sampling = model.job, replace(trace.sampling, stop=tuple(model.stop))
-    here = {"options": job.request.options} if job.backend.capabilities.here else {}
+    here = {"options": job.request.options} if job.engine_class.capabilities.here else {}
     said = {key: value for key, value in asdict(sampling).items() if key not in ("template", "as_text")}
     return {
         "compare_q": __version__, "model": trace.spec.located, "revision": trace.spec.revision,
@@ -158,7 +158,7 @@ def answer_all(
 def question_of(trace: TraceRequest, model: Model, number: int, prompt: Prompt) -> Question:
     """A prompt as the engine takes it.  Its seed is its own: the answer does not depend on which others are asked."""
     seed = int.from_bytes(hashlib.sha256(f"{trace.seed} {prompt.key}".encode()).digest()[:4]) >> 1
-    if model.job.backend.capabilities.answers == "tokens":
+    if model.job.engine_class.capabilities.answers == "tokens":
         return Question(number, seed, tuple(model.ids[number]), where=prompt.talk.where)
     return Question(number, seed, messages=prompt.talk.messages, tools=prompt.talk.tools, where=prompt.talk.where)
 

@@ -16,11 +16,11 @@ from compare_q import backends
 from compare_q.backends.base import Engine, LoadRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.exllama.v2 import ExLlamaV2Backend
-from compare_q.backends.exllama.v3 import ExLlamaV3Backend
+from compare_q.backends.exllama.v2 import ExLlamaV2Engine
+from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from tests.support.toy import Ran, refusal
 
-BACKENDS: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Backend, "exllamav3": ExLlamaV3Backend}
+BACKENDS: dict[str, type[Engine]] = {"exllamav2": ExLlamaV2Engine, "exllamav3": ExLlamaV3Engine}
 
 
 def request(

@@ -14,9 +14,9 @@ import torch
 
 from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.common.packages import installed_versions
-from compare_q.backends.exllama.v2 import ExLlamaV2Backend
-from compare_q.backends.exllama.v3 import ExLlamaV3Backend
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.exllama.v2 import ExLlamaV2Engine
+from compare_q.backends.exllama.v3 import ExLlamaV3Engine
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.worker import scoring
 from tests.support import exllamav2_stub as v2
 from tests.support import exllamav3_stub as v3
@@ -124,8 +124,8 @@ ATOL_LOGIT = 0.1
 @on_a_gpu("exllamav3")
 @pytest.mark.parametrize("options", [{}, {"device": "cuda:0"}])
 def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -> None:
-    peer = TransformersBackend(LoadRequest("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
-    backend = ExLlamaV3Backend(request(fitting_toy, 300, **options))
+    peer = TransformersEngine(LoadRequest("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    backend = ExLlamaV3Engine(request(fitting_toy, 300, **options))
     peer.load()
     backend.load()
     for length in (20, 300):  # fewer rows than 32 take other kernels
@@ -144,8 +144,8 @@ def test_logits_of_the_real_engine(fitting_toy: Path, options: dict[str, Any]) -
 @pytest.mark.parametrize(
     "backend_class",
     [
-        pytest.param(ExLlamaV2Backend, marks=on_a_gpu("exllamav2")),
-        pytest.param(ExLlamaV3Backend, marks=on_a_gpu("exllamav3")),
+        pytest.param(ExLlamaV2Engine, marks=on_a_gpu("exllamav2")),
+        pytest.param(ExLlamaV3Engine, marks=on_a_gpu("exllamav3")),
     ],
 )
 def test_a_later_token_does_not_move_an_earlier_score(
@@ -167,7 +167,7 @@ def test_a_later_token_does_not_move_an_earlier_score(
 @pytest.mark.engine
 @on_a_gpu("exllamav3")
 def test_the_real_engine_as_a_reference_of_itself(fitting_toy: Path, tmp_path: Path) -> None:
-    backend = ExLlamaV3Backend(request(fitting_toy, 200))
+    backend = ExLlamaV3Engine(request(fitting_toy, 200))
     backend.load()
     assert kept_as_reference(backend, tmp_path) == ("states", "")
     task = Task(tmp_path / "store", TOY_VOCAB)

@@ -13,7 +13,7 @@ import torch
 
 from compare_q.backends.base import Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.exllama.v2 import ExLlamaV2Backend
+from compare_q.backends.exllama.v2 import ExLlamaV2Engine
 from compare_q.backends.worker import scoring
 from tests.support.exllamav2_stub import Attention, ExLlamaV2, ExLlamaV2Cache, ExLlamaV2Config
 from tests.support.toy import TOY_VOCAB, brute_force, toy_windows
@@ -37,10 +37,10 @@ def request(folder: Path, tokens: int = 100, **options: Any) -> LoadRequest:
     return LoadRequest("toy", "exllamav2", str(folder), tokens, options)
 
 
-def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Backend:
-    backend = ExLlamaV2Backend(request(folder, tokens, **options))
-    backend.load()
-    return backend
+def loaded(folder: Path, tokens: int = 100, **options: Any) -> ExLlamaV2Engine:
+    engine = ExLlamaV2Engine(request(folder, tokens, **options))
+    engine.load()
+    return engine
 
 
 def test_nothing_cuts_a_window_and_no_sdpa(attn: types.ModuleType, toy_model: Path) -> None:
@@ -71,41 +71,41 @@ def test_sliding_window_without_flash_attention(
 
 
 def test_logits_are_cut_to_the_vocabulary(attn: types.ModuleType, toy_model: Path) -> None:
-    backend = loaded(toy_model)
+    engine = loaded(toy_model)
     windows = toy_windows(2, 30, 3)
-    for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
-        gold = brute_force(backend.model.table[window.token_ids][:, :TOY_VOCAB], window)
+    for scores, window in zip(scoring.token_scores(engine, windows, Task()), windows, strict=True):
+        gold = brute_force(engine.model.table[window.token_ids][:, :TOY_VOCAB], window)
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
-    assert tuple(backend.logits(windows[0]).shape) == (30, TOY_VOCAB)
+    assert tuple(engine.logits(windows[0]).shape) == (30, TOY_VOCAB)
 
 
 def test_layers_and_provenance(attn: types.ModuleType, toy_model: Path) -> None:
     """8 x 32 words of 32 bits for 64 x 32 weights are 4 bits a weight."""
-    backend = loaded(toy_model)
-    backend.logits(toy_windows(1, 10)[0])
-    assert backend.layers() == (
+    engine = loaded(toy_model)
+    engine.logits(toy_windows(1, 10)[0])
+    assert engine.layers() == (
         Layer("model.layers.*.mlp.up_proj", "exl2 4.0 bpw", "float16", "gemm_half_q_half", count=2),
         Layer("model.layers.*.mlp.gate_proj", "gptq 4-bit", "float16", "gemm_half_q_half"),
         Layer("lm_head", "float16", "float16", "torch.matmul"),
     )
-    assert backend.provenance() == {
+    assert engine.provenance() == {
         "architecture": "LlamaForCausalLM", "dtype": "float16", "devices": ["cuda:0", "cuda:1"],
         "attention": "matmul", "batch": "one window at a time", "options": {},
     }  # fmt: skip
 
 
 def test_closing_and_failing(attn: types.ModuleType, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = loaded(toy_model)
-    backend.close()
-    backend.close()
+    engine = loaded(toy_model)
+    engine.close()
+    engine.close()
     assert ExLlamaV2.last.unloaded
 
     def fail(*_: Any) -> None:
         raise RuntimeError("Insufficient VRAM\nfor model")
 
     monkeypatch.setattr(ExLlamaV2, "load_autosplit", fail)
-    backend = ExLlamaV2Backend(request(toy_model))
+    engine = ExLlamaV2Engine(request(toy_model))
     with pytest.raises(ModelError, match=r"exllamav2 could not load .*: Insufficient VRAM for model$"):
-        backend.load()
-    backend.close()
+        engine.load()
+    engine.close()
     assert ExLlamaV2.last.unloaded

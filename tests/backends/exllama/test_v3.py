@@ -14,7 +14,7 @@ import torch
 from compare_q.backends.base import Layer, LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.head import Head, head_logits
-from compare_q.backends.exllama.v3 import ExLlamaV3Backend
+from compare_q.backends.exllama.v3 import ExLlamaV3Engine
 from compare_q.backends.worker import scoring
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Config, Linear, LinearEXL3, Model, SafetensorsCollection
 from tests.support.references import kept_as_reference
@@ -35,8 +35,8 @@ def request(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), *
     return LoadRequest("toy", "exllamav3", str(folder), tokens, options, overrides)
 
 
-def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> ExLlamaV3Backend:
-    backend = ExLlamaV3Backend(request(folder, tokens, overrides, **options))
+def loaded(folder: Path, tokens: int = 100, overrides: tuple[Path, ...] = (), **options: Any) -> ExLlamaV3Engine:
+    backend = ExLlamaV3Engine(request(folder, tokens, overrides, **options))
     backend.load()
     return backend
 
@@ -116,7 +116,7 @@ def test_layers_and_provenance(engine: Any, toy_model: Path) -> None:
 
 def test_settings_of_the_engine_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXL3_NO_FUSED_RECONSTRUCT", "1")
-    assert ExLlamaV3Backend.versions()["EXL3_NO_FUSED_RECONSTRUCT"] == "1"
+    assert ExLlamaV3Engine.versions()["EXL3_NO_FUSED_RECONSTRUCT"] == "1"
 
 
 def test_override_tensors_reach_the_loader(
@@ -143,7 +143,7 @@ def test_closing(engine: Any, toy_model: Path) -> None:
 
 def test_failed_load_is_one_line(engine: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "failure", RuntimeError("Insufficient VRAM\nin split"))
-    backend = ExLlamaV3Backend(request(toy_model))
+    backend = ExLlamaV3Engine(request(toy_model))
     with pytest.raises(ModelError, match=r"exllamav3 could not load .*: Insufficient VRAM in split$"):
         backend.load()
     backend.close()

@@ -13,7 +13,7 @@ import torch
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.hf.backend import TransformersBackend, TransformersFolder
+from compare_q.backends.hf.engine import TransformersEngine, TransformersFolder
 from compare_q.backends.hf.quantization import PACKAGES, check_resident
 from tests.support.toy import BPW_BF16, refusal
 from tests.support.transformers_models import changed
@@ -28,7 +28,7 @@ def helpers_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(folder: Path, **options: Any) -> None:
-    TransformersBackend.check(LoadRequest("toy", "transformers", str(folder), 100, options))
+    TransformersEngine.check(LoadRequest("toy", "transformers", str(folder), 100, options))
 
 
 def test_stored_size(toy_model: Path) -> None:
@@ -80,9 +80,9 @@ def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monk
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
     request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersBackend.check, request)
-    TransformersBackend.check(replace(request, options={"dtype": "bfloat16"}))
-    TransformersBackend.check(replace(request, load_fn="transformers_auto_bf16"))
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
+    TransformersEngine.check(replace(request, options={"dtype": "bfloat16"}))
+    TransformersEngine.check(replace(request, load_fn="transformers_auto_bf16"))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "torchao"])
@@ -92,9 +92,9 @@ def test_missing_packages_are_named(
     monkeypatch.setattr("compare_q.backends.hf.quantization.installed_versions", lambda _: {})
     folder = changed(toy_model, tmp_path / method, {"quant_method": method})
     request = LoadRequest("toy", "transformers", str(folder), 10)
-    assert refusal(TransformersBackend.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
+    assert refusal(TransformersEngine.check, request).endswith(f"pip install {' '.join(PACKAGES[method])}")
     on_load = LoadRequest("toy", "transformers", str(toy_model), 10, {"quantization_config": {"quant_method": method}})
-    assert refusal(TransformersBackend.check, on_load).startswith("engine.quantization_config: ")
+    assert refusal(TransformersEngine.check, on_load).startswith("engine.quantization_config: ")
 
 
 @pytest.mark.parametrize("stored", [{"quant_method": "compressed-tensors"}, {}])

@@ -83,8 +83,8 @@ def test_quantized_checkpoints_score_as_what_they_store(
             if preset == "W8A8":
                 module.register_forward_pre_hook(rounded_by_token)
     (window,) = toy_windows(1, 100)
-    backend = loaded(quantized(preset), dtype=dtype)
-    (scores,) = scoring.token_scores(backend, [window], Task())
+    engine = loaded(quantized(preset), dtype=dtype)
+    (scores,) = scoring.token_scores(engine, [window], Task())
     expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
@@ -97,9 +97,9 @@ def test_quantized_checkpoints_score_as_what_they_store(
 def test_layers_of_quantized_checkpoints(
     quantized: Callable[[str], Path], preset: str, weights: str, activations: str
 ) -> None:
-    backend = loaded(quantized(preset), dtype="bfloat16")
-    backend.logits(toy_windows(1, 20)[0])
-    groups = backend.layers()
+    engine = loaded(quantized(preset), dtype="bfloat16")
+    engine.logits(toy_windows(1, 20)[0])
+    groups = engine.layers()
     name, kernel = "model.layers.*.self_attn.q_proj", "torch linear (dequantized)"
     assert groups[0] == Layer(name, weights, activations, kernel, count=2)
     assert groups[-1] == Layer("lm_head", "bfloat16", "bfloat16", "torch linear")
@@ -108,11 +108,11 @@ def test_layers_of_quantized_checkpoints(
 
 def test_activations_that_stay_unquantized_are_told(quantized: Callable[[str], Path]) -> None:
     """The switch by which compressed-tensors skips its rounding."""
-    backend = loaded(quantized("W8A8"), dtype="bfloat16")
-    backend.logits(toy_windows(1, 20)[0])
-    for layer in backend.model.model.layers:
+    engine = loaded(quantized("W8A8"), dtype="bfloat16")
+    engine.logits(toy_windows(1, 20)[0])
+    for layer in engine.model.model.layers:
         layer.mlp.up_proj.quantization_enabled = False
-    told = {group.name: (group.activations, group.asked) for group in backend.layers()}
+    told = {group.name: (group.activations, group.asked) for group in engine.layers()}
     assert told["model.layers.*.mlp.up_proj"] == ("bfloat16", "int8 token")
     assert told["model.layers.*.mlp.down_proj"] == ("int8 token", "")
 
@@ -210,10 +210,10 @@ def test_bad_quantization_config(toy_model: Path, config: dict[str, Any], messag
 def test_quantizing_while_loading(toy_model: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     asked = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    backend = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
-    backend.logits(toy_windows(1, 20)[0])
-    first = backend.layers()[0]
+    engine = loaded(toy_model, dtype="bfloat16", quantization_config=asked)
+    engine.logits(toy_windows(1, 20)[0])
+    first = engine.layers()[0]
     assert (first.weights, first.activations, first.kernel) == ("nf4 g64", "float32", "Linear4bit")
-    storage = backend.files(backend.request).storage()
+    storage = engine.files(engine.request).storage()
     assert storage.bpw_layer is None
     assert "bitsandbytes" in storage.note

@@ -99,11 +99,11 @@ def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     windows, stores, scores = toy_windows(4, 40, 3), [], []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / name).mkdir()
-        backend = loaded(toy_model, BF16, **options)
-        scores.append(list(scoring.token_scores(backend, windows, Task(record=tmp_path / name))))
+        engine = loaded(toy_model, BF16, **options)
+        scores.append(list(scoring.token_scores(engine, windows, Task(record=tmp_path / name))))
         store.seal(tmp_path / name, {}, len(windows))
         stores.append(store.Reader(tmp_path / name))
-        backend.close()
+        engine.close()
     assert stores[1].contents == "states"
     for window, whole, streamed in zip(windows, *scores, strict=True):
         assert torch.equal(stores[0].window(window.index), stores[1].window(window.index))

@@ -13,7 +13,7 @@ from torch import nn
 
 from compare_q.backends.base import LoadRequest, Task, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.noise import Noise, provenance_of, seed_of, vllm_decoder_layers
 from compare_q.backends.reference import store
 from compare_q.backends.worker import scoring
@@ -236,7 +236,7 @@ def scores_of(load_fn: str, windows: list[Window], folder: Path, task: Task, **o
     if load_fn == "vllm_score":
         with engine(BASE, folder / "log", 512, dtype="bfloat16", **options) as backend:
             return list(scoring.token_scores(backend, windows, task))
-    whole = TransformersBackend(LoadRequest(load_fn, load_fn, str(BASE), 512, options))
+    whole = TransformersEngine(LoadRequest(load_fn, load_fn, str(BASE), 512, options))
     whole.load()
     found = list(scoring.token_scores(whole, windows, task))
     whole.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compare_q.backends.base import Task
-from compare_q.backends.llamacpp.backend import FLOOR, raise_to_floor
+from compare_q.backends.llamacpp.engine import FLOOR, raise_to_floor
 from compare_q.backends.scoring import statistics
 from compare_q.backends.worker import scoring
 from tests.support.llama_cpp import loaded, runs_llama_cpp
@@ -22,8 +22,8 @@ from tests.support.toy import TOY_VOCAB, toy_windows
 def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry is -inf at every position, and the target of one position is -3.4e38: that position is left out."""
     (window,) = toy_windows(1)
-    backend = loaded(toy_gguf)
-    plain = backend._decode
+    engine = loaded(toy_gguf)
+    plain = engine._decode
     target = int(window.token_ids[41])
     rare = next(token for token in range(256, TOY_VOCAB) if token != target)
 
@@ -34,18 +34,18 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
         logits[40, target] = -3.4e38
         return pointer
 
-    monkeypatch.setattr(backend, "_decode", decode)
-    logits = backend.logits(window)
+    monkeypatch.setattr(engine, "_decode", decode)
+    logits = engine.logits(window)
     assert (logits[:99, rare] == FLOOR).all()
     assert logits[40, target] == -math.inf
-    (scores,) = scoring.token_scores(backend, [window], Task())
+    (scores,) = scoring.token_scores(engine, [window], Task())
     assert [i for i in range(99) if not math.isfinite(scores.logprob[i])] == [40]
     masked = logits.double().cpu()
     masked[:, rare] = -math.inf
     gold = torch.log_softmax(masked, -1)[torch.arange(99), torch.from_numpy(window.token_ids[1:]).long()]
     np.testing.assert_allclose(np.delete(scores.logprob, 40), np.delete(gold.numpy(), 40), atol=2e-5)
-    assert backend.provenance()["logits_set_to_floor"] == {"floor": -65504.0, "entries": 100, "targets_left_out": 1}
-    (note,) = backend.provenance()["notes"]
+    assert engine.provenance()["logits_set_to_floor"] == {"floor": -65504.0, "entries": 100, "targets_left_out": 1}
+    (note,) = engine.provenance()["notes"]
     assert note.startswith("logits that llama.cpp excludes count as -65504: KL divergence is finite")
 
 

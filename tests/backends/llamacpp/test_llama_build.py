@@ -14,7 +14,7 @@ import pytest
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.common.packages import package_folder
 from compare_q.backends.llamacpp import ggml
-from compare_q.backends.llamacpp.backend import NO_TILES, LlamacppBackend
+from compare_q.backends.llamacpp.engine import NO_TILES, LlamacppEngine
 from tests.support.llama_cpp import needs_llama_cpp
 
 pytestmark = pytest.mark.engine
@@ -96,8 +96,8 @@ def test_tile_code_runs_only_on_demand(
 ) -> None:
     """It may crash the process, and with it the results of every model."""
     options = {} if option is None else {"use_extra_bufts": option}
-    backend = LlamacppBackend(LoadRequest("m", "llamacpp", "m.gguf", 100, options))
-    monkeypatch.setattr(backend, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
-    backend.repacks = backend._may_repack()
-    assert backend.repacks is repacks
-    assert backend._notes() == notes
+    engine = LlamacppEngine(LoadRequest("m", "llamacpp", "m.gguf", 100, options))
+    monkeypatch.setattr(engine, "_system_info", lambda: "AMX_INT8 = 1" if tiles else "AVX2 = 1")
+    engine.repacks = engine._may_repack()
+    assert engine.repacks is repacks
+    assert engine._notes() == notes

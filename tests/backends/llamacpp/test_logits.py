@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from compare_q.backends.base import LoadRequest, LogitsEngine, Task, Window
 from compare_q.backends.checkpoint import gguf as gguf_file
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.backend import TransformersBackend
-from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.llamacpp.engine import LlamacppEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.worker import scoring
 from demo.__main__ import BASE, ROOT, make_models
@@ -28,7 +28,7 @@ from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, toy_windows, 
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
     """Same weights, no quantization anywhere: what differs is the order of float32 operations."""
     ours = loaded(toy_gguf, **EXACT)
-    theirs = TransformersBackend(LoadRequest("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
+    theirs = TransformersEngine(LoadRequest("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
     theirs.load()
     for window in [toy_windows(1, 100, 3)[0], with_gaps(toy_windows(1)[0])]:
         logits = ours.logits(window).cpu()
@@ -47,10 +47,10 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     (window,) = toy_windows(1)
 
     def run(n_batch: int, n_ubatch: int, **options: Any) -> torch.Tensor:
-        backend = loaded(toy_gguf, n_batch=n_batch, n_ubatch=n_ubatch, **options)
-        logits = backend.logits(window)
-        assert backend.provenance()["n_ubatch"] == min(n_ubatch, 100)
-        backend.close()
+        engine = loaded(toy_gguf, n_batch=n_batch, n_ubatch=n_ubatch, **options)
+        logits = engine.logits(window)
+        assert engine.provenance()["n_ubatch"] == min(n_ubatch, 100)
+        engine.close()
         return logits
 
     torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
@@ -61,11 +61,11 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 @runs_llama_cpp
 def test_every_window_begins_with_an_empty_cache(toy_gguf: Path) -> None:
     first, second = toy_windows(2)
-    backend, alone = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **EXACT)
-    backend.logits(first)
-    assert torch.equal(backend.logits(second), alone.logits(second))
+    engine, alone = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **EXACT)
+    engine.logits(first)
+    assert torch.equal(engine.logits(second), alone.logits(second))
     short = Window.scored_from(2, second.token_ids[:9])
-    torch.testing.assert_close(backend.logits(short), alone.logits(second)[:9], atol=1e-3, rtol=0)
+    torch.testing.assert_close(engine.logits(short), alone.logits(second)[:9], atol=1e-3, rtol=0)
 
 
 @runs_llama_cpp
@@ -87,7 +87,7 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     task = Task(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in scoring.token_scores(ours, windows, task))
     for window, scores in zip(windows, scoring.token_scores(other, windows, task), strict=True):
-        p, q = (backend.logits(window)[:-1].double().log_softmax(-1).cpu() for backend in (ours, other))
+        p, q = (engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other))
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
         assert scores.kld is not None
@@ -103,18 +103,18 @@ def opticks() -> list[Window]:
     return [Window.scored_from(index, ids[index * 1024 : (index + 1) * 1024]) for index in range(2)]
 
 
-def perplexity(backend: LogitsEngine, windows: list[Window]) -> float:
-    backend.load()
-    scores = list(scoring.token_scores(backend, windows, Task()))
-    backend.close()
+def perplexity(engine: LogitsEngine, windows: list[Window]) -> float:
+    engine.load()
+    scores = list(scoring.token_scores(engine, windows, Task()))
+    engine.close()
     return math.exp(-float(np.concatenate([each.logprob for each in scores]).mean(dtype=np.float64)))
 
 
 @runs_llama_cpp
 def test_quantized_model_is_as_good_as_its_dequantized_weights(opticks: list[Window]) -> None:
     """SmolLM2's Q4_1 in llama.cpp, and the same weights unpacked: what is left are activations rounded to 8 bits."""
-    ours = LlamacppBackend(request_for(find_gguf(), tokens=1024))
-    theirs = TransformersBackend(LoadRequest("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
+    ours = LlamacppEngine(request_for(find_gguf(), tokens=1024))
+    theirs = TransformersEngine(LoadRequest("t", "transformers", str(BASE), 1024, {"dtype": "float32"}))
     quantized, plain = perplexity(ours, opticks), perplexity(theirs, opticks)
     assert quantized == pytest.approx(plain, rel=0.005)
     assert quantized != plain

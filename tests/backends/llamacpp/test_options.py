@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.checkpoint.gguf import GgufFiles
-from compare_q.backends.llamacpp.backend import LlamacppBackend, LlamacppOptions, context_parameters, model_parameters
+from compare_q.backends.llamacpp.engine import LlamacppEngine, LlamacppOptions, context_parameters, model_parameters
 from tests.support.llama_cpp import request_for
 from tests.support.toy import refusal
 
@@ -22,12 +22,12 @@ from tests.support.toy import refusal
     ],
 )  # fmt: skip
 def test_bad_options(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert message in refusal(LlamacppBackend.check, request_for(tmp_path, **options))
+    assert message in refusal(LlamacppEngine.check, request_for(tmp_path, **options))
 
 
 def test_path_that_is_nowhere() -> None:
-    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request_for("/models/nowhere.gguf"))
-    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppBackend.check, request_for("owner/repo"))
+    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppEngine.check, request_for("/models/nowhere.gguf"))
+    assert "a hub model is owner/repo/file.gguf" in refusal(LlamacppEngine.check, request_for("owner/repo"))
 
 
 def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,12 +36,12 @@ def test_mistyped_relative_path_is_no_hub_model(tmp_path: Path, monkeypatch: pyt
     assert GgufFiles(wanted).is_remote
     (tmp_path / "demo").mkdir()
     assert not GgufFiles(wanted).is_remote
-    assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppBackend.check, wanted)
+    assert "model_dir: demo/models/x.gguf: no such path" in refusal(LlamacppEngine.check, wanted)
 
 
 def test_a_file_here_is_no_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = request_for("owner/repo-GGUF/Q8/m-00002-of-00002.gguf")
-    LlamacppBackend.check(wanted)
+    LlamacppEngine.check(wanted)
     assert GgufFiles(wanted).is_remote
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner" / "repo").mkdir(parents=True)

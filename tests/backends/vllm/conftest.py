@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from compare_q.backends.base import Window
 from compare_q.backends.vllm import install
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.vllm_engine import ARGUMENTS, WINDOWS, engine, recorded
 
 
@@ -36,13 +36,13 @@ def noisy_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="session")
-def noisy_engine(noisy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+def noisy_engine(noisy_model: Path, logs: Path) -> Iterator[VllmEngine]:
     with engine(noisy_model, logs / "noisy.log") as backend:
         yield backend
 
 
 @pytest.fixture(scope="session")
-def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmScoreBackend]:
+def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
     """The toy in float32 with noise, which is far above what the order of additions does."""
     with engine(toy_model, logs / "floor.log", noise="bf16", noise_seed=3) as backend:
         yield backend
@@ -63,7 +63,7 @@ def toy_logits(toy_model: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def toy_store(toy_engine: VllmScoreBackend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy_store(toy_engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy as the reference of WINDOWS, recorded by vLLM."""
     folder = tmp_path_factory.mktemp("reference")
     return recorded(toy_engine, WINDOWS, folder)
@@ -72,7 +72,7 @@ def toy_store(toy_engine: VllmScoreBackend, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vLLM for tests that start none, where none need be installed: its version and a few of its arguments."""
-    unchecked = replace(VllmScoreBackend.capabilities, packages=())
-    monkeypatch.setattr(VllmScoreBackend, "capabilities", unchecked)
+    unchecked = replace(VllmEngine.capabilities, packages=())
+    monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
     monkeypatch.setattr(install, "installed", lambda: ("vllm", Version("0.32.0")))
     monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS)

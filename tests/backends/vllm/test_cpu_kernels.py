@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from compare_q.backends.base import Layer, LoadRequest, Task
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.layers.groups import KVCache, groups_from_json
 from compare_q.backends.vllm import layers, plugin
 from compare_q.backends.worker import scoring
@@ -106,7 +106,7 @@ def test_what_ran_was_foretold_without_a_weight(
 
 def transformers_logprobs(folder: Path, dtype: str) -> np.ndarray[Any, Any]:
     """Log-probabilities of WINDOWS, [windows, 99], by Transformers."""
-    backend = TransformersBackend(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
+    backend = TransformersEngine(LoadRequest("x", "transformers", str(folder), TOY_CONTEXT, {"dtype": dtype}))
     backend.load()
     scores = [scores.logprob for scores in scoring.token_scores(backend, WINDOWS, Task())]
     backend.close()
@@ -329,7 +329,7 @@ def test_a_mixture_in_vllm(tmp_path: Path) -> None:
     shape = MoeShape(hidden=128, heads=2, experts=4, intermediate=128)
     folders = make(tmp_path, shape, ("nvfp4-w4a16",))
     plain = LoadRequest("x", "transformers", str(folders["nvfp4-dequantized"]), TOY_CONTEXT, {"dtype": "float32"})
-    reference = TransformersBackend(plain)
+    reference = TransformersEngine(plain)
     reference.load()
     gold = [scores.logprob for scores in scoring.token_scores(reference, WINDOWS[:2], Task())]
     reference.close()

@@ -12,7 +12,7 @@ import torch
 from compare_q.backends.base import LoadRequest, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.stores import window_of
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, TOY_VOCAB, brute_force
 from tests.support.vllm_engine import (
@@ -29,9 +29,7 @@ from tests.support.vllm_engine import (
 
 
 @pytest.mark.engine
-def test_divergence_against_float64(
-    toy_engine: VllmScoreBackend, noisy_engine: VllmScoreBackend, toy_store: Path
-) -> None:
+def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path) -> None:
     store = reference.Reader(toy_store)
     store.verify()
     assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
@@ -44,7 +42,7 @@ def test_divergence_against_float64(
 
 
 @pytest.mark.engine
-def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmScoreBackend, toy_store: Path) -> None:
+def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmEngine, toy_store: Path) -> None:
     found = scores_of(toy_engine, WINDOWS, against(toy_store))
     assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-6
     assert all(scores.same_top.all() for scores in found.values())
@@ -54,7 +52,7 @@ def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmS
 
 
 @pytest.mark.engine
-def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmScoreBackend, toy_store: Path) -> None:
+def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmEngine, toy_store: Path) -> None:
     """A reference with 300 entries: everything is scored over the first 300."""
     found = scores_of(noisy_engine, WINDOWS, against(toy_store, 300))
     window = WINDOWS[0]
@@ -64,12 +62,12 @@ def test_vocabularies_are_cut_to_what_both_have(noisy_engine: VllmScoreBackend, 
 
 @pytest.mark.engine
 def test_a_reference_from_transformers_gives_the_same(
-    toy_model: Path, noisy_engine: VllmScoreBackend, toy_store: Path, tmp_path: Path
+    toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
-    from compare_q.backends.hf.backend import TransformersBackend
+    from compare_q.backends.hf.engine import TransformersEngine
     from compare_q.backends.worker import scoring
 
-    backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
     (tmp_path / "store").mkdir()
     list(scoring.token_scores(backend, WINDOWS, Task(record=tmp_path / "store")))
@@ -81,7 +79,7 @@ def test_a_reference_from_transformers_gives_the_same(
 
 @pytest.mark.engine
 def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
-    toy_engine: VllmScoreBackend, toy_store: Path, tmp_path: Path
+    toy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy_store, broken)

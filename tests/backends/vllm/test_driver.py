@@ -12,7 +12,7 @@ import torch
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm import driver
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.toy import GPU, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, scores_of
 
@@ -57,7 +57,7 @@ def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("shift", ["by one token", "by half a nat"])
 def test_scores_that_are_not_vllms_own_stop_the_run(
-    toy_engine: VllmScoreBackend, monkeypatch: pytest.MonkeyPatch, shift: str
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, shift: str
 ) -> None:
     own = driver.own_logprobs
     changed = (lambda *a: np.roll(own(*a), 1)) if shift == "by one token" else (lambda *a: own(*a) - 0.5)
@@ -96,9 +96,9 @@ def test_nan_is_not_the_same_as_nan() -> None:
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 
-def spoil_requests_that_want_nothing(backend: VllmScoreBackend, monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
+def spoil_requests_that_want_nothing(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil) -> None:
     """A vLLM whose model runner leaves out states in steps where no request wants ``prompt_logprobs``."""
-    (runner,) = backend.llm.collective_rpc(lambda worker: worker.model_runner)
+    (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step = runner._get_prompt_logprobs_dict
 
     def spoiled(states: torch.Tensor, *rest: Any) -> Any:
@@ -127,7 +127,7 @@ in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is i
     ],
 )
 def test_the_probe_runs_what_scoring_runs(
-    toy_engine: VllmScoreBackend, monkeypatch: pytest.MonkeyPatch, spoil: Spoil, message: str
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil, message: str
 ) -> None:
     spoil_requests_that_want_nothing(toy_engine, monkeypatch, spoil)
     with pytest.raises(ModelError, match=message):
@@ -137,7 +137,7 @@ def test_the_probe_runs_what_scoring_runs(
 @pytest.mark.engine
 @in_this_process
 def test_windows_without_states_are_never_scored(
-    toy_engine: VllmScoreBackend, toy_store: Any, monkeypatch: pytest.MonkeyPatch
+    toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against a reference whose states are zero as well, they would have a KL divergence of 0."""
     toy_engine.get_ready(WINDOWS)
@@ -148,9 +148,7 @@ def test_windows_without_states_are_never_scored(
 
 @pytest.mark.engine
 @in_this_process
-def test_kernels_that_add_in_another_order_every_time(
-    toy_engine: VllmScoreBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe knows by how much scores differ from run to run, and asks no more of requests of their own."""
     (runner,) = toy_engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step, drawn = runner._get_prompt_logprobs_dict, torch.Generator().manual_seed(0)

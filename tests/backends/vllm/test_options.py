@@ -18,7 +18,7 @@ from compare_q.backends.checkpoint import nvfp4_scales
 from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import install
-from compare_q.backends.vllm.backend import VllmFolder, VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine, VllmFolder
 from compare_q.backends.vllm.options import (
     ONLINE,
     check_checkpoint,
@@ -104,20 +104,20 @@ def test_kv_cache_bytes_by_hand() -> None:
 )
 def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        VllmScoreBackend.check(request_for(toy_model, **options))
+        VllmEngine.check(request_for(toy_model, **options))
 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that only newer versions have is set to false where it is there; options that are off pass."""
     monkeypatch.setattr(install, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
-    said = refusal(VllmScoreBackend.check, request_for(toy_model, swa_bounded_replay=True))
+    said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
     assert said == (
         "engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it to false; leave it "
         "out"
     )
     off = {"swa_bounded_replay": False, "kv_sharing_fast_prefill": False, "speculative_config": None}
-    VllmScoreBackend.check(request_for(toy_model, **off))
+    VllmEngine.check(request_for(toy_model, **off))
 
 
 def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
     for keys in ({"rope_scaling": rope}, {"rope_scaling": {**rope, "rope_type": "su"}}, *nested):
         (long / "config.json").write_text(json.dumps(config | keys))
         with pytest.raises(InputError, match=r"engine\.max_model_len: missing; this model's longrope"):
-            VllmScoreBackend.check(request_for(long))
-        VllmScoreBackend.check(request_for(long, max_model_len=128))
+            VllmEngine.check(request_for(long))
+        VllmEngine.check(request_for(long, max_model_len=128))
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -220,28 +220,28 @@ def test_missing_plugins_are_named(tmp_path: Path, toy_model: Path, where: str, 
     form = next(iter(options.values()))
     message = rf"engine\.{where}: vLLM reads {form} by a plugin since .*: pip install vllm-\w+-plugin"
     with pytest.raises(InputError, match=message):
-        VllmScoreBackend.check(request_for(toy_model, **options))
+        VllmEngine.check(request_for(toy_model, **options))
     folder = write_checkpoint(tmp_path, ENDS, {"quantization_config": {"quant_method": form}})
     with pytest.raises(InputError, match=rf"model_dir: vLLM reads {form} by a plugin"):
-        VllmScoreBackend.check(request_for(folder))
+        VllmEngine.check(request_for(folder))
 
 
 def test_files_and_options_that_vllm_takes_otherwise(toy_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "toy"
     shutil.copytree(toy_model, folder)
-    said = refusal(VllmScoreBackend.check, request_for(folder, quantization_config={"linear": {"weight": "fp8"}}))
+    said = refusal(VllmEngine.check, request_for(folder, quantization_config={"linear": {"weight": "fp8"}}))
     assert said == "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
     shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
-    assert "other.safetensors: vLLM would load it as well" in refusal(VllmScoreBackend.check, request_for(folder))
+    assert "other.safetensors: vLLM would load it as well" in refusal(VllmEngine.check, request_for(folder))
 
 
 def test_memory_of_a_loaded_model(toy_model: Path) -> None:
     """Its files, and for each rank 256 MiB of KV cache and 3 GiB; not known where it takes a share of the GPU."""
     size = sum(file.stat().st_size for file in toy_model.glob("*.safetensors"))
-    assert VllmScoreBackend(request_for(toy_model)).device_bytes() == size + (256 << 20) + (3 << 30)
-    two = VllmScoreBackend(request_for(toy_model, tensor_parallel_size=2))
+    assert VllmEngine(request_for(toy_model)).device_bytes() == size + (256 << 20) + (3 << 30)
+    two = VllmEngine(request_for(toy_model, tensor_parallel_size=2))
     assert two.device_bytes() == size + 2 * ((256 << 20) + (3 << 30))
-    assert VllmScoreBackend(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
+    assert VllmEngine(request_for(toy_model, gpu_memory_utilization=0.5)).device_bytes() is None
 
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -331,10 +331,10 @@ def with_scales(folder: Path, *names: str) -> Path:
 def test_what_is_emulated(names: tuple[str, ...], arguments: dict[str, str], tmp_path: Path) -> None:
     """Activations that are to be rounded; a weight-only layer is what its scheme says anyway."""
     folder = with_scales(tmp_path / "x", *names)
-    VllmScoreBackend.check(request_for(folder, emulate=True))
+    VllmEngine.check(request_for(folder, emulate=True))
     assert emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder)) == arguments
     for name in arguments:
-        said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True, **{name: "marlin"}))
+        said = refusal(VllmEngine.check, request_for(folder, emulate=True, **{name: "marlin"}))
         assert said == f"engine.{name}: chosen by engine.emulate; give one of the two"
 
 
@@ -343,19 +343,19 @@ def test_emulate_is_not_an_argument_of_vllm(toy_model: Path) -> None:
 
 
 def test_nothing_to_emulate(toy_model: Path, tmp_path: Path) -> None:
-    VllmScoreBackend.check(request_for(toy_model, emulate=False))
+    VllmEngine.check(request_for(toy_model, emulate=False))
     assert "engine.emulate: nothing to emulate: no layer of" in refusal(
-        VllmScoreBackend.check, request_for(toy_model, emulate=True)
+        VllmEngine.check, request_for(toy_model, emulate=True)
     )
     assert "engine.emulate: must be true or false (got 'yes')" in refusal(
-        VllmScoreBackend.check, request_for(toy_model, emulate="yes")
+        VllmEngine.check, request_for(toy_model, emulate="yes")
     )
 
 
 def test_a_vllm_without_emulation_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = with_scales(tmp_path / "x", "o_proj.weight_global_scale", "o_proj.input_global_scale")
     monkeypatch.setattr(install, "arguments", lambda: frozenset({"enforce_eager", "dtype"}))
-    said = refusal(VllmScoreBackend.check, request_for(folder, emulate=True))
+    said = refusal(VllmEngine.check, request_for(folder, emulate=True))
     assert "engine.linear_backend: the installed vLLM has no such argument" in said
 
 
@@ -396,9 +396,9 @@ def test_mx_activations_are_emulated_or_refused_by_name(
     monkeypatch.setattr("compare_q.backends.vllm.options.installed_versions", lambda names: versions)
     folder = with_config(tmp_path / "x", quantization, name)
     if said:
-        assert f"engine.emulate: {said}" in refusal(VllmScoreBackend.check, request_for(folder, emulate=True))
+        assert f"engine.emulate: {said}" in refusal(VllmEngine.check, request_for(folder, emulate=True))
     else:
-        VllmScoreBackend.check(request_for(folder, emulate=True))
+        VllmEngine.check(request_for(folder, emulate=True))
         experts = {"moe_backend": "emulation"} if "experts" in name else {}
         assert emulation_arguments(folder, {}) == {"linear_backend": "emulation"} | experts
 
@@ -407,12 +407,12 @@ def test_what_no_kernel_for_cpus_takes_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(install, "is_cpu_build", lambda: True)
     monkeypatch.setattr(install, "has_cpu_router", lambda: False)
     mxfp4 = with_config(tmp_path / "mxfp4", grouped(MX, None), "o_proj.weight_packed")
-    said = refusal(VllmScoreBackend.check, request_for(mxfp4))
+    said = refusal(VllmEngine.check, request_for(mxfp4))
     assert said == "model_dir: vLLM has no kernel for MXFP4 layers on a CPU; score it on a GPU"
-    VllmScoreBackend.check(request_for(with_config(tmp_path / "oss", {"quant_method": "mxfp4"}, "experts.w2_blocks")))
+    VllmEngine.check(request_for(with_config(tmp_path / "oss", {"quant_method": "mxfp4"}, "experts.w2_blocks")))
     experts = with_scales(tmp_path / "nvfp4", NVFP4_EXPERT)
     assert "mlp.experts.0.w2: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install" in refusal(
-        VllmScoreBackend.check, request_for(experts)
+        VllmEngine.check, request_for(experts)
     )
     monkeypatch.setattr(install, "has_cpu_router", lambda: True)
-    VllmScoreBackend.check(request_for(experts))
+    VllmEngine.check(request_for(experts))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import backend as vllm_score
 from compare_q.backends.vllm import driver
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm import engine as vllm_score
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_VOCAB
 from tests.support.vllm_engine import (
     EXACT,
@@ -31,7 +31,7 @@ from tests.support.vllm_spy import BY, EDITED
 @pytest.mark.engine
 @TWO_DEVICES
 def test_two_ranks_equal_one_and_gather_nothing(
-    toy_engine: VllmScoreBackend, noisy_engine: VllmScoreBackend, toy_store: Path, toy_model: Path, noisy_model: Path,
+    toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Scores, divergences and the store of a TP=2 run; what is gathered is one row a request, for vLLM's own token."""
@@ -61,7 +61,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
 @pytest.mark.engine
 @TWO_DEVICES
 def test_logits_that_are_edited_after_the_gather_are_gathered(
-    toy_engine: VllmScoreBackend, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_engine: VllmEngine, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their head alone is not what they serve: logits are kept for a reference, and come back exactly."""
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")

@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from tests.support.chats import MARKED, SUMS, WEATHER, conversation_windows
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, TOY_CONTEXT, brute_force, toy_windows
 from tests.support.vllm_engine import (
@@ -26,7 +26,7 @@ from tests.support.vllm_engine import (
 
 
 @pytest.mark.engine
-def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -> None:
+def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
@@ -34,7 +34,7 @@ def test_scores_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any) -
 
 
 @pytest.mark.engine
-def test_conversations_against_float64(toy_engine: VllmScoreBackend, toy_logits: Any, tmp_path: Path) -> None:
+def test_conversations_against_float64(toy_engine: VllmEngine, toy_logits: Any, tmp_path: Path) -> None:
     """The tokens of the assistant in conversations that the chat template has rendered, a tool call among them."""
     windows = conversation_windows(tmp_path, MARKED, WEATHER, SUMS)
     found = scores_of(toy_engine, windows)
@@ -44,7 +44,7 @@ def test_conversations_against_float64(toy_engine: VllmScoreBackend, toy_logits:
 
 
 @pytest.mark.engine
-def test_one_at_a_time_equals_all_at_once(toy_engine: VllmScoreBackend) -> None:
+def test_one_at_a_time_equals_all_at_once(toy_engine: VllmEngine) -> None:
     windows = toy_windows(6, 100)
     together = scores_of(toy_engine, windows)
     for window in windows:
@@ -53,16 +53,14 @@ def test_one_at_a_time_equals_all_at_once(toy_engine: VllmScoreBackend) -> None:
 
 
 @pytest.mark.engine
-def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmScoreBackend) -> None:
+def test_the_same_run_again_is_the_same_to_the_bit(noisy_engine: VllmEngine) -> None:
     """The scheduler is paused while windows are queued, so that batches do not depend on who was faster."""
     first, second = scores_of(noisy_engine, WINDOWS), scores_of(noisy_engine, WINDOWS)
     assert_same(second, first, atol=0.0)
 
 
 @pytest.mark.engine
-def test_repeated_and_shared_beginnings_are_scored_in_full(
-    toy_engine: VllmScoreBackend, noisy_engine: VllmScoreBackend
-) -> None:
+def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngine, noisy_engine: VllmEngine) -> None:
     """vLLM caches prefixes by default; one that is read would leave positions unscored."""
     (window,) = toy_windows(1, 200)
     again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
@@ -75,7 +73,7 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(
 
 
 @pytest.mark.engine
-def test_a_window_as_long_as_the_context(toy_engine: VllmScoreBackend, toy_logits: Any) -> None:
+def test_a_window_as_long_as_the_context(toy_engine: VllmEngine, toy_logits: Any) -> None:
     """The engine was loaded for TOY_CONTEXT tokens: max_model_len is one more than the config's maximum."""
     (window,) = toy_windows(1, TOY_CONTEXT)
     found = scores_of(toy_engine, [window])[0]
@@ -83,14 +81,14 @@ def test_a_window_as_long_as_the_context(toy_engine: VllmScoreBackend, toy_logit
 
 
 @pytest.mark.engine
-def test_a_prompt_that_is_too_long_is_a_model_error(toy_engine: VllmScoreBackend) -> None:
+def test_a_prompt_that_is_too_long_is_a_model_error(toy_engine: VllmEngine) -> None:
     with pytest.raises(ModelError, match="stopped while scoring"):
         scores_of(toy_engine, toy_windows(1, TOY_CONTEXT + 2))
 
 
 @pytest.mark.engine
 def test_preempted_windows_are_scored_all_the_same(
-    toy_engine: VllmScoreBackend, noisy_model: Path, noisy_engine: VllmScoreBackend, logs: Path, tmp_path: Path
+    toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
     """A KV cache of four blocks of 128 tokens for windows of 200, each growing by 40 tokens a step: four start, and
     from the second block on they push each other out."""

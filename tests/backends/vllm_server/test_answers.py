@@ -37,9 +37,9 @@ def test_minus_infinity_comes_back(stub: Stub) -> None:
         if body["prompt_logprobs"] == 0:  # a window, not the sample
             choice(answer)["prompt_logprobs"][7][str(body["prompt"][7])]["logprob"] = -9999.0
 
-    backend = loaded(stub)
+    engine = loaded(stub)
     stub.edit = clamp
-    logprob = scores_of(backend, toy_windows(1, 20))[0].logprob
+    logprob = scores_of(engine, toy_windows(1, 20))[0].logprob
     assert logprob[6] == -np.inf
     assert np.isfinite(np.delete(logprob, 6)).all()
 
@@ -87,9 +87,9 @@ def wordy(body: dict[str, Any], answer: dict[str, Any]) -> None:
     ],
 )
 def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], message: str) -> None:
-    backend = loaded(stub)
+    engine = loaded(stub)
     stub.edit = edit
-    found = failure(backend)
+    found = failure(engine)
     assert found.startswith(f"window 0: {stub.url}: ")
     assert message in found
 

@@ -178,9 +178,9 @@ def scored(value: Any) -> Callable[..., None]:
 )  # fmt: skip
 def test_types_of_scores(stub: Stub, edit: Callable[..., Any], message: str) -> None:
     """Both of the sample, of which every entry is read, and of a window."""
-    backend = loaded(stub)
+    engine = loaded(stub)
     stub.edit = edit
-    assert message in failure(backend)
+    assert message in failure(engine)
     assert message in described(stub).silence
 
 
@@ -189,11 +189,11 @@ def test_a_wait_has_an_end(stub: Stub) -> None:
     assert [client.retry_after(answer(asked)) for asked in ("7", "9" * 5000, "-3", "Mon, 1 Jan", "٣")] == [
         7, 60, 0, 0, 3,
     ]  # fmt: skip
-    backend = loaded(stub)
-    backend.served.server.timeout_s = 0.3
+    engine = loaded(stub)
+    engine.served.server.timeout_s = 0.3
     stub.faults = [(503, {"Retry-After": "9" * 400}, "busy")] * 9
     late = "no answer from /v1/completions within 0.3 s; engine.timeout_s allows more, and before that: HTTP 503"
-    assert late in failure(backend)
+    assert late in failure(engine)
     assert len(stub.windows) == 1
 
 
@@ -206,7 +206,7 @@ def answer(asked: str) -> Any:
 
 def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
     """An honest answer of long tokens is taken, and no answer a few times as long."""
-    backend = loaded(stub)
+    engine = loaded(stub)
     padding = [client.PER_TOKEN - 200, 40 * client.PER_TOKEN]
 
     def pad(body: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -215,9 +215,9 @@ def test_an_answer_grows_with_what_was_asked(stub: Stub) -> None:
                 found["decoded_token"] = "x" * padding[0]
 
     stub.edit = pad
-    assert len(list(backend.flown(toy_windows(1, 250), backend.window))) == 1
+    assert len(list(engine.flown(toy_windows(1, 250), engine.window))) == 1
     padding.pop(0)
-    assert "answers more than 4.5 MB" in failure(backend, toy_windows(1, 250))
+    assert "answers more than 4.5 MB" in failure(engine, toy_windows(1, 250))
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
-from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import refusal
 from tests.support.vllm_server import KEY, Stub, choice, described, gold, locked, moved, request_for, two, without
@@ -72,11 +72,11 @@ def test_servers_that_are_refused(
 def test_a_server_that_fits(stub: Stub) -> None:
     two(stub)
     request = request_for(f"{stub.url}/v1/", 255, model="lora")
-    VllmServerBackend.check(request)
+    VllmServerEngine.check(request)
     assert ServedModelFiles(request).facts().context == 255
-    backend = VllmServerBackend(request)
-    backend.load()
-    said = backend.provenance()
+    engine = VllmServerEngine(request)
+    engine.load()
+    said = engine.provenance()
     assert (said["url"], said["server"]["model"], said["server"]["parent"]) == (stub.url, "lora", "toy")
     assert said["server"]["version"] == "0.0"
     assert said["probe"] == [f"{gold(token, token - 1):.2f}" for token in range(34, 65)]
@@ -93,7 +93,7 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     request = request_for(url)
-    for asked in (VllmServerBackend.check, lambda request: VllmServerBackend(request).load()):
+    for asked in (VllmServerEngine.check, lambda request: VllmServerEngine(request).load()):
         with pytest.raises(ModelError, match=f"^{url}: cannot be reached \\("):
             asked(request)
 
@@ -115,7 +115,7 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_requests(url: str, options: dict[str, Any], message: str) -> None:
-    found = refusal(VllmServerBackend.check, request_for(url, **options))
+    found = refusal(VllmServerEngine.check, request_for(url, **options))
     assert message in found
     assert KEY not in found
 
@@ -124,13 +124,13 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: py
     locked(stub)
     monkeypatch.setenv("OUR_KEY", f"{KEY}\n")
     request = request_for(stub.url, api_key_env="OUR_KEY")
-    VllmServerBackend.check(request)
-    backend = VllmServerBackend(request)
-    backend.load()
-    assert KEY not in json.dumps(backend.provenance())
+    VllmServerEngine.check(request)
+    engine = VllmServerEngine(request)
+    engine.load()
+    assert KEY not in json.dumps(engine.provenance())
     stub.key = "another"
     with pytest.raises(ModelError, match=r"Unauthorized: Bearer \*\*\*$"):
-        VllmServerBackend.check(request)
+        VllmServerEngine.check(request)
 
 
 @pytest.mark.parametrize(

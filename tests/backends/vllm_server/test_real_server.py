@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from compare_q.backends.base import Task, Window
-from compare_q.backends.vllm.backend import VllmScoreBackend
-from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.chats import encoded
 from tests.support.toy import GPU, TOY_CONTEXT, Ran, refusal, toy_windows
@@ -78,11 +78,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.engine
-def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: VllmScoreBackend) -> None:
+def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: VllmEngine) -> None:
     windows = toy_windows(6, TOY_CONTEXT - 1, 3)
     request = request_for(real_server, TOY_CONTEXT - 1, concurrency=4)
-    VllmServerBackend.check(request)
-    backend = VllmServerBackend(request)
+    VllmServerEngine.check(request)
+    backend = VllmServerEngine(request)
     backend.load()
     served = scores_of(backend, windows)
     assert {index: len(scores.logprob) for index, scores in served.items()} == dict.fromkeys(range(6), TOY_CONTEXT - 4)
@@ -95,9 +95,9 @@ def test_real_server_against_vllm_in_this_process(real_server: str, toy_engine: 
 
 @pytest.mark.engine
 def test_real_server_refuses_what_the_stub_refuses(real_server: str) -> None:
-    found = refusal(VllmServerBackend.check, request_for(real_server, TOY_CONTEXT))
+    found = refusal(VllmServerEngine.check, request_for(real_server, TOY_CONTEXT))
     assert found.endswith(f"need a server started with --max-model-len {TOY_CONTEXT + 1}")
-    backend = VllmServerBackend(request_for(real_server))
+    backend = VllmServerEngine(request_for(real_server))
     backend.load()
     unknown = Window.scored_from(3, np.asarray([1, 2, 5000], dtype=np.int32))
     assert "window 3" in failure(backend, [unknown])

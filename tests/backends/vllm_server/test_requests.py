@@ -19,37 +19,37 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
         waits.append(seconds)
 
     monkeypatch.setattr(client, "FIRST_WAIT_S", 1.0)
-    backend = loaded(stub, retries=4)
+    engine = loaded(stub, retries=4)
     stub.faults = [(500, {}, "oops"), (0, {}, ""), (429, {"Retry-After": "37"}, "slow"), (503, {}, "busy")]
     with monkeypatch.context() as patch:
         patch.setattr(client.asyncio, "sleep", noted)
-        assert_gold(scores_of(backend, toy_windows(1)), toy_windows(1))
-    assert backend.provenance()["retries"] == 4
+        assert_gold(scores_of(engine, toy_windows(1)), toy_windows(1))
+    assert engine.provenance()["retries"] == 4
     assert waits[2] == 37
     for wait, longest in zip((waits[0], waits[1], waits[3]), (1, 2, 8), strict=True):
         assert longest / 2 <= wait <= longest
 
 
 def test_it_gives_up(stub: Stub) -> None:
-    backend = loaded(stub, retries=2)
+    engine = loaded(stub, retries=2)
     stub.faults = [(503, {}, "engine is\ndead")] * 9
-    assert failure(backend) == f"window 0: {stub.url}: HTTP 503 from /v1/completions: engine is dead"
+    assert failure(engine) == f"window 0: {stub.url}: HTTP 503 from /v1/completions: engine is dead"
     assert len(stub.windows) == 3
 
 
 def test_a_refusal_is_not_asked_again(stub: Stub) -> None:
-    backend = loaded(stub)
+    engine = loaded(stub)
     stub.faults = [(400, {}, "Token id 400 is out of vocabulary")]
-    assert "HTTP 400 from /v1/completions: Token id 400 is out of vocabulary" in failure(backend)
+    assert "HTTP 400 from /v1/completions: Token id 400 is out of vocabulary" in failure(engine)
     assert len(stub.windows) == 1
 
 
 def test_a_server_that_hangs(stub: Stub) -> None:
-    backend, release = loaded(stub), threading.Event()
-    backend.served.server.timeout_s = 0.3
+    engine, release = loaded(stub), threading.Event()
+    engine.served.server.timeout_s = 0.3
     stub.hold = lambda prompt: suppress_result(release.wait(20))
     late = "no answer from /v1/completions within 0.3 s; engine.timeout_s allows more"
-    assert failure(backend) == f"window 0: {stub.url}: {late}"
+    assert failure(engine) == f"window 0: {stub.url}: {late}"
     assert len(stub.windows) == 1
     release.set()
 
@@ -84,7 +84,7 @@ def test_results_as_they_finish(stub: Stub) -> None:
 
 
 def test_the_first_failure_cancels_the_others(stub: Stub) -> None:
-    backend, windows, release = loaded(stub, retries=0), toy_windows(6, 20), threading.Event()
+    engine, windows, release = loaded(stub, retries=0), toy_windows(6, 20), threading.Event()
     bad = windows[2].token_ids.tolist()
     together = threading.Barrier(4, timeout=20)
 
@@ -96,7 +96,7 @@ def test_the_first_failure_cancels_the_others(stub: Stub) -> None:
             release.wait(20)
 
     stub.hold = hold
-    backend.options.concurrency = 4
-    assert failure(backend, windows).startswith("window 2: ")
+    engine.options.concurrency = 4
+    assert failure(engine, windows).startswith("window 2: ")
     assert (stub.answered, len(stub.windows)) == (0, 4)
     release.set()

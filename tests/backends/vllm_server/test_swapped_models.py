@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.backend import VllmServerBackend
+from compare_q.backends.vllm_server.engine import VllmServerEngine
 from compare_q.backends.vllm_server.served import ServedModelFiles
 from tests.support.toy import Ran, toy_windows
 from tests.support.vllm_server import (
@@ -59,13 +59,13 @@ def test_a_sample_that_moves(stub: Stub, by: float, fits: bool) -> None:
         if body["prompt_logprobs"]:
             choice(answer)["prompt_logprobs"][9][str(body["prompt"][9])]["logprob"] += by
 
-    backend, windows = loaded(stub), toy_windows(2, 20)
+    engine, windows = loaded(stub), toy_windows(2, 20)
     stub.edit = one_value
     if fits:
-        assert_gold(scores_of(backend, windows), windows)
+        assert_gold(scores_of(engine, windows), windows)
     else:
         changed = f"{stub.url}: the server's model changed while it was scored; run again"
-        assert failure(backend, windows) == changed
+        assert failure(engine, windows) == changed
     assert len(stub.windows) == 2
 
 
@@ -81,18 +81,18 @@ def new_root(stub: Stub) -> None:
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
     stamped = replace(request, stamp=ServedModelFiles(request).stamp())
-    VllmServerBackend(stamped).load()
+    VllmServerEngine(stamped).load()
     change(stub)
     with pytest.raises(ModelError) as caught:
-        VllmServerBackend(stamped).load()
+        VllmServerEngine(stamped).load()
     assert str(caught.value) == f"{stub.url}: the server's model changed before it was scored; run again"
-    VllmServerBackend(replace(request, stamp=ServedModelFiles(request).stamp())).load()  # under a key of its own
+    VllmServerEngine(replace(request, stamp=ServedModelFiles(request).stamp())).load()  # under a key of its own
 
 
 def test_a_server_that_goes_after_its_last_window(stub: Stub) -> None:
-    backend = loaded(stub)
+    engine = loaded(stub)
     stub.edit = lambda body, answer: 400 if body["prompt_logprobs"] else None
-    assert failure(backend).startswith(f"{stub.url}: HTTP 400 from /v1/completions: ")
+    assert failure(engine).startswith(f"{stub.url}: HTTP 400 from /v1/completions: ")
 
 
 def test_swapped_while_scored(

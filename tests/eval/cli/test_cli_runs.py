@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.worker import scoring_job
 from tests.support.command_line import Run, Specs
 from tests.support.toy import Ran
@@ -33,13 +33,13 @@ def fake(label: str, boost: float = 0.0, **keys: Any) -> dict[str, Any]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Labels of the models that were loaded, in order."""
     found: list[str] = []
-    load = FakeBackend.load
+    load = FakeEngine.load
 
-    def counted(self: FakeBackend) -> None:
+    def counted(self: FakeEngine) -> None:
         found.append(self.request.label)
         load(self)
 
-    monkeypatch.setattr(FakeBackend, "load", counted)
+    monkeypatch.setattr(FakeEngine, "load", counted)
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.backends.checkpoint.doctor.examining import Patient
 from compare_q.backends.layers.groups import AFTER_LOADING
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.cli.doctor import kernels, predictions
 from compare_q.eval.common import processes
 from tests.support.broken import FAULTS, good
@@ -118,7 +118,7 @@ def told(folders: list[str]) -> list[str]:
 
 
 def test_only_the_engine_of_a_spec_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VllmScoreBackend, "predictor", lambda: told)
+    monkeypatch.setattr(VllmEngine, "predictor", lambda: told)
     bare = Patient("a", tmp_path / "a")
     spec = Patient("b", tmp_path / "b", "vllm_score", has_options=True)
     other = Patient("c", tmp_path / "c", "transformers_auto_bf16")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.eval.results import results_json
 from compare_q.eval.table.registry import BY_NAME
 from tests.support.command_line import FAKE, Run, Specs
@@ -100,7 +100,7 @@ def test_statistics_and_pairs_are_printed(compare_q: Run, finished: Path) -> Non
 def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
     compare_q: Run, write_specs: Specs, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded"))
+    monkeypatch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
     data, spec = write_specs([FAKE])
     ran = compare_q("-d", data, "-m", spec, "--pair", "fake", "fame")
     assert_refused(ran, "--pair: no model is called 'fame'; there are: fake")

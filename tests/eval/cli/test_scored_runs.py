@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compare_q.backends.fake import FakeBackend
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.fake import FakeEngine
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.eval.cli import main
 from tests.support.command_line import FAKE, Run, Specs, in_transformers, shown_ppl
 from tests.support.toy import assert_refused, needs_accelerate
@@ -41,7 +41,7 @@ def test_results_json_says_what_ran(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, spec = write_specs([FAKE], dataset_display_name="letters")
-    monkeypatch.setattr(FakeBackend.files, "weight_files", lambda _: (data, spec))
+    monkeypatch.setattr(FakeEngine.files, "weight_files", lambda _: (data, spec))
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
     assert written["format"] == 7
@@ -61,7 +61,7 @@ def test_second_run_comes_from_the_cache(
 ) -> None:
     data, spec = write_specs([FAKE])
     assert compare_q("-d", data, "-m", spec).status == 0
-    monkeypatch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded again"))
+    monkeypatch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded again"))
     again = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
     assert again.status == 0, again.err
     assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["from_cache"] is True
@@ -174,7 +174,7 @@ def test_interrupt(compare_q: Run, write_specs: Specs, monkeypatch: pytest.Monke
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FakeBackend, "load", interrupt)
+    monkeypatch.setattr(FakeEngine, "load", interrupt)
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 130
@@ -186,11 +186,11 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
 ) -> None:
     """Nor the reference's store; and a close that fails is said."""
 
-    def broken(self: FakeBackend) -> None:
+    def broken(self: FakeEngine) -> None:
         raise RuntimeError("cannot copy out of meta")
 
-    monkeypatch.setattr(FakeBackend, "layers", broken)
-    monkeypatch.setattr(FakeBackend, "close", broken)
+    monkeypatch.setattr(FakeEngine, "layers", broken)
+    monkeypatch.setattr(FakeEngine, "close", broken)
     models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
@@ -233,7 +233,7 @@ def test_list_engines(compare_q: Run) -> None:
 def test_check_starts_nothing(
     compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransformersBackend, "load", lambda self: pytest.fail("loaded"))
+    monkeypatch.setattr(TransformersEngine, "load", lambda self: pytest.fail("loaded"))
     data, spec = write_specs([in_transformers(toy_model)])
     ran = compare_q("-d", data, "-m", spec, "--check")
     assert ran.status == 0, ran.err

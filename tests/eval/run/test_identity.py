@@ -37,13 +37,13 @@ def model(toy_model: Path, tmp_path: Path) -> Path:
 
 def key_of(folder: Path, **options: Any) -> str:
     """The key of a model's scores in Transformers on the CPU; what the engine refuses is an error."""
-    name, backend = backends.resolve("transformers", None)
+    name, engine = backends.resolve("transformers", None)
     request = LoadRequest("toy", "transformers", str(folder), 100, options)
     described = describing.describe(DescribeJob(name, request))
     assert not described.problem
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
     session: Any = SimpleNamespace(verify_weights=False, progress=Progress(quiet=True), digests={})
-    return Cache.key("scores", identity(Job(spec, name, backend, request, described=described), DATA, session))
+    return Cache.key("scores", identity(Job(spec, name, engine, request, described=described), DATA, session))
 
 
 def replaced(name: str, old: str, new: str) -> Callable[[Path], object]:

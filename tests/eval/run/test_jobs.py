@@ -16,7 +16,7 @@ from compare_q import backends
 from compare_q.backends.base import Engine, LoadRequest, ModelFacts, ModelFiles, Storage
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.layers import noise
 from compare_q.backends.worker.messages import Described
 from compare_q.eval.common.cache import Cache
@@ -47,7 +47,7 @@ def job(needs: int | None, weights: float | None = None, *, remote: bool = False
             assert not remote
             return Storage(vram_bits=None if weights is None else weights * 8)
 
-    class Needing(FakeBackend):
+    class Needing(FakeEngine):
         files = Files
 
         @classmethod
@@ -106,8 +106,8 @@ def test_without_gpus_nothing_is_measured() -> None:
 )
 def test_what_engines_need(load_fn: str, options: dict[str, Any], gold: int | None) -> None:
     """0: all, since the options name GPUs by their places among all."""
-    backend: type[Engine] = backends.resolve(load_fn, None)[1]
-    assert backend.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
+    engine_class: type[Engine] = backends.resolve(load_fn, None)[1]
+    assert engine_class.gpus(LoadRequest("m", load_fn, "none", 100, options)) == gold
 
 
 def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_every_byte_counts_where_weights_are_verified(toy_model: Path, tmp_path:
     shutil.copytree(toy_model, folder)
     file = folder / "model.safetensors"
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(folder)}, Path("m.json"))
-    engine, backend = backends.resolve("transformers", None)
+    engine, engine_class = backends.resolve("transformers", None)
     request = LoadRequest("m", "transformers", str(folder), 100)
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True), verify_weights=True)
 
     def weights() -> list[str]:
-        return list(identity(Job(spec, engine, backend, request), SimpleNamespace(series="s"), session)["weights"])
+        return list(identity(Job(spec, engine, engine_class, request), SimpleNamespace(series="s"), session)["weights"])
 
     before, stat, data = weights(), file.stat(), bytearray(file.read_bytes())
     assert before == [hashlib.sha256(data).hexdigest()]
@@ -138,12 +138,12 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
 ) -> None:
     """And no other row is."""
     spec = parse_model_spec({"load_fn": "transformers", "model_dir": str(toy_model)}, Path("m.json"))
-    engine, backend = backends.resolve("transformers", None)
+    engine, engine_class = backends.resolve("transformers", None)
     session = Session(Cache(tmp_path / "cache"), Progress(quiet=True))
 
     def keys() -> list[dict[str, Any]]:
         requests = [LoadRequest("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
-        jobs = [Job(spec, engine, backend, request) for request in requests]
+        jobs = [Job(spec, engine, engine_class, request) for request in requests]
         return [identity(job, SimpleNamespace(series="s"), session) for job in jobs]
 
     before = keys()
@@ -159,7 +159,7 @@ def test_a_line_says_what_float32_would_gain(
     emulates: bool, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "emulates_bf16", lambda: emulates)
-    monkeypatch.setattr(FakeBackend, "capabilities", replace(FakeBackend.capabilities, torch=True))
+    monkeypatch.setattr(FakeEngine, "capabilities", replace(FakeEngine.capabilities, torch=True))
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
     on_gpu = replace(job(1), gpus=(Gpu("0", "NVIDIA H200", "580.1", GPU_MIB),))
     for_cpus = replace(on_gpu, described=Described(("fake", ""), cpu_only=True))
@@ -185,7 +185,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
 ) -> None:
     """llama.cpp takes them by its context, which is as long as the run's longest window: ``-r`` may leave that out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
-    session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), backend=FakeBackend)
+    session, made = Session(Cache(tmp_path), Progress(quiet=True)), replace(job(0), engine_class=FakeEngine)
     jobs = [replace(made, request=replace(REQUEST, max_tokens=longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(each, SimpleNamespace(series="s"), session) for each in jobs)
     assert short == at_edge

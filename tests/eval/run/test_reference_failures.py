@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from tests.support.comparisons import KLD, Compare, Measured, fake, left_behind, store_of, toy
 from tests.support.toy import assert_refused, needs_accelerate
 
@@ -68,11 +68,11 @@ def test_a_reference_that_fails_the_second_time(
     measured(models)
     shutil.rmtree(store_of(own_cache))
 
-    def fail(self: FakeBackend) -> None:
+    def fail(self: FakeEngine) -> None:
         if self.options.boost == 3.0:
             raise error
 
-    monkeypatch.setattr(FakeBackend, "load", fail)
+    monkeypatch.setattr(FakeEngine, "load", fail)
     ran = measured([*models, fake("uniform")])
     assert_no_divergence(ran, "uniform", reason)
     assert left_behind(own_cache) == []
@@ -86,28 +86,28 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     models = [fake("ref", boost=3.0, reference=True), fake("uniform")]
     made: list[list[str]] = []
     asked: list[int] = []
-    logits = FakeBackend.logits
+    logits = FakeEngine.logits
 
-    def interrupted(self: FakeBackend, window: Any) -> torch.Tensor:
+    def interrupted(self: FakeEngine, window: Any) -> torch.Tensor:
         if window.index == 2:
             (building,) = left_behind(own_cache)
             made.append(sorted(file.name[:10] for file in (own_cache / "references" / building).glob("row.*")))
             raise error
         return logits(self, window)
 
-    def counted(self: FakeBackend, window: Any) -> torch.Tensor:
+    def counted(self: FakeEngine, window: Any) -> torch.Tensor:
         asked.append(window.index)
         return logits(self, window)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeBackend, "logits", interrupted)
+        patch.setattr(FakeEngine, "logits", interrupted)
         ran = measured(models)
     assert made[0] == ["row.000000", "row.000001"]
     assert ran.status == (130 if error is KeyboardInterrupt else 2)
     assert len(left_behind(own_cache)) == 1
     assert list((own_cache / "scores").glob("*/record.*.json")) == []
     with monkeypatch.context() as patch:
-        patch.setattr(FakeBackend, "logits", counted)
+        patch.setattr(FakeEngine, "logits", counted)
         again = measured(models)
     assert asked == [2, *range(3)]
     assert again.status == 0, again.err

@@ -24,7 +24,7 @@ from tests.support.comparisons import (
     transformers_logits,
     whole_logits,
 )
-from tests.support.stub_engine import StubBackend
+from tests.support.stub_engine import StubEngine
 from tests.support.toy import TOY_VOCAB, save_toy_tokenizer
 
 
@@ -88,19 +88,19 @@ def test_heads_that_are_recomputed(
     assert ran.models["noisy"]["kld"] > 1e-3
 
 
-def strange_head(self: StubBackend) -> str:
+def strange_head(self: StubEngine) -> str:
     return "its head is a Strange"
 
 
-HEAD = StubBackend.head
+HEAD = StubEngine.head
 
 
-def wrong_scale(self: StubBackend) -> Any:
+def wrong_scale(self: StubEngine) -> Any:
     weight, bias, facts = HEAD(self)
     return weight, bias, replace(facts, scale=1.1)
 
 
-def short_head(self: StubBackend) -> Any:
+def short_head(self: StubEngine) -> Any:
     weight, bias, facts = HEAD(self)
     return weight[:-1], bias, replace(facts, vocab_size=TOY_VOCAB - 1)
 
@@ -118,7 +118,7 @@ def test_a_head_that_cannot_be_recomputed(
     monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any], reason: str,
 ) -> None:  # fmt: skip
     """Its logits instead, bit for bit, and said."""
-    monkeypatch.setattr(StubBackend, "head", head)
+    monkeypatch.setattr(StubEngine, "head", head)
     ran = measured(pair)
     assert ran.status == 0, ran.out
     assert f"ref: float32 logits are kept, not states: {reason}" in ran.err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import MANIFEST, Reader
 from tests.support.comparisons import KLD, N_WINDOWS, Compare, Models, cut_divergence, fake, left_behind, store_of
 from tests.support.stores import window_of
@@ -37,7 +37,7 @@ def test_a_second_run_does_not_open_the_store(
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "verify", lambda *_: pytest.fail("verified"))
         patch.setattr(Reader, "window", lambda *_: pytest.fail("read"))
-        patch.setattr(FakeBackend, "load", lambda self: pytest.fail("loaded"))
+        patch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
         again = measured(models)
         assert again.status == 0, again.err
         assert all(model["from_cache"] for model in again.results["models"])

@@ -13,7 +13,7 @@ from compare_q import backends
 from compare_q.backends.base import ModelFacts, ModelFiles
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.common.machine import Gpu
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.reference.store import MANIFEST
 from tests.support import stub_engine
 from tests.support.comparisons import fake, stub, toy
@@ -88,12 +88,12 @@ def test_the_second_text_waits_for_no_load(start: Start) -> None:
 def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def load(backend: FakeBackend) -> None:
-        tries.append(backend.request.label)
-        if backend.request.label == "b":
+    def load(engine: FakeEngine) -> None:
+        tries.append(engine.request.label)
+        if engine.request.label == "b":
             raise ModelError("no kernel for it")
 
-    monkeypatch.setattr(FakeBackend, "load", load)
+    monkeypatch.setattr(FakeEngine, "load", load)
     run = start(three())
     many = run()
     assert (many.status, tries) == (1, ["ref", "a", "b"])

@@ -8,19 +8,19 @@ import gguf
 import numpy as np
 
 from compare_q.backends.base import Engine, LoadRequest
-from compare_q.backends.fake import FakeBackend
-from compare_q.backends.hf.backend import TransformersBackend
-from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.fake import FakeEngine
+from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.llamacpp.engine import LlamacppEngine
 from compare_q.eval.run.jobs import Job
 from compare_q.eval.run.table_rows import file_bytes
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.checkpoints import write_checkpoint
 
 
-def job(backend: type[Engine], model: Path | str, *override_tensors: Path) -> Job:
-    spec = ModelSpec(load_fn=backend.capabilities.load_fns[0], model_dir=str(model))
+def job(engine: type[Engine], model: Path | str, *override_tensors: Path) -> Job:
+    spec = ModelSpec(load_fn=engine.capabilities.load_fns[0], model_dir=str(model))
     request = LoadRequest("model", spec.load_fn, str(model), 100, override_tensors=override_tensors)
-    return Job(spec, "engine", backend, request)
+    return Job(spec, "engine", engine, request)
 
 
 def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
@@ -29,10 +29,10 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size
     assert 64 < stored < 1000
-    assert file_bytes(job(TransformersBackend, folder)) == stored
+    assert file_bytes(job(TransformersEngine, folder)) == stored
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"x" * 500)
-    assert file_bytes(job(TransformersBackend, folder, other)) == stored + 500
+    assert file_bytes(job(TransformersEngine, folder, other)) == stored + 500
 
 
 def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_the_size_of_a_gguf_file_is_that_of_all_its_splits(tmp_path: Path) -> No
     files = sorted(tmp_path.glob("*.gguf"))
     assert len(files) == 2
     for file in files:
-        assert file_bytes(job(LlamacppBackend, file)) == sum(each.stat().st_size for each in files) > 8192
+        assert file_bytes(job(LlamacppEngine, file)) == sum(each.stat().st_size for each in files) > 8192
 
 
 def test_files_that_are_not_here_have_no_size() -> None:
-    assert file_bytes(job(FakeBackend, "anything")) is None
+    assert file_bytes(job(FakeEngine, "anything")) is None

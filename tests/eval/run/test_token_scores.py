@@ -15,7 +15,7 @@ import pytest
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.fake import FakeBackend
+from compare_q.backends.fake import FakeEngine
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import scoring_job
 from compare_q.eval.cli import cache_listing
@@ -215,14 +215,14 @@ def test_what_is_damaged_is_said_and_scored_again(
     damaged = second if what == "a segment" else record
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
     scored: list[int] = []
-    logits = FakeBackend.logits
+    logits = FakeEngine.logits
 
-    def counted(self: FakeBackend, window: Window) -> Any:
+    def counted(self: FakeEngine, window: Window) -> Any:
         scored.append(window.index)
         return logits(self, window)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FakeBackend, "logits", counted)
+        patch.setattr(FakeEngine, "logits", counted)
         again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
     assert scored == [1 if what == "a segment" else N_WINDOWS - 1]

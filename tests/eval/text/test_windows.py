@@ -13,7 +13,7 @@ import torch
 
 from compare_q.backends.base import LoadRequest, Task
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.hf.backend import TransformersBackend
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.worker import scoring
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
@@ -234,7 +234,7 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
     ids = np.random.default_rng(3).integers(0, 256, int(ends[-1]), dtype=np.int32)
     data = of("lm_eval", replace(LED, ids=ids, ends=ends, sizes=None, lead=256), eval_len=16)
     assert len({len(window.token_ids) for window in data.windows}) > 2
-    backend = TransformersBackend(
+    backend = TransformersEngine(
         LoadRequest("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()

@@ -77,7 +77,7 @@ class LlamacppOptions(BaseModel):
     type_v: CacheType = "f16"
 
 
-class LlamacppBackend(LogitsEngine):
+class LlamacppEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

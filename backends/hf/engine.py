@@ -92,7 +92,7 @@ class TransformersFolder(HuggingFaceFolder):
         return super().storage()
 
 
-class TransformersBackend(LogitsEngine):
+class TransformersEngine(LogitsEngine):
     """A causal language model of Transformers."""
 
     capabilities = Capabilities(

@@ -38,7 +38,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class VllmServerBackend(ScoringEngine):
+class VllmServerEngine(ScoringEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

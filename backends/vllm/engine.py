@@ -99,7 +99,7 @@ class VllmFolder(HuggingFaceFolder):
         return super().storage()
 
 
-class VllmScoreBackend(ScoringEngine):
+class VllmEngine(ScoringEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(

@@ -13,7 +13,7 @@ import pytest
 from compare_q.backends.base import LoadRequest, Question, Sampling, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm import install
-from compare_q.backends.vllm.backend import VllmScoreBackend
+from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.eval.stats.answers import Questions, summarize
 from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
@@ -23,7 +23,7 @@ from tests.support.vllm_engine import TWO_DEVICES, WINDOWS, against, assert_same
 
 
 @pytest.mark.engine
-def test_provenance_says_what_ran(toy_engine: VllmScoreBackend) -> None:
+def test_provenance_says_what_ran(toy_engine: VllmEngine) -> None:
     scores_of(toy_engine, WINDOWS)
     said = toy_engine.provenance()
     json.dumps(said)
@@ -54,16 +54,16 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 
 def test_kernel_settings_of_the_environment_are_part_of_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_INT4_W4A8", raising=False)
-    before = VllmScoreBackend.versions()
+    before = VllmEngine.versions()
     assert "torch" in before
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    assert VllmScoreBackend.versions() == before
+    assert VllmEngine.versions() == before
     monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
-    assert VllmScoreBackend.versions() == {**before, "VLLM_CPU_INT4_W4A8": "0"}
+    assert VllmEngine.versions() == {**before, "VLLM_CPU_INT4_W4A8": "0"}
 
 
 @pytest.mark.engine
-def test_noise_is_the_same_in_every_run(floor_engine: VllmScoreBackend, toy_store: Path) -> None:
+def test_noise_is_the_same_in_every_run(floor_engine: VllmEngine, toy_store: Path) -> None:
     """Also in a run that goes on after a crash, and in a replica; the hooks of the run before are gone."""
     first, second = (scores_of(floor_engine, WINDOWS, against(toy_store)) for _ in range(2))
     assert_same(second, first, atol=0.0)
@@ -78,15 +78,13 @@ def test_noise_is_the_same_in_every_run(floor_engine: VllmScoreBackend, toy_stor
 
 @pytest.mark.engine
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
-def test_noise_is_that_of_transformers(
-    toy_model: Path, toy_engine: VllmScoreBackend, floor_engine: VllmScoreBackend
-) -> None:
+def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
     """Each layer of either engine has the same numbers for the same elements, in whatever steps and order."""
-    from compare_q.backends.hf.backend import TransformersBackend
+    from compare_q.backends.hf.engine import TransformersEngine
 
     windows = toy_windows(3, 100)
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}
-    backend = TransformersBackend(LoadRequest("hf", "transformers", str(toy_model), 100, options))
+    backend = TransformersEngine(LoadRequest("hf", "transformers", str(toy_model), 100, options))
     backend.load()
     gold = {window.index: np.array(brute_force(backend.logits(window), window)) for window in reversed(windows)}
     found, plain = (scores_of(each, windows) for each in (floor_engine, toy_engine))
@@ -97,14 +95,14 @@ def test_noise_is_that_of_transformers(
 
 @pytest.mark.engine
 @TWO_DEVICES
-def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmScoreBackend, logs: Path) -> None:
+def test_noise_is_the_same_on_two_ranks(toy_model: Path, floor_engine: VllmEngine, logs: Path) -> None:
     gold = scores_of(floor_engine, WINDOWS)
     with engine(toy_model, logs / "floor tp.log", noise="bf16", noise_seed=3, tensor_parallel_size=2) as backend:
         assert_same(scores_of(backend, WINDOWS), gold, 10 * ATOL_BATCH)
 
 
 @pytest.mark.engine
-def test_answers_of_vllm(toy_engine: VllmScoreBackend, toy_model: Path) -> None:
+def test_answers_of_vllm(toy_engine: VllmEngine, toy_model: Path) -> None:
     """Greedy ones are the most probable tokens; a stop token ends one; drawn ones depend on their own seed alone."""
     asked = [
         Question(index, index, tuple(window.token_ids.tolist())) for index, window in enumerate(toy_windows(5, 90))
@@ -123,7 +121,7 @@ def test_answers_of_vllm(toy_engine: VllmScoreBackend, toy_model: Path) -> None:
     (scored,) = toy_engine.score(toy_windows(1), Task())
     assert len(scored.logprob) == 99
     if install.is_cpu_build():
-        told = refusal(VllmScoreBackend.check_answers, toy_engine.request, Sampling(12, 1.0))
+        told = refusal(VllmEngine.check_answers, toy_engine.request, Sampling(12, 1.0))
         assert told.startswith("--temperature: vLLM for CPUs cannot draw with a seed")
         return
     drawn = {each.number: each.token_ids for each in toy_engine.answers(asked, Sampling(12, 1.0))}
@@ -134,7 +132,7 @@ def test_answers_of_vllm(toy_engine: VllmScoreBackend, toy_model: Path) -> None:
 QUESTIONS = 40
 
 
-def lm_eval_on(backend: VllmScoreBackend, folder: Path) -> Any:
+def lm_eval_on(backend: VllmEngine, folder: Path) -> Any:
     """lm-eval's vLLM model around an engine that runs already, so that none more is started."""
     from lm_eval.api.model import TemplateLM
     from transformers import AutoTokenizer
@@ -152,7 +150,7 @@ def lm_eval_on(backend: VllmScoreBackend, folder: Path) -> Any:
 @pytest.mark.engine
 @pytest.mark.parametrize("task", ["common_facts", "opticks_endings"])
 def test_answers_against_lm_evals_own(
-    toy_engine: VllmScoreBackend, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    toy_engine: VllmEngine, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     monkeypatch.chdir(ROOT)  # where the tasks find their data
     file = ROOT / "demo" / "questions" / f"{task}.yaml"

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.engine
 
 
 def test_scores_against_float64(toy_model: Path) -> None:
-    backend = loaded(toy_model, dtype="float32")
+    engine = loaded(toy_model, dtype="float32")
     windows = [with_gaps(window) for window in toy_windows(3, 60)]
-    for scores, window in zip(scoring.token_scores(backend, windows, Task()), windows, strict=True):
-        gold = brute_force(backend.logits(window), window)
+    for scores, window in zip(scoring.token_scores(engine, windows, Task()), windows, strict=True):
+        gold = brute_force(engine.logits(window), window)
         assert scores.window == window.index
         np.testing.assert_allclose(scores.logprob, gold, atol=1e-5)
-    backend.close()
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_scores_against_float64(toy_model: Path) -> None:
     [("transformers", "float16"), ("transformers_auto", "float16"), ("transformers_auto_bf16", "bfloat16")],
 )
 def test_upstream_dtypes(toy_model: Path, load_fn: str, dtype: str) -> None:
-    backend = loaded(toy_model, load_fn)
-    said = backend.provenance()
+    engine = loaded(toy_model, load_fn)
+    said = engine.provenance()
     assert said["dtype"] == dtype
     assert said["model_class"] == "LlamaForCausalLM"
-    assert backend.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
-    backend.close()
+    assert engine.logits(toy_windows(1, 10)[0]).dtype == getattr(torch, dtype)
+    engine.close()
 
 
 def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
@@ -48,16 +48,16 @@ def test_dtype_option_replaces_upstreams(toy_model: Path) -> None:
 
 
 def test_states_and_head_give_the_logits(toy_model: Path) -> None:
-    backend = loaded(toy_model, dtype="bfloat16")
-    head = backend.head()
+    engine = loaded(toy_model, dtype="bfloat16")
+    head = engine.head()
     assert not isinstance(head, str)
     weight, bias, facts = head
     assert (tuple(weight.shape), bias, facts) == ((320, 64), None, Head(320, "bfloat16"))
     (window,) = toy_windows(1, 40)
-    logits = backend.logits(window)
-    assert tuple(backend.states().shape) == (40, 64)
-    torch.testing.assert_close(head_logits(facts, backend.states(), weight, bias), logits, atol=0, rtol=2**-7)
-    backend.close()
+    logits = engine.logits(window)
+    assert tuple(engine.states().shape) == (40, 64)
+    torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits, atol=0, rtol=2**-7)
+    engine.close()
 
 
 def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
@@ -66,21 +66,21 @@ def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, t
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "max_position_embeddings": 32}))
-    backend = loaded(folder, dtype="float32")
+    engine = loaded(folder, dtype="float32")
     short, long = toy_windows(1, 60)[0], toy_windows(1, 120)[0]
-    alone = backend.logits(short)
-    backend.logits(long)
-    assert torch.equal(backend.logits(short), alone)
+    alone = engine.logits(short)
+    engine.logits(long)
+    assert torch.equal(engine.logits(short), alone)
 
     def factors(*windows: Window) -> torch.Tensor:
         """Those of the last answer."""
         questions = [Question(number, token_ids=tuple(window.token_ids)) for number, window in enumerate(windows)]
-        assert len(list(backend.answers(questions, Sampling(max_tokens=1)))) == len(windows)
-        return backend.rotary[0].inv_freq.clone()
+        assert len(list(engine.answers(questions, Sampling(max_tokens=1)))) == len(windows)
+        return engine.rotary[0].inv_freq.clone()
 
     assert torch.equal(factors(long, short), factors(short))
     assert not torch.equal(factors(short), factors(long))
-    backend.close()
+    engine.close()
 
 
 def test_refused_checkpoint_is_one_line(toy_model: Path, tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_streamed_noise_is_that_of_the_whole_model(toy_model: Path) -> None:
 
 
 def test_a_model_whose_layers_run_past_their_hooks_is_refused(toy_model: Path) -> None:
-    backend = loaded(toy_model, noise="bf16")
-    layer = backend.model.model.layers[1]
-    backend.model.model.layers[1] = torch.nn.Module()
-    backend.model.model.layers[1].forward = layer.forward
+    engine = loaded(toy_model, noise="bf16")
+    layer = engine.model.model.layers[1]
+    engine.model.model.layers[1] = torch.nn.Module()
+    engine.model.model.layers[1].forward = layer.forward
     with pytest.raises(ModelError, match=r"^engine\.noise: layer 1 has run without it"):
-        backend.logits(toy_windows(1, 10)[0])
+        engine.logits(toy_windows(1, 10)[0])
 
 
 def test_a_model_without_a_list_of_layers_cannot_have_noise(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

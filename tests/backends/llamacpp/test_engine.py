@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.llamacpp.backend import LlamacppBackend
+from compare_q.backends.llamacpp.engine import LlamacppEngine
 from tests.support.llama_cpp import loaded, request_for, runs_llama_cpp
 from tests.support.toy import toy_windows
 
 
 @runs_llama_cpp
 def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    backend = loaded(toy_gguf, n_threads=1, type_k="q8_0", flash_attn=True, n_ubatch=32)
-    backend.logits(toy_windows(1)[0])
-    said = backend.provenance()
+    engine = loaded(toy_gguf, n_threads=1, type_k="q8_0", flash_attn=True, n_ubatch=32)
+    engine.logits(toy_windows(1)[0])
+    said = engine.provenance()
     assert {
         "n_threads": 1,
         "type_k": "q8_0",
@@ -28,11 +28,11 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert sum(said["devices"].values()) == 3  # two layers and the head
     assert said["logits_set_to_floor"]["entries"] == 0
     assert said["notes"] == []
-    layers = {(each.name, each.count, each.weights) for each in backend.layers()}
+    layers = {(each.name, each.count, each.weights) for each in engine.layers()}
     assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
     assert len(layers) == 8
-    assert isinstance(backend.head(), str)
-    backend.close()
+    assert isinstance(engine.head(), str)
+    engine.close()
     out, err = capfd.readouterr()
     assert out == ""
     assert "llama_model_loader" in err  # which a worker has in its log
@@ -58,8 +58,8 @@ def test_refused_model_is_one_line(toy_gguf: Path, tmp_path: Path, options: dict
     if not options:
         file = tmp_path / "m.gguf"
         file.write_bytes(toy_gguf.read_bytes().replace(b"llama", b"lambo"))
-    backend = LlamacppBackend(request_for(file, tmp_path / "log", **options))
+    engine = LlamacppEngine(request_for(file, tmp_path / "log", **options))
     with pytest.raises(ModelError, match=f"llama.cpp could not load .*{reason}") as failure:
-        backend.load()
+        engine.load()
     assert "\n" not in str(failure.value)
-    backend.close()
+    engine.close()
