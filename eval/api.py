@@ -38,7 +38,7 @@ from compare_q.eval.run import hosts, runner, token_scores
 from compare_q.eval.run.session import Session
 from compare_q.eval.specs import reading as spec_files
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, footnotes, markdown, registry, terminal
+from compare_q.eval.table import columns, footnotes, markdown, registry, tables, terminal
 from compare_q.eval.text import corpus
 from compare_q.eval.text.windows import EvalData
 
@@ -184,17 +184,14 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
-        text = self.results.texts[0]
-        several = len(self.results.texts) > 1
-        shown = columns.blocks(self.results).all if several else columns.table_columns(text)
-        title = columns.title_of(self.results) if several else text.subtitle
-        head = "".join(f"<th>{html.escape(each.column.title)}</th>" for each in shown)
+        table = tables.tables_of(self.results)[0]
+        head = "".join(f"<th>{html.escape(each.column.title)}</th>" for each in table.columns)
         rows = [
-            "".join(f"<td>{html.escape(markdown.plain_cell(each.cells[row]))}</td>" for each in shown)
-            for row in range(len(shown[0].cells))
+            "".join(f"<td>{html.escape(markdown.plain_cell(each.cells[row]))}</td>" for each in table.columns)
+            for row in range(len(table.columns[0].cells))
         ]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def rows_of(text: TextResult) -> list[dict[str, Any]]:

@@ -29,9 +29,10 @@ from compare_q.eval.results.digits import decimals_of_error, number_text, number
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.table import columns, markdown
 from compare_q.eval.table.columns import Cell, Filled
-from compare_q.eval.table.footnotes import MEANS, footnotes
+from compare_q.eval.table.footnotes import MEANS
 from compare_q.eval.table.pairs import percent_above
 from compare_q.eval.table.registry import COLUMNS, LABEL
+from compare_q.eval.table.tables import table_of_text
 
 MEASURES = {**KLD_VALUES, "ppl": PPL, **ACCURACIES}
 OVERVIEW = {"kld": KLD, "ppl": PPL, **ACCURACIES}
@@ -157,21 +158,23 @@ def group_looks(models: Sequence[ModelResult]) -> looks.Styles:
 
 def table_of_models(results: Results, text: TextResult, names: Sequence[str] | None) -> str:
     """The table with its buttons and footnotes."""
-    shown, fixed = columns.table_columns(text, names), names is not None
+    described = table_of_text(results, text, names, letters=False)
     of_groups = group_looks(text.models)
     buttons = "".join(
         tag("button", swatch(*of_groups[group]), escape(group), type="button", class_="group", aria_pressed="true",
             data_group=group)
         for group in dict.fromkeys(map(group_of, text.models))
     )  # fmt: skip
-    names = [each.column.name for each in shown]
-    notes = [*footnotes(text, results.parts, letters=False), *columns.column_notes(text, names)]
     return (
         hint("A column's name sorts by it; a row selects its model for the drawings and the sections below.")
         + tag("div", buttons, class_="groups", role="group", aria_label="Groups shown")
-        + table(shown, text.models, "Table of models", fixed=fixed)
+        + table(described.columns, text.models, "Table of models", fixed=names is not None)
         + copy_buttons()
-        + tag("ul", *(tag("li", escape(FOREIGN.sub("", note))) for note in notes), class_="notes")
+        + tag(
+            "ul",
+            *(tag("li", escape(FOREIGN.sub("", note))) for note in described.notes_with(described.columns)),
+            class_="notes",
+        )
     )
 
 
@@ -354,15 +357,13 @@ def confidence_table(text: TextResult) -> str:
 
 def overview(results: Results) -> str:
     """The table and the drawing of all texts."""
-    blocks = columns.blocks(results)
-    # On a phone only the first columns are seen.
-    means = [mean for mean in blocks.means if any(cell.value != "n/a" for cell in mean.cells)]
-    shown = [
-        blocks.models[0],
-        *means,
-        *itertools.chain(*blocks.texts),
-        *blocks.models[1:],
-    ]  # on a phone the first are seen
+    # On a phone only the first columns are seen: the label, what is known of the means, the texts, then the models.
+    known = [
+        each for each in columns.columns_of_texts(results)
+        if each.block != columns.MEANS or any(cell.value != "n/a" for cell in each.cells)
+    ]  # fmt: skip
+    label, *others = known
+    shown = [label, *sorted(others, key=lambda each: (each.block == 0, each.block))]
     models = columns.models_of(results).models
     drawings: Drawings = {}
     for key, measure in OVERVIEW.items():

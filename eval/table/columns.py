@@ -13,7 +13,7 @@ from typing import Any
 
 from compare_q.eval.results.differences import best_labels
 from compare_q.eval.results.digits import error_text, number_text
-from compare_q.eval.results.flat import concurrent_rows_text, flat_json
+from compare_q.eval.results.flat import flat_json
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
 from compare_q.eval.results.timing import PARTS
 from compare_q.eval.stats.uncertainty import Value
@@ -26,13 +26,13 @@ FLOOR = "\N{ALMOST EQUAL TO}"
 EARLIER, BESIDE = "*", "\N{DOUBLE DAGGER}"
 """Beside seconds of an earlier run, and beside a speed while other rows loaded or were scored."""
 ALWAYS = ("where", "bpw_layer", "size", "ppl", "kld", "same_top", "non_finite")
-WORTH_SAYING = 0.1
-"""Share of a row's seconds from which its first step, in which engines compile, is told."""
 TOP_ERROR = "same_top_stderr"
 EXTRAS = (
     "acc_norm", "mcnemar_p", "kv_cache", "ratio", "kld_p99.9", TOP_ERROR, "reverse_kld", "js", "tv", "top5", "speed",
     "bpw_head", "same_top",
 )  # fmt: skip
+MEANS = -1
+"""The block of the means over all texts."""
 OF_TEXT = ("ppl", "kld")
 """What a table has of every text, unless columns are chosen."""
 OF_ANSWERS = ("acc", "flips", "kld")
@@ -61,10 +61,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Filled:
-    """A column of the table with a cell a model."""
+    """A column of the table with a cell a model.
+
+    ``block``: columns of one number stand together: what models are (0), the values of each text (1, 2, ...), and
+    ``MEANS`` of the texts.
+    """
 
     column: Column
     cells: tuple[Cell, ...]
+    block: int = 0
 
 
 def ordered(results: Results, key: str | None) -> Results:
@@ -80,47 +85,38 @@ def ordered(results: Results, key: str | None) -> Results:
     column = BY_NAME[name]
 
     def place(label: str) -> tuple[bool, bool, float | str]:
-        value = (
-            mean_of(results, label, name).value
-            if means_are_shown(results, name, of)
-            else (joined_value(results, label, name, of))
-        )
+        value = value_over_texts(results, label, column, of)
         failed = all(model is None or model.error for model in results.of_label(label))
         if column.digits is None:
             return failed, not value, str(value or "").casefold()
         return failed, value is None, 0.0 if value is None else -value if column.more else value
 
     order = {label: number for number, label in enumerate(sorted(results.labels, key=place))}
-
-    def in_order(text: TextResult) -> TextResult:
-        return replace(text, models=tuple(sorted(text.models, key=lambda model: order[model.label])))
-
-    return replace(results, texts=tuple(map(in_order, results.texts)))
-
-
-def means_are_shown(results: Results, name: str, of: str) -> bool:
-    """Whether sorting by a column, of the text ``of`` if that is given, is sorting by the macro mean."""
-    return len(results.texts) > 1 and not of and name in OF_TEXT
+    return replace(results, texts=tuple(
+        replace(text, models=tuple(sorted(text.models, key=lambda model: order[model.label])))
+        for text in results.texts
+    ))  # fmt: skip
 
 
-def joined_value(results: Results, label: str, name: str, of: str) -> Any:
-    """A model's value of a column for one text, or its mean over the texts; of words the first."""
+def value_over_texts(results: Results, label: str, column: Column, of: str) -> Any:
+    """A model's value of a column for the text ``of``; "": its mean over the texts, of words the first."""
+    if len(results.texts) > 1 and not of and column.name in OF_TEXT:
+        return mean_of(results, label, column.name).value
     values: list[Any] = []
-    for text in results.texts:
+    for text, model in zip(results.texts, results.of_label(label), strict=True):
         if not of or text.name == of:
-            model = next((model for model in text.models if model.label == label and not model.error), None)
-            values.append(None if model is None else value_of(BY_NAME[name], model, flat_json(model, text.models)))
+            values.append(None if model is None or model.error else value_of(column, model, text))
     known = [value for value in values if value is not None]
-    if name in OF_MODEL or BY_NAME[name].digits is None:
+    if column.name in OF_MODEL or column.digits is None:
         return known[0] if known else None
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def value_of(column: Column, model: ModelResult, flat: dict[str, Any]) -> Any:
-    """A model's value by its ``flat_json``: a number, words ("" if there are none), or None."""
-    if column.exact is not None and model.is_reference and not model.error:
+def value_of(column: Column, model: ModelResult, text: TextResult) -> Any:
+    """A measured model's value: a number, words ("" if there are none), or None."""
+    if column.exact is not None and model.is_reference:
         return column.exact
-    value = flat.get(column.source)
+    value = flat_json(model, text.models).get(column.source)
     return value or "" if column.digits is None else value
 
 
@@ -167,12 +163,12 @@ def table_columns(run: TextResult, names: Sequence[str] | None = None) -> list[F
     return filled(run, [column.name for column in COLUMNS if column.name in wanted] if names is None else names)
 
 
-def narrowed(found: Sequence[Filled], without: Collection[str]) -> list[Filled]:
-    """The columns without some of the ``EXTRAS``."""
+def without(shown: Sequence[Filled], left_out: Collection[str]) -> list[Filled]:
+    """The columns but for those of these names; ``..._stderr`` leaves out the errors of a column."""
     return [
         replace(each, cells=tuple(replace(cell, error="") for cell in each.cells))
-        if TOP_ERROR in without and each.column.name == "same_top" else each
-        for each in found if each.column.name not in without
+        if f"{each.column.name}_stderr" in left_out else each
+        for each in shown if each.column.name not in left_out
     ]  # fmt: skip
 
 
@@ -234,79 +230,20 @@ def label_of(model: ModelResult) -> str:
     return f"{model.marked_label} {FLOOR}" if model.is_noise_floor else model.marked_label
 
 
-def column_notes(run: TextResult, shown: Collection[str]) -> list[str]:
-    """Footnotes of the shown columns that need one."""
-    notes = []
-    if "kv_cache" in shown and len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
-        notes.append(
-            "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
-            "it differ in more than their weights"
-        )
-    if "speed" in shown and any(model.tokens_per_second for model in run.models):
-        notes.append(speed_note(run))
-    return notes
+def columns_of_texts(results: Results, names: Sequence[str] | None = None) -> list[Filled]:
+    """The columns of these names: what models are, of each text its values, and the means.
 
-
-def speed_note(run: TextResult) -> str:
-    """What the speeds are, and what ran beside the rows."""
-    timed = [model.timing for model in run.models if model.timing]
-    first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
-    about = "tok/s: scored tokens a second, the first step included"
-    about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
-    if any(concurrent_rows_text(model, run.models) for model in run.models):
-        about += f"; {BESIDE} while other rows loaded or were scored on the same machine (--columns speed,beside)"
-    if any(model.tokens_per_second and model.timing is None for model in run.models):
-        about += "; of rows of compare_q 0.2 it is not known what ran beside them"
-    return about
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Columns that stand together: what ``models`` are, each text's, the ``means``; all have the same rows."""
-
-    models: list[Filled]
-    texts: list[list[Filled]]
-    means: list[Filled]
-
-    @property
-    def all(self) -> list[Filled]:
-        """All columns, in their order."""
-        return [*self.models, *(column for block in self.texts for column in block), *self.means]
-
-    def without_errors(self, of: Sequence[str]) -> Blocks:
-        """The same columns without the errors of these measures."""
-        return Blocks(self.models, [stripped(block, of) for block in self.texts], stripped(self.means, of))
-
-
-def stripped(block: Sequence[Filled], of: Sequence[str]) -> list[Filled]:
-    """Columns without the errors of these measures."""
-    return [
-        replace(each, cells=tuple(replace(cell, error="") for cell in each.cells)) if each.column.name in of else each
-        for each in block
-    ]
-
-
-def blocks(results: Results, names: Sequence[str] | None = None) -> Blocks:
-    """The columns of these names; None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy."""
-    models, chosen = models_of(results), names is not None
-    compared = any(text.reference for text in results.scored)
-    if names is None:
-        names = [*(name for name in always_shown(models) if name in OF_MODEL), *OF_TEXT[: 1 + compared]]
-    of_text = [name for name in names if name not in OF_MODEL]
-    headers = short_names([text.name for text in results.texts])
-    return Blocks(
-        filled(models, [LABEL, *(name for name in names if name in OF_MODEL and name != LABEL)]),
-        [
-            text_block(results, text, header, of_text if chosen else columns_of(text, compared=compared))
-            for text, header in zip(results.texts, headers, strict=True)
-        ],
-        [mean_column(results, name) for name in of_text if name in OF_TEXT],
-    )
-
-
-def columns_of(text: TextResult, *, compared: bool) -> tuple[str, ...]:
-    """The columns of a text of which none were chosen; ``compared``: with a reference."""
-    return OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
+    None: label, kernel, sizes, and of every text PPL and KLD, of answers accuracy.
+    """
+    models, compared = models_of(results), any(text.reference for text in results.scored)
+    usual = [*(name for name in always_shown(models) if name in OF_MODEL), *OF_TEXT[: 1 + compared]]
+    chosen = usual if names is None else names
+    of_text = [name for name in chosen if name not in OF_MODEL]
+    shown = filled(models, [LABEL, *(name for name in chosen if name in OF_MODEL and name != LABEL)])
+    for number, header in enumerate(short_names([text.name for text in results.texts])):
+        own = OF_ANSWERS[: 1 + 2 * compared] if results.texts[number].is_answers else OF_TEXT[: 1 + compared]
+        shown += text_columns(results, number, header, own if names is None else of_text)
+    return shown + [mean_column(results, name) for name in of_text if name in OF_TEXT]
 
 
 def models_of(results: Results) -> TextResult:
@@ -316,36 +253,32 @@ def models_of(results: Results) -> TextResult:
     return replace(results.scored[0], models=models)
 
 
-def text_block(results: Results, text: TextResult, header: str, names: Sequence[str]) -> list[Filled]:
+def text_columns(results: Results, number: int, header: str, names: Sequence[str]) -> list[Filled]:
     """A text's columns, with its name above; where the text or a model failed, every cell is n/a."""
-    if text.error:
-        found = [Filled(BY_NAME[name], (Cell("n/a"),) * len(results.labels)) for name in names]
-    else:
-        models = text.models
-        found = [
-            replace(each, cells=tuple(Cell("n/a") if m.error else c for m, c in zip(models, each.cells, strict=True)))
-            for each in filled(text, names)
-        ]
-    return [replace(each, column=replace(each.column, header=f"{header}\n{each.column.title}")) for each in found]
+    text = results.texts[number]
+    models = text.models or tuple(ModelResult(label, "", error=text.error) for label in results.labels)
+    return [
+        Filled(
+            replace(each.column, header=f"{header}\n{each.column.title}"),
+            tuple(Cell("n/a") if m.error else cell for m, cell in zip(models, each.cells, strict=True)),
+            number + 1,
+        )
+        for each in filled(replace(text, models=models), names)
+    ]
 
 
 def mean_column(results: Results, name: str) -> Filled:
     """The macro means of PPL or KLD."""
     column = BY_NAME[name]
-    means = [mean_of(results, label, name) for label in results.labels]
-    is_reference = [
-        all(model and model.is_reference and not model.error for model in results.of_label(label))
-        for label in results.labels
-    ]
-    return Filled(
-        replace(column, header=f"mean\n{column.title}"),
-        tuple(
-            Cell("ref")
-            if name == "kld" and own
-            else Cell(number_text(mean.value, column.digits or 0), error_text(mean.stderr))
-            for mean, own in zip(means, is_reference, strict=True)
-        ),
-    )
+
+    def cell(label: str) -> Cell:
+        is_reference = all(model and model.is_reference and not model.error for model in results.of_label(label))
+        mean = mean_of(results, label, name)
+        if name == "kld" and is_reference:
+            return Cell("ref")
+        return Cell(number_text(mean.value, column.digits or 0), error_text(mean.stderr))
+
+    return Filled(replace(column, header=f"mean\n{column.title}"), tuple(map(cell, results.labels)), MEANS)
 
 
 def mean_of(results: Results, label: str, name: str) -> Value:
@@ -359,26 +292,23 @@ def short_names(names: Sequence[str]) -> list[str]:
     return cut if len(set(cut)) == len(cut) else list(names)
 
 
-def title_of(results: Results) -> str:
-    """The texts' names in one line."""
-    return f"{len(results.texts)} texts: {', '.join(text.name for text in results.texts)}"
-
-
-def timing_table(results: Results) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows) of where the seconds of every model, of several texts of every model and text, went.
+def timing_columns(results: Results) -> list[Filled]:
+    """Where the seconds of every model, of several texts of every model and text, went.
 
     * marks rows of an earlier run.  A model's load stands at the first text that it scored.
     """
     several = len(results.texts) > 1
+    heads = [Column(LABEL, LABEL, ""), Column("text", "text", "")][: 1 + several]
+    heads += [Column(part, f"{part.replace('_', ' ')} s", "", digits=1) for part in PARTS]
     rows = []
     for label in results.labels:
         for text in results.scored:
             model = next(model for model in text.models if model.label == label)
             if model.timing is None:
                 continue
-            name = label_of(model) + ("*" if model.cached else "")
             cells = [number_text(model.timing.seconds[part], 1) for part in PARTS]
             if several and model.timing.started == model.timing.loaded:  # it was loaded for a text before
                 cells[0] = ""
+            name = label_of(model) + (EARLIER if model.cached else "")
             rows.append([name, *([text.name] if several else []), *cells])
-    return ["label", *(["text"] if several else []), *(f"{part.replace('_', ' ')} s" for part in PARTS)], rows
+    return [Filled(head, tuple(Cell(row[i]) for row in rows)) for i, head in enumerate(heads)]

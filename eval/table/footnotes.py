@@ -7,17 +7,18 @@ from typing import Any
 
 from compare_q.eval.results.differences import LEAST_TOKENS, best_labels, near_lossless, too_short_for_best
 from compare_q.eval.results.digits import KLD_DIGITS, PPL_DIGITS, number_text
+from compare_q.eval.results.flat import concurrent_rows_text
 from compare_q.eval.results.run_result import MARK, ModelResult, Part, Results, TextResult
 from compare_q.eval.stats.estimates import n_blocks, short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
-from compare_q.eval.table.columns import BEST, FLOOR, machine_letters
+from compare_q.eval.table.columns import BESIDE, BEST, FLOOR, machine_letters
 
 COMMON_ERROR = (
     "the error of PPL is mostly the text's, and common to all rows: differences between rows are far more certain "
     "(--pairs)"
 )
-
-
+WORTH_SAYING = 0.1
+"""Share of a row's seconds from which its first step, in which engines compile, is told."""
 MEANS = (
     "mean: over the texts, which weigh alike, of KLD the mean of the texts' means, of PPL the geometric mean, "
     "without answers; "
@@ -26,7 +27,7 @@ MEANS = (
 
 
 def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = True) -> list[str]:
-    """Every footnote of a table, one line each; ``parts``: the runs that it was merged from.
+    """Every footnote of a table but those of columns, one line each; ``parts``: the runs that it was merged from.
 
     ``letters``: whether the table has letters for machines.
     """
@@ -49,6 +50,32 @@ def footnotes(run: TextResult, parts: Sequence[Part] = (), *, letters: bool = Tr
     if cached := sum(model.cached for model in run.models):
         notes.append(f"{cached} of {len(run.models)} rows come from the cache; their speed (*) is of an earlier run")
     return notes + [f"{model.label}: {note}" for model in run.models for note in model_notes(model, run)]
+
+
+def column_notes(run: TextResult) -> dict[str, str]:
+    """The footnotes that go with columns, by the column's name."""
+    notes = {}
+    if len({model.kv_cache for model in run.models if model.kv_cache}) > 1:
+        notes["kv_cache"] = (
+            "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
+            "it differ in more than their weights"
+        )
+    if any(model.tokens_per_second for model in run.models):
+        notes["speed"] = speed_note(run)
+    return notes
+
+
+def speed_note(run: TextResult) -> str:
+    """What the speeds are, and what ran beside the rows."""
+    timed = [model.timing for model in run.models if model.timing]
+    first = max(((each.first_window - each.score_began) / each.scoring_seconds for each in timed), default=0.0)
+    about = "tok/s: scored tokens a second, the first step included"
+    about += f" (up to {100 * first:.0f} % of a row's seconds)" if first >= WORTH_SAYING else ""
+    if any(concurrent_rows_text(model, run.models) for model in run.models):
+        about += f"; {BESIDE} while other rows loaded or were scored on the same machine (--columns speed,beside)"
+    if any(model.tokens_per_second and model.timing is None for model in run.models):
+        about += "; of rows of compare_q 0.2 it is not known what ran beside them"
+    return about
 
 
 def machine_name(model: ModelResult) -> str:

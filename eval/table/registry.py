@@ -105,7 +105,7 @@ COLUMNS = (
 BY_NAME = {column.name: column for column in COLUMNS}
 OF_MODEL = ("label", "engine", "kernel", "where", "kv_cache", "bpw_layer", "bpw_head", "vram_gib", "size", "load")
 """Columns of what a model is, whatever text it scores; a run of several texts has the others once a text."""
-LABEL, KERNEL, WORDS = "label", "kernel", ("label", "kernel", "engine", "beside")
+LABEL, KERNEL, WORDS = "label", "kernel", ("label", "text", "kernel", "engine", "beside")
 """``WORDS``: columns of words, which wrap where a terminal is narrow."""
 
 

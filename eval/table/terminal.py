@@ -5,29 +5,19 @@ Several texts stand beside each other; where they do not fit, without errors, an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results.run_result import Part, Results, TextResult
-from compare_q.eval.table.columns import (
-    OF_TEXT,
-    Blocks,
-    Filled,
-    blocks,
-    column_notes,
-    narrowed,
-    possible_extras,
-    table_columns,
-    timing_table,
-    title_of,
-)  # fmt: skip
-from compare_q.eval.table.footnotes import footnotes, notes_of_texts
+from compare_q.eval.results.run_result import Results
+from compare_q.eval.table.columns import Filled, timing_columns, without
 from compare_q.eval.table.registry import LABEL, WORDS
+from compare_q.eval.table.tables import Table, tables_of
 
 TEXT = 26
 """Letters that columns of words together keep, before a further column of numbers is shown."""
@@ -36,56 +26,58 @@ MARGIN = 2
 
 
 def show(results: Results, console: Console, names: Sequence[str] | None = None, *, by_text: bool = False) -> None:
-    """Print the table and its footnotes; ``by_text``: of several texts a table each, below its name."""
-    several = len(results.texts) > 1
-    if several and not by_text:
-        show_texts(results, console, names)
-        return
-    for text in results.texts:
-        if several:
-            heading(console, text.name)
-        if text.error:
-            console.print(f"failed: {printable(text.error)}", markup=False, highlight=False, soft_wrap=True)
-        else:
-            show_text(text, console, names, results.parts)
+    """Print the tables and their footnotes; ``by_text``: of several texts a table each, below its name."""
+    for table in tables_of(results, names, by_text=by_text):
+        if table.heading:
+            heading(console, table.heading)
+        shown: list[Filled] = []
+        may_squeeze = names is None and not any(each.block for each in table.columns)
+        for number, columns in enumerate(fitting(table, console.width)):
+            width = console.width if may_squeeze else max(console.width, least_width(columns))
+            show_columns(console, "" if number else table.title, columns, width)
+            shown += columns
+        for line in [f"failed: {table.error}"] if table.error else table.notes_with(shown):
+            say(console, line)
 
 
-def show_text(
-    run: TextResult, console: Console, names: Sequence[str] | None = None, parts: Sequence[Part] = ()
-) -> None:
-    """Print the table and its footnotes; chosen columns stand there all, whatever the terminal's width."""
-    found = columns_that_fit(run, console.width) if names is None else table_columns(run, names)
-    width = console.width
-    console.width = width if names is None else max(width, least_width(found))
-    console.print(rich_table(run.subtitle, found, console.width))
-    console.width = width
-    for note in [*footnotes(run, parts), *column_notes(run, [each.column.name for each in found])]:
-        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+def show_timing(results: Results, console: Console) -> None:
+    """Print where the seconds of every row went."""
+    show_columns(console, "", timing_columns(results), console.width)
 
 
-def show_texts(results: Results, console: Console, names: Sequence[str] | None = None) -> None:
-    """Print all texts beside each other; where they do not fit, without errors, and then in several tables."""
-    width = console.width
-    for number, shown in enumerate(tables(blocks(results, names), width)):
-        console.width = max(width, least_width(shown))
-        console.print(rich_table("" if number else title_of(results), shown, console.width))
-        console.width = width
-    for note in notes_of_texts(results):
-        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+def show_columns(console: Console, title: str, columns: Sequence[Filled], width: int) -> None:
+    """Print a table in lines of so many letters, whatever the terminal has."""
+    own, console.width = console.width, width
+    console.print(rich_table(title, columns, width))
+    console.width = own
 
 
-def tables(all_blocks: Blocks, width: int) -> list[list[Filled]]:
-    """The columns of one table that fits so many letters, or of several ones, each with the label."""
-    for less in ((), OF_TEXT[:1], OF_TEXT):
-        narrow = all_blocks.without_errors(less)
-        if fits(narrow.all, width):
-            return [narrow.all]
-    split = [list(all_blocks.models)]
-    for block in filter(None, (*all_blocks.texts, all_blocks.means)):
+def say(console: Console, line: str) -> None:
+    """Print a line as it is."""
+    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def heading(console: Console, name: str) -> None:
+    """Print the name of a text above what is about it alone."""
+    console.print(f"\n== {printable(name)} ==", markup=False, highlight=False, soft_wrap=True)
+
+
+def fitting(table: Table, width: int) -> list[list[Filled]]:
+    """The columns of one table that fits so many letters; where none does, of several ones, each with the label."""
+    narrow = table.columns
+    for kept in range(len(table.spare), -1, -1):
+        narrow = without(table.columns, table.spare[kept:])
+        if fits(narrow, width):
+            return [narrow] if narrow else []
+    if not any(each.block for each in table.columns):
+        return [narrow]
+    first, *others = ([*block] for _, block in itertools.groupby(table.columns, key=lambda each: each.block))
+    split = [first]
+    for block in others:
         if fits([*split[-1], *block], width) or [each.column.name for each in split[-1]] == [LABEL]:
             split[-1] += block
         else:
-            split.append([all_blocks.models[0], *block])
+            split.append([table.columns[0], *block])
     return split
 
 
@@ -94,26 +86,10 @@ def fits(found: Sequence[Filled], width: int) -> bool:
     return width_left(found, width) >= min(natural_width(found), TEXT)
 
 
-def heading(console: Console, name: str) -> None:
-    """Print the name of a text above what is about it alone."""
-    console.print(f"\n== {printable(name)} ==", markup=False, highlight=False, soft_wrap=True)
-
-
-def show_timing(results: Results, console: Console) -> None:
-    """Print where the seconds of every row went."""
-    headers, rows = timing_table(results)
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        drawn.add_column(header, justify="left" if header in ("label", "text") else "right", overflow="fold")
-    for cells in rows:
-        drawn.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(drawn)
-
-
-def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
+def rich_table(title: str, found: Sequence[Filled], width: int) -> RichTable:
     """The table of these columns for a terminal of so many letters; there is at least one column."""
     gap = 1 if width_left(found, width) - natural_width(found) >= len(found) else 0  # beside the one of the box
-    drawn = Table(
+    drawn = RichTable(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, gap, 0, 0),
@@ -131,16 +107,6 @@ def rich_table(title: str, found: Sequence[Filled], width: int) -> Table:
     for row in rows:
         drawn.add_row(*row)
     return drawn
-
-
-def columns_that_fit(run: TextResult, width: int) -> list[Filled]:
-    """The columns of any table, and as many extras as leave room for labels and kernels."""
-    found, extras = table_columns(run), list(possible_extras(run))
-    for kept in range(len(extras), -1, -1):
-        fitting = narrowed(found, extras[kept:])
-        if fits(fitting, width):
-            break
-    return fitting
 
 
 def least_width(found: Sequence[Filled]) -> int:
@@ -162,7 +128,7 @@ def width_left(found: Sequence[Filled], width: int) -> int:
 def word_cells(found: Filled) -> tuple[int, str, list[Text]]:
     """(width, header, cells) of words."""
     texts = [Text(printable(cell.value)) for cell in found.cells]
-    return max(len(found.column.title), *map(len, texts)), found.column.title, texts
+    return max([len(found.column.title), *map(len, texts)]), found.column.title, texts
 
 
 def aligned_cells(found: Filled) -> tuple[int, str, list[Text]]:
@@ -171,7 +137,7 @@ def aligned_cells(found: Filled) -> tuple[int, str, list[Text]]:
     shown = [printable(cell.shown) for cell in found.cells]
     errors = [f"±{cell.error}" if cell.error else cell.marks for cell in found.cells]
     behind = max(map(len, errors), default=0)
-    before = max(*map(len, shown), max(map(len, lines)) - behind)
+    before = max([*map(len, shown), max(map(len, lines)) - behind])
     texts = [
         Text(f"{value:>{before}}", "bold" if cell.is_best else "").append(off, "not bold")
         for value, cell, off in zip(shown, found.cells, errors, strict=True)

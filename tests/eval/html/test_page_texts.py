@@ -31,11 +31,10 @@ def test_the_table_of_all_texts(show: ShowPage) -> None:
     """Means first, then each text, as the terminal has them; sorted by a text's KLD, what is not known last."""
     results = three(c4={"GGUF Q4_K": "out of memory"})
     opened = show(results=results)
-    blocks = columns.blocks(results)
     assert opened.texts(LABELS) == ["bf16", "noise ≈", "EXL3 4.0", "GGUF Q4_K"]
     heads = opened.texts("#texts thead th")
     assert heads[:3] == ["label", "mean PPL", "mean KLD"]
-    for each in (*blocks.means, *(column for block in blocks.texts for column in block)):
+    for each in (each for each in columns.columns_of_texts(results) if each.block):
         at = heads.index(each.column.title) + 1
         shown = opened.texts(f"#texts tbody tr > :nth-child({at})")
         assert shown == [f"{cell.shown}± {cell.error}" if cell.error else cell.shown for cell in each.cells]

@@ -15,6 +15,7 @@ from compare_q.eval.stats.estimates import DIVERGENCES
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.columns import Cell
+from compare_q.eval.table.footnotes import column_notes
 from compare_q.eval.table.registry import BY_NAME, COLUMNS
 from tests.support.made import (
     BASE,
@@ -97,7 +98,7 @@ def test_divergences_that_were_asked_for_have_columns() -> None:
 
 def narrowed(run: TextResult) -> list[columns.Filled]:
     """The columns without all extras."""
-    return columns.narrowed(columns.table_columns(run), columns.possible_extras(run))
+    return columns.without(columns.table_columns(run), columns.possible_extras(run))
 
 
 def test_kv_caches_have_a_column_only_if_they_differ() -> None:
@@ -111,10 +112,10 @@ def test_kv_caches_have_a_column_only_if_they_differ() -> None:
     models = [replace(QUANT, label=str(i), provenance=each) for i, each in enumerate(told)]
     (found,) = [each for each in columns.table_columns(run_of(*models)) if each.column.name == "kv_cache"]
     assert [cell.value for cell in found.cells] == ["fp8 +bf16", "bf16", "fp8_e4m3", "n/a"]
-    assert columns.column_notes(run_of(*models), ["kv_cache"])[0].startswith("KV cache: ")
+    assert column_notes(run_of(*models))["kv_cache"].startswith("KV cache: ")
     alike = run_of(models[1], models[3])
     assert "kv_cache" not in [each.column.name for each in columns.table_columns(alike)]
-    assert columns.column_notes(alike, ["kv_cache"]) == []
+    assert "kv_cache" not in column_notes(alike)
 
 
 def test_a_failed_model_has_one_text() -> None:
@@ -166,15 +167,14 @@ def test_speeds_have_marks_and_a_note() -> None:
     one, other = (replace(QUANT, label=label, timing=timing) for label in ("one", "other"))
     assert cells(run_of(one, other), "one")["tok/s"] == Cell("20", marks="‡")
     assert flat_json(one, (one, other))["beside"] == "other scored 100 %"
-    notes = [columns.column_notes(run_of(*models), ["speed"]) for models in ((one,), (one, other), (QUANT, FAILED))]
+    notes = [column_notes(run_of(*models))["speed"] for models in ((one,), (one, other), (QUANT, FAILED))]
     about = "tok/s: scored tokens a second, the first step included"
     share = " (up to 25 % of a row's seconds)"
     assert notes == [
-        [f"{about}{share}"],
-        [f"{about}{share}; ‡ while other rows loaded or were scored on the same machine (--columns speed,beside)"],
-        [f"{about}; of rows of compare_q 0.2 it is not known what ran beside them"],
+        f"{about}{share}",
+        f"{about}{share}; ‡ while other rows loaded or were scored on the same machine (--columns speed,beside)",
+        f"{about}; of rows of compare_q 0.2 it is not known what ran beside them",
     ]
-    assert columns.column_notes(run_of(one, other), ["ppl"]) == []
 
 
 def test_machines_have_letters_if_there_are_several() -> None:

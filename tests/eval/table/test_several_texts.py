@@ -118,9 +118,9 @@ def test_chosen_columns() -> None:
     lines = shown(TEXTS, 60, names=("label", "same_top", "kld", "bpw_layer"))
     assert "".join(lines).count("same top %") == 2
     assert "mean" in "".join(lines)
-    found = columns.blocks(TEXTS, ("label", "size", "same_top"))
-    assert [each.column.name for each in found.all] == ["label", "size", "same_top", "same_top"]
-    assert [each.column.title for each in found.all][-1] == "code same top %"
+    found = columns.columns_of_texts(TEXTS, ("label", "size", "same_top"))
+    assert [each.column.name for each in found] == ["label", "size", "same_top", "same_top"]
+    assert found[-1].column.title == "code same top %"
 
 
 def test_names_are_cut_where_they_stay_different() -> None:
@@ -151,9 +151,9 @@ def test_timing_has_the_load_once() -> None:
     second = Timing(8.5, 8.5, 9.0, 9.5, 10.0, 12.0)
     timed = [replace(QUANT, timing=each) for each in (first, second)]
     result = Results(tuple(replace(run_of(each), name=name) for name, each in zip("ab", timed, strict=True)))
-    headers, rows = columns.timing_table(result)
-    assert headers[:2] == ["label", "text"]
-    assert rows == [
+    shown = columns.timing_columns(result)
+    assert [each.column.title for each in shown[:2]] == ["label", "text"]
+    assert [[cell.value for cell in row] for row in zip(*(each.cells for each in shown), strict=True)] == [
         ["W4A16", "a", "5.0", "0.0", "1.0", "2.0", "0.5"],
         ["W4A16", "b", "", "0.5", "0.5", "0.5", "2.0"],
     ]
