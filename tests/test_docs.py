@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.cli.arguments import parser
+from compare_q.eval.cli.flags import parser
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table.registry import BY_NAME
 from tests.support import ROOT, doc_names

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +22,8 @@ from rich.table import Table
 
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
-from compare_q.backends.common.json_files import is_file
 from compare_q.backends.common.messages import one_line, printable
-from compare_q.backends.common.options import strings_in
-from compare_q.eval.cli import arguments, cache_listing, delivering, output_flags, plot_flags
+from compare_q.eval.cli import cache_listing, flags, outputs
 from compare_q.eval.common import streams
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.outputs import CURE, Outputs
@@ -39,7 +36,6 @@ from compare_q.eval.table import pairs
 
 if TYPE_CHECKING:
     from compare_q.eval.run.hosts import Hosts
-    from compare_q.eval.run.runner import Finished
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -62,7 +58,7 @@ def answer(words: Sequence[str]) -> int:
             from compare_q.eval.cli.trace import command
 
             return command.run(words[1:])
-        args = arguments.parse(words)
+        args = flags.parse(words)
         if args.list_engines:
             Console().print(engine_table())
             return 0
@@ -75,23 +71,18 @@ def answer(words: Sequence[str]) -> int:
         if args.doctor:
             from compare_q.eval.cli import doctor
 
-            output_flags.check_outputs(args)
+            outputs.check(args)
             return doctor.run(args)
         data_specs = reading.load_data_specs(reading.expand(map(str, args.dataspec)))
         model_specs = chosen_models(args)
-        if args.measure == "kld" and not (args.logits_file or any(spec.is_reference for spec in model_specs)):
-            raise InputError(
-                '--kld: no model is the reference: mark one with "reference": true (or out_logits), '
-                "or give --logits_file"
-            )
-        if args.measure in ACCURACIES and not any(spec.dataset == "lm_eval" for spec in data_specs):
-            raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
-        pairs.check_labels(args.pair, [spec.name for spec in model_specs])
         from compare_q.eval.text import corpus
 
         texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
-        output_flags.check_texts(args, list(texts))
-        remark(plot_flags.unused_picture_flags(args, len(texts)))
+        check_asked(
+            args, list(texts), [spec.name for spec in model_specs],
+            reference=bool(args.logits_file) or any(spec.is_reference for spec in model_specs),
+            answers=any(spec.is_answers for spec in data_specs),
+        )  # fmt: skip
         if args.check:
             return check(args, texts, model_specs)
         return compare(args, texts, model_specs)
@@ -104,6 +95,24 @@ def answer(words: Sequence[str]) -> int:
         return 128 + getattr(interrupt, "signal", signal.SIGINT)
 
 
+def check_asked(
+    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool, answers: bool
+) -> None:
+    """InputError for flags that do not go with these texts and models; says which flags change nothing.
+
+    ``reference``: whether there is one; ``answers``: whether one of the texts is a task of questions.
+    """
+    if args.measure == "kld" and not reference:
+        raise InputError(
+            '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
+        )
+    if args.measure in ACCURACIES and not answers:
+        raise InputError(f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")')
+    pairs.check_labels(args.pair, labels)
+    flags.check_texts(args, texts)
+    remark(flags.unused_picture_flags(args, len(texts)))
+
+
 def convert_project(file: Path) -> int:
     """``--from-qbench``: write a project's specs, and print what was not carried over and how to run them."""
     data, models, said = qbench.convert(file)
@@ -113,10 +122,10 @@ def convert_project(file: Path) -> int:
 
 
 def complain(problems: str) -> int:
-    """Print one line for each problem on standard error; returns the exit status of bad input."""
+    """Print one line for each problem on standard error; returns the exit status: of bad input, 0 without problems."""
     for line in problems.splitlines():
         print(f"error: {printable(line)}", file=sys.stderr)
-    return 2
+    return 2 if problems else 0
 
 
 def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
@@ -126,26 +135,6 @@ def chosen_models(args: argparse.Namespace) -> list[ModelSpec]:
     if not (args.logits_file and said == [reading.NO_REFERENCE]):
         remark(*said)
     return chosen
-
-
-def inputs_of(
-    args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
-) -> dict[Path, str]:
-    """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
-    from compare_q.eval.text import windows
-
-    found = dict.fromkeys(reading.expand(map(str, args.dataspec)), "the data spec")
-    found |= dict.fromkeys(reading.expand(args.modelspec), "a model spec")
-    for model in model_specs:
-        named = [Path(each) for each in strings_in(model.options) if is_file(Path(each))]
-        python = [] if model.python is None else [Path(model.locate(model.python))]
-        found |= dict.fromkeys([*model.override_tensors, *named, *python], f"a file of {model.name}")
-        found[Path(model.located)] = f"the model of {model.name}"
-    for spec in data_specs:
-        found[Path(spec.locate(spec.tokenizer_dir))] = "the tokenizer"
-        with suppress(InputError):  # which the run will meet too
-            found |= dict.fromkeys(windows.paths_of(spec), "the text")
-    return found if args.logits_file is None else {**found, args.logits_file: "the reference"}
 
 
 def remark(*lines: str | None) -> None:
@@ -162,7 +151,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: 
     checked = checking.check(texts, model_specs, args.rows, Cache(args.cache_dir), Progress(), hosts_of(args))
     for line in checked.lines:
         print(printable(line))
-    return complain("\n".join(checked.problems)) if checked.problems else int(checked.is_wrong)
+    return complain("\n".join(checked.problems)) or int(checked.is_wrong)
 
 
 def show_cache(args: argparse.Namespace) -> int:
@@ -178,43 +167,44 @@ def show_cache(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]) -> int:
-    """Measure, then show, write and plot; ``texts``: by their names."""
+    """Measure, then show, write and plot; ``texts``: by their names.  Returns the exit status."""
     from compare_q.eval.run import runner
     from compare_q.eval.run.session import Session, signals_interrupt
 
-    tokens = delivering.token_files(args.tokens_out, [spec.name for spec in model_specs], list(texts))
-    output_flags.check_outputs(args, inputs_of(args, texts.values(), model_specs), tokens)
+    labels = [spec.name for spec in model_specs]
+    tokens = outputs.token_files(args.tokens_out, list(texts), labels) if args.tokens_out else {}
+    outputs.check(args, outputs.inputs_of(args, texts.values(), model_specs), tokens.values())
     cache = Cache(args.cache_dir)
     session = Session(
         cache, Progress(), args.clear_cache, args.verbose, args.logits_file, hosts_of(args), args.verify_weights,
         divergences=args.divergences,
     )  # fmt: skip
     with signals_interrupt(session.hosts.running):
-        return deliver(args, runner.run(session, texts, model_specs, args.rows), cache)
-
-
-def deliver(args: argparse.Namespace, finished: Finished, cache: Cache) -> int:
-    """Show, write and plot a run that has just ended; the exit status."""
-    if failures := delivering.nothing_scored(finished.results):
-        complain("\n".join(failures))
-        return 128 + finished.signal if finished.signal else 2
-    outputs = Outputs(args.verbose)
-    delivering.deliver(args, finished, cache, outputs)
-    if args.cache_limit is not None:
-        with outputs.writing(cache.root):
-            print(cache_listing.limited(cache, args.cache_limit))
-    status = status_of(outputs) or int(delivering.is_incomplete(finished.results))
-    if finished.signal:
-        print("interrupted; run again to go on", file=sys.stderr)
-        return 128 + finished.signal
-    return status
+        finished = runner.run(session, texts, model_specs, args.rows)
+        interrupted = 128 + finished.signal if finished.signal else 0
+        results = replace(finished.results, title=args.title)
+        if failures := outputs.nothing_scored(results):
+            status = complain("\n".join(failures))
+            return interrupted or status
+        written = Outputs(args.verbose)
+        outputs.show(args, results, written)
+        if tokens:
+            outputs.copy_scores(cache, finished, tokens, written)
+        outputs.write(args, results, lambda: outputs.excerpts(finished, cache), written)
+        if args.cache_limit is not None:
+            with written.writing(cache.root):
+                print(cache_listing.limited(cache, args.cache_limit))
+        status = complain("\n".join(written.failures))
+        if interrupted:
+            print("interrupted; run again to go on", file=sys.stderr)
+        return interrupted or status or int(any(text.error or text.failed for text in results.texts))
 
 
 def hosts_of(args: argparse.Namespace) -> Hosts:
     """Where models run, by the flags and the settings file."""
     from compare_q.eval.run import hosts
 
-    found, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
+    found, said = hosts.of_this_machine(args.gpus or None, dict(args.python), args.deadline)
     if args.ray:
         from compare_q.eval import cluster
 
@@ -226,24 +216,15 @@ def hosts_of(args: argparse.Namespace) -> Hosts:
 def show_again(args: argparse.Namespace) -> int:
     """``--from``: show, write and plot a finished run, or several merged, as today's flags ask."""
     results, excerpts = merging.load(args.source)
-    if args.measure == "kld" and not any(text.reference for text in results.scored):
-        raise InputError(f"--kld: {', '.join(map(str, args.source))} has no reference, and so no KL divergence")
-    if args.measure in ACCURACIES and not any(text.is_answers for text in results.scored):
-        raise InputError(f"--{args.measure}: {', '.join(map(str, args.source))} has no answers, and so no accuracy")
-    pairs.check_labels(args.pair, results.labels)
-    output_flags.check_outputs(args)
-    output_flags.check_texts(args, [text.name for text in results.texts])
-    remark(plot_flags.unused_picture_flags(args, len(results.texts)))
-    outputs = Outputs(args.verbose)
+    names, scored = [text.name for text in results.texts], results.scored
+    reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
+    check_asked(args, names, results.labels, reference=reference, answers=answers)
+    outputs.check(args)
+    written = Outputs(args.verbose)
     results = replace(results, title=args.title or results.title)
-    delivering.show(args, results, outputs)
-    delivering.write(args, results, lambda: excerpts, outputs)
-    return status_of(outputs)
-
-
-def status_of(outputs: Outputs) -> int:
-    """The exit status after all outputs were tried; prints a line for each that failed."""
-    return complain("\n".join(outputs.failures)) if outputs.failures else 0
+    outputs.show(args, results, written)
+    outputs.write(args, results, lambda: excerpts, written)
+    return complain("\n".join(written.failures))
 
 
 def engine_table() -> Table:

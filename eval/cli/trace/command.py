@@ -6,8 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,7 @@ from compare_q.backends.base import Sampling
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
-from compare_q.eval.cli.arguments import Parser
-from compare_q.eval.cli.flag_values import Mapped, Once, path_argument
-from compare_q.eval.cli.run_flags import device_list, engine_python, seconds
+from compare_q.eval.cli.flags import SHARED, Parser, add, number, path_argument
 from compare_q.eval.cli.trace import files
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
@@ -28,60 +25,6 @@ if TYPE_CHECKING:
     from compare_q.eval.cli.trace.answering import TraceRequest
 
 LARGEST_SEED = 2**31 - 1
-
-
-def parser() -> argparse.ArgumentParser:
-    """Every flag of ``compare-q trace``."""
-    p = Parser(
-        prog="compare-q trace", allow_abbrev=False,
-        description="Have a model answer prompts, and keep the answers as a trace: a text for models to be scored on.",
-    )  # fmt: skip
-    for name in (None, "store"):
-        p.register("action", name, Once)
-    p.add_argument("prompts", type=path_argument, help=".jsonl with prompt or messages a line; else a prompt a line")
-    p.add_argument("-o", "--output", type=path_argument, required=True, metavar="FILE",
-                   help="the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a server)")  # fmt: skip
-    p.add_argument("-m", "--modelspec", required=True, metavar="SPEC|URL",
-                   help="model specification (JSON), or the URL of a running `vllm serve`")  # fmt: skip
-    p.add_argument("-mask", "--mask", help="only the model whose label holds one of these words")
-    p.add_argument("--max-tokens", type=number("number of tokens above 0", 1, 10**9, int), default=1024,
-                   help="tokens of an answer at most (default: 1024)")  # fmt: skip
-    p.add_argument("--temperature", type=temperature, default=0.0,
-                   help="0, the default: the most probable token each time")  # fmt: skip
-    p.add_argument("--top-p", type=number("share above 0 and up to 1", math.ulp(0.0), 1), default=1.0,
-                   help="draw from this share of the probability (default: 1)")  # fmt: skip
-    p.add_argument("--seed", type=number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int), default=0,
-                   help="for a temperature above 0 (default: 0)")  # fmt: skip
-    p.add_argument("--chat-template-kwargs", type=variables, default={}, metavar="JSON",
-                   help='variables for the chat template: \'{"enable_thinking": false}\'')  # fmt: skip
-    p.add_argument("--extend", action="store_true", help="answer the prompts that FILE has no answer to, and add them")
-    p.add_argument("--gpus", type=device_list, metavar="LIST", help="GPUs to use (0,1)")
-    p.add_argument("--python", type=engine_python, action=Mapped, default={}, metavar="ENGINE=PYTHON",
-                   help="Python (or folder of a virtual environment) that runs an engine")  # fmt: skip
-    p.add_argument("--deadline", type=seconds, metavar="SECONDS", help="end a model that is silent for so long")
-    p.add_argument("--cache-dir", type=path_argument, default=default_root(), help="where the engine's log is kept")
-    p.add_argument("--verbose", action="store_true", help="let the engine print its own log")
-    return p
-
-
-def number(what: str, least: float, most: float, kind: type[Any] = float) -> Callable[[str], Any]:
-    """What reads the number of a flag, from ``least`` to ``most``."""
-
-    def read(given: str) -> Any:
-        with suppress(ValueError):
-            if least <= (value := kind(given)) <= most:  # never of nan
-                return value
-        raise argparse.ArgumentTypeError(f"{given!r} is no {what}")
-
-    return read
-
-
-def temperature(given: str) -> float:
-    """``--temperature``; 0.01 is the lowest that vLLM does not change."""
-    value = float(number("temperature from 0 to 10", 0, 10)(given))
-    if 0 < value < 0.01:
-        raise argparse.ArgumentTypeError(f"{given!r}: give 0, or 0.01 and more")
-    return value
 
 
 def variables(given: str) -> dict[str, Any]:
@@ -95,6 +38,38 @@ def variables(given: str) -> dict[str, Any]:
     return value
 
 
+FLAGS: dict[str, dict[str, Any]] = {
+    "prompts": {"type": path_argument, "help": ".jsonl with prompt or messages a line; else a prompt a line"},
+    "-o --output": {"type": path_argument, "required": True, "metavar": "FILE",
+                    "help": "the trace: .json holds tokens, as qbench's; .jsonl holds messages (of a server)"},
+    "-m --modelspec": {"required": True, "metavar": "SPEC|URL",
+                       "help": "model specification (JSON), or the URL of a running `vllm serve`"},
+    "--max-tokens": {"type": number("number of tokens above 0", 1, 10**9, int), "default": 1024,
+                     "help": "tokens of an answer at most (default: %(default)s)"},
+    "--temperature": {"type": number("temperature from 0 to 10", 0, 10), "default": 0.0,
+                      "help": "0, the default: the most probable token each time"},
+    "--top-p": {"type": number("share above 0 and up to 1", math.ulp(0.0), 1), "default": 1.0,
+                "help": "draw from this share of the probability (default: 1)"},
+    "--seed": {"type": number(f"whole number from 0 to {LARGEST_SEED}", 0, LARGEST_SEED, int), "default": 0,
+               "help": "for a temperature above 0 (default: 0)"},
+    "--chat-template-kwargs": {"type": variables, "default": {}, "metavar": "JSON",
+                               "help": 'variables for the chat template: \'{"enable_thinking": false}\''},
+    "--extend": {"action": "store_true", "help": "answer the prompts that FILE has no answer to, and add them"},
+    **SHARED,
+}  # fmt: skip
+
+
+def parser() -> Parser:
+    """Every flag of ``compare-q trace``."""
+    p = Parser(
+        prog="compare-q trace",
+        description="Have a model answer prompts, and keep the answers as a trace: a text for models to be scored on.",
+    )
+    add(p, FLAGS)
+    p.set_defaults(cache_dir=default_root())
+    return p
+
+
 def run(words: Sequence[str]) -> int:
     """Make a trace; the exit status.  CompareQError for everything that a user can cause."""
     args = parser().parse_args(words)
@@ -104,7 +79,7 @@ def run(words: Sequence[str]) -> int:
     from compare_q.eval.run import hosts
     from compare_q.eval.run.session import Session, signals_interrupt
 
-    here, said = hosts.of_this_machine(args.gpus, args.python, args.deadline)
+    here, said = hosts.of_this_machine(args.gpus or None, dict(args.python), args.deadline)
     session = Session(Cache(args.cache_dir), Progress(), verbose=args.verbose, hosts=here)
     if said:
         session.progress.say(said)
@@ -126,6 +101,8 @@ def asked_for(args: argparse.Namespace) -> TraceRequest:
     """The flags as one object; InputError for flags that cannot go together."""
     from compare_q.eval.cli.trace.answering import TraceRequest
 
+    if 0 < args.temperature < 0.01:
+        raise InputError("--temperature: give 0, or 0.01 and more: vLLM takes less for 0.01")
     if args.top_p < 1 and not args.temperature:
         raise InputError("--top-p: goes with a --temperature above 0; without one the most probable token is taken")
     for path in (args.output, files.partial_of(args.output)):

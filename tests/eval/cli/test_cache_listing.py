@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from compare_q.backends.scoring import segments
-from compare_q.eval.cli import cache_listing, run_flags
+from compare_q.eval.cli import cache_listing, flags
 from compare_q.eval.common.cache import Cache
 from tests.support.stores import numbers, record, store_of
 from tests.support.toy import Ran, assert_refused
@@ -127,18 +127,14 @@ def test_use_makes_an_entry_the_newest(cache: Cache) -> None:
     ],
 )
 def test_sizes(text: str, gold: int) -> None:
-    assert run_flags.byte_size(text) == gold
+    assert flags.byte_size(text) == gold
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"), [("20", "20GB"), (" 7 ", "7GB"), ("0", "0GB"), ("0.5", "20GB"), ("", "20GB")]
-)
-def test_a_size_without_a_unit_removes_nothing(
-    cache: Cache, compare_q: Callable[..., Ran], text: str, meant: str
-) -> None:
+@pytest.mark.parametrize("text", ["20", " 7 ", "0", "0.5", "", "lots", "1e400GB"])
+def test_a_size_without_a_unit_removes_nothing(cache: Cache, compare_q: Callable[..., Ran], text: str) -> None:
     """20 was read as bytes, and every entry was removed."""
     before = cache_listing.entries(cache)
-    refused = f"--cache-limit: {text!r} is no size with a unit; give for example {meant} or 500MiB; see --help"
+    refused = f"--cache-limit: {text!r} is no size with a unit; give for example 20GB or 500MiB; see --help"
     assert_refused(compare_q("--cache", "--cache-dir", cache.root, "--cache-limit", text), refused)
     assert cache_listing.entries(cache) == before
     assert before
@@ -204,6 +200,3 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     assert listed.status == 0
     assert re.search(r"scores +│ fake uniform +│ +\d+\.\d kB", listed.out)
     assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")
-    bad = compare_q("--cache", "--cache-limit", "lots")
-    assert bad.status == 2
-    assert "'lots' is no size with a unit; give for example 20GB or 500MiB" in bad.err

@@ -140,7 +140,10 @@ def test_refused_or_known_after_loading() -> None:
         (["--doctor", "gone"], "gone: no such folder or GGUF file"),
         (["--doctor", "{empty}"], "config.json: missing"),
         (["--doctor", "{toy}", "-pf", "x.png"], "-p: --doctor draws the errors of one model's weights"),
-        (["--doctor", "{toy}", "-d", "x.json"], "--doctor: examines models and does nothing else"),
+        (
+            ["--doctor", "{toy}", "-d", "x.json"],
+            "-d: is for a run, and does not go with --doctor",
+        ),
         (["--against", "{toy}", "--cache"], "--against: goes with --doctor"),
     ],
 )

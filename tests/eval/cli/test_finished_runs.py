@@ -42,7 +42,10 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
 def test_flags_that_run_something_do_not_go_with_a_finished_run(
     compare_q: Run, finished: Path, flags: list[str]
 ) -> None:
-    assert_refused(compare_q("--from", finished, *flags), "--from: shows a finished run;", flags[0])
+    assert_refused(
+        compare_q("--from", finished, *flags),
+        f"{flags[0]}: is for a run, and does not go with --from",
+    )
 
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path, tmp_
     finished.write_text(finished.read_text().replace('"format": 7', '"format": 3'))
     assert_refused(compare_q("--from", finished), "finished.json: results of format 3")
     results_json.write_json(results_of(run_of(BASE, reference=None)), finished, [])
-    assert_refused(compare_q("--from", finished, "-kld"), "has no reference, and so no KL divergence")
+    assert_refused(compare_q("--from", finished, "-kld"), "--kld: no model is the reference")
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_pairs_of_unknown_labels_stop_the_run_before_it_begins(
 
 def test_a_finished_run_is_not_written_over_itself(compare_q: Run, finished: Path) -> None:
     before = finished.read_bytes()
-    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is the file of --from as well")
+    assert_refused(compare_q("--from", finished, "--csv", finished), "--csv: ", "is read here")
     assert finished.read_bytes() == before
 
 

@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.cli import delivering
+from compare_q.eval.cli import outputs
 from compare_q.eval.common.outputs import CURE, INSTALL, Outputs
 from compare_q.eval.results import results_json
 from tests.support import ROOT
@@ -126,7 +126,7 @@ def test_nobody_reads_what_is_printed(finished: Path, tmp_path: Path, shell: str
 
 def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> None:
     """The folder of the outputs goes while the table is shown; a file may take its place."""
-    show = delivering.terminal.show
+    show = outputs.terminal.show
 
     def show_and_remove(*arguments: Any, **keys: Any) -> None:
         show(*arguments, **keys)
@@ -134,7 +134,7 @@ def vanishing(monkeypatch: pytest.MonkeyPatch, folder: Path, *, file: bool) -> N
         if file:
             folder.touch()
 
-    monkeypatch.setattr(delivering.terminal, "show", show_and_remove)
+    monkeypatch.setattr(outputs.terminal, "show", show_and_remove)
 
 
 @pytest.mark.parametrize(("file", "why"), [(False, "No such file or directory"), (True, "Not a directory")])

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.scoring import segments
-from compare_q.backends.scoring.segments import ALONE
-from compare_q.eval.cli import arguments, delivering, output_flags
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.outputs import Outputs
 from compare_q.eval.plots import measures, pictures
 from compare_q.eval.results import results_json
-from compare_q.eval.results.run_result import TextResult
 from tests.support.command_line import FAKE, Run, Specs
-from tests.support.made import BASE, FAILED
-from tests.support.toy import assert_refused, refusal
+from tests.support.toy import assert_refused
 
 
 def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -87,7 +76,7 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
         (("-ppl", "--kld-value", "median"), "--kld-value: is a value of KL divergence; leave it or -ppl out"),
         (("-acc", "--kld-value", "p99"), "--kld-value: is a value of KL divergence; leave it or -acc out"),
         (("-acc", "-ppl"), "-ppl/--ppl: not allowed with argument -acc/--acc"),
-        (("-acc_norm",), "has no answers, and so no accuracy"),
+        (("-acc_norm",), "-acc_norm: no text is a task of questions"),
     ],
 )
 def test_flags_of_the_plot_that_cannot_go_together(
@@ -96,37 +85,20 @@ def test_flags_of_the_plot_that_cannot_go_together(
     assert_refused(compare_q("--from", finished, "-p", *flags), reason)
 
 
-def test_tokens_of_measured_models_are_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two labels with one file name are two files; a failed model leaves its name free in every run."""
-    cache, window = Cache(tmp_path / "cache"), Window.scored_from(0, np.arange(3, dtype=np.int32))
-    for key, logprob in (("a", -1.0), ("b", -2.0), ("c", -3.0)):
-        folder = cache.path("scores", key, "")
-        segments.commit(folder, ALONE, [(window, TokenScores(0, np.full(2, logprob, np.float32)))], "s", 1.0)
-        segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 1.0, "reference": None})
-    models = (
-        replace(BASE, label="W4 g32", scores_key="a/alone"),
-        replace(FAILED, label="w4/g32", scores_key="b/alone"),
-        replace(BASE, label="W4_g32", scores_key="c/alone"),
-        replace(BASE, label="no key"),
-    )
-    delivering.copy_scores_of_text(cache, TextResult("text", models=models), [window], tmp_path, Outputs(), "")
-    found = {file.name: parquet.read_table(file)["logprob"].to_pylist() for file in tmp_path.glob("*.parquet")}
-    assert found == {"W4_g32.parquet": [-1.0, -1.0], "W4_g32-3.parquet": [-3.0, -3.0]}
-    assert capsys.readouterr().out.splitlines() == [
-        f"tokens of W4 g32: {tmp_path / 'W4_g32.parquet'}",
-        f"tokens of W4_g32: {tmp_path / 'W4_g32-3.parquet'}",
-    ]
-
-
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    data, spec = write_specs([{**FAKE, "label": "one [x]"}, {**FAKE, "label": "bad", "engine": {"fail": 0}}])
+    """Two labels with one file name are two files; a failed model leaves its name free."""
+    models = [{**FAKE, "label": "one [x]"}, {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},
+              {**FAKE, "label": "one__x_", "engine": {"boost": 1.0}}]  # fmt: skip
+    data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "--tokens-out", tmp_path / "deep" / "tokens")
     assert ran.status == 1, ran.err
-    (file,) = (tmp_path / "deep" / "tokens").iterdir()
-    assert file.name == "one__x_.parquet"
-    table = parquet.read_table(file)
-    assert table.num_rows == 9 * 99
-    assert {"window", "position", "token_id", "logprob"} <= set(table.column_names)
+    files = sorted((tmp_path / "deep" / "tokens").iterdir())
+    assert [file.name for file in files] == ["one__x_-3.parquet", "one__x_.parquet"]
+    assert f"tokens of one__x_: {files[0]}" in ran.out
+    boosted, uniform = map(parquet.read_table, files)
+    assert boosted.num_rows == uniform.num_rows == 9 * 99
+    assert {"window", "position", "token_id", "logprob"} <= set(uniform.column_names)
+    assert min(boosted["logprob"].to_pylist()) > max(uniform["logprob"].to_pylist())
 
 
 def test_unwritable_tokens_folder(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -163,37 +135,18 @@ def test_two_outputs_with_one_name(compare_q: Run, write_specs: Specs, tmp_path:
     assert_refused(ran, "--html: ", "r.x: is the file of --output as well; name another file")
 
 
-@pytest.mark.parametrize(("number", "what"), [(1, "standard output"), (2, "standard error")])
-def test_an_output_is_not_the_file_of_what_is_printed(finished: Path, tmp_path: Path, number: int, what: str) -> None:
-    """It replaced the log of the run."""
-    log, kept = tmp_path / "run.log", os.dup(number)
-    for name in (log, Path("/dev/stdout" if number == 1 else "/dev/stderr")):
-        with log.open("w") as stream:
-            os.dup2(stream.fileno(), number)
-            try:
-                refused = refusal(
-                    output_flags.check_outputs, arguments.parse(["--from", str(finished), "-o", str(name)])
-                )
-            finally:
-                os.dup2(kept, number)
-        assert refused == f"--output: {name}: is the file of {what} as well; name another file"
-    os.close(kept)
+READ = (
+    "--output data.json", "--csv models.json", "--output text.parquet", "--tokens-out .", "--output over.safetensors",
+    "--csv chat.jinja", "--markdown python", "--plots mod", "--tokens-out mod/new", "--html ds/r.html", "--plots ds",
+    "--output files/a.jsonl", "--output a.yaml", "--output base.yaml", "--output held/r.json", "--output code.py",
+    "--plots tok/new",
+)  # fmt: skip
+"""Outputs that would replace what is read, or lie in it."""
 
 
-READ = {
-    "--output data.json": "the data spec", "--csv models.json": "a model spec", "--output text.parquet": "the text",
-    "--tokens-out .": "the text", "--output over.safetensors": "a file of text", "--csv chat.jinja": "a file of text",
-    "--markdown python": "a file of text", "--plots mod": "the model of text", "--tokens-out mod/new": "the model of",
-    "--html ds/r.html": "the text", "--plots ds": "the text", "--output files/a.jsonl": "the text",
-    "--output a.yaml": "the text", "--output base.yaml": "the text", "--output held/r.json": "the text",
-    "--output code.py": "the text", "--plots tok/new": "the tokenizer",
-}  # fmt: skip
-"""Outputs -> what they would replace, or lie in."""
-
-
-@pytest.mark.parametrize(("flag", "what"), READ.items())
+@pytest.mark.parametrize("flag", READ)
 def test_nothing_that_is_read_is_written(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, what: str
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
     """Whatever a spec names by path; a folder is not written into either, of which other files may be read then."""
     monkeypatch.chdir(tmp_path)
@@ -216,7 +169,7 @@ def test_nothing_that_is_read_is_written(
     data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # of several: in a folder each
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     ran = compare_q("-d", data, "-m", models, *flag.split())
-    assert_refused(ran, f"{flag.split()[0]}: ", f": is {what}", "; name another")
+    assert_refused(ran, f"{flag.split()[0]}: ", "is read here, or lies in a folder that is; name another")
     assert all(file.read_bytes() == content for file, content in before.items())
     assert not list(tmp_path.rglob("new"))
 

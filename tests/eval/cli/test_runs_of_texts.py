@@ -68,7 +68,7 @@ def test_specs_that_are_refused(compare_q: Run, files: dict[str, Path], changes:
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (["--sort", "kld:chat"], "--sort: no text is called 'chat'; there are: prose, code"),
+        (["--sort", "kld:chat"], "--sort: kld:chat: of several texts, name one behind the colon: prose, code"),
         (["--sort", "what"], "'what' is no column"),
         (["-lf", "store"], "--logits_file: a reference store is of one text"),
         (["--pair", "a", "z"], "--pair: no model is called 'z'"),
@@ -86,7 +86,7 @@ def test_flags_of_several_texts_with_one(compare_q: Run, files: dict[str, Path])
 def test_no_output_may_replace_a_text(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
     for name in ("code.json", "code.txt"):
         ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], "--csv", tmp_path / name)
-        assert_refused(ran, f"{name}: is the ")
+        assert_refused(ran, f"{name}: is read here")
 
 
 def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_project(tmp_path: Path, compare_q: Run) -> None:
     for part in ("title: is a flag here, -t", "colour: no key of qbench's", "models[0].options.x: left out"):
         assert part in ran.err
     assert f"compare-q -d {data} -m {models}" in ran.out
-    assert "--from-qbench: writes two specs" in compare_q("--from-qbench", project, "-d", data).err
+    assert "-d: is for a run, and does not go with --from-qbench" in compare_q("--from-qbench", project, "-d", data).err
     again = compare_q("--from-qbench", project)
     assert (again.status, again.err) == (2, f"error: {data}: is there already; move it away\n")
 

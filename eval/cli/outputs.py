@@ -1,0 +1,198 @@
+"""What a run was asked for: whether it can be written; then the table, files and plots, of which any may fail alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.json_files import exists, is_file
+from compare_q.backends.common.options import strings_in
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.files import is_writable
+from compare_q.eval.common.outputs import Outputs
+from compare_q.eval.plots import measures
+from compare_q.eval.results import flat, results_json
+from compare_q.eval.results.differences import near_lossless
+from compare_q.eval.results.run_result import Results
+from compare_q.eval.specs import reading
+from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.table import columns, llama_statistics, markdown, pairs, terminal
+
+if TYPE_CHECKING:
+    from compare_q.eval.run.runner import Finished
+
+TokenFiles = Mapping[tuple[str, str], Path]
+"""(text, label) -> the file of ``--tokens-out``."""
+
+
+def inputs_of(
+    args: argparse.Namespace, data_specs: Iterable[DataSpec], model_specs: Sequence[ModelSpec]
+) -> list[str | Path]:
+    """What a run reads, so that no output may replace it: spec files, texts, tokenizers, models, a reference."""
+    from compare_q.eval.text import windows
+
+    read: list[str | Path] = [*reading.expand(map(str, args.dataspec)), *reading.expand(args.modelspec)]
+    for model in model_specs:
+        named = [path for path in map(Path, strings_in(model.options)) if is_file(path)]
+        read += [
+            model.located,
+            *model.override_tensors,
+            *named,
+            *([model.locate(model.python)] if model.python else []),
+        ]
+    for spec in data_specs:
+        read.append(spec.locate(spec.tokenizer_dir))
+        with suppress(InputError):  # which the run will meet too
+            read += windows.paths_of(spec)
+    return read if args.logits_file is None else [*read, args.logits_file]
+
+
+def check(args: argparse.Namespace, inputs: Sequence[str | Path] = (), tokens: Iterable[Path] = ()) -> None:
+    """InputError, before anything runs, for an output that could not be written afterwards, or that is an input too.
+
+    ``inputs``: files and folders that the run reads; ``tokens``: the files of ``--tokens-out``.
+    """
+    files = {"--output": args.output, "--csv": args.csv, "--markdown": args.markdown, "--html": args.html,
+             "--plot_file": args.plot_file, "--card": args.card}  # fmt: skip
+    given = [(flag, file) for flag, file in files.items() if file is not None]
+    written = [*given, *(("--tokens-out", file) for file in tokens if os.path.lexists(file))]
+    folders = [
+        (flag, folder) for flag, folder in (("--tokens-out", args.tokens_out), ("--plots", args.plots)) if folder
+    ]
+    read = {os.path.realpath(path) for path in (*args.source, *inputs) if exists(path)}
+    taken: dict[str, str] = {}
+    for flag, file in written:
+        if not is_writable(file):
+            raise InputError(f"{flag}: {file}: cannot be written; is the folder there and yours, and the file?")
+        if (other := taken.setdefault(os.path.realpath(file), flag)) != flag:
+            raise InputError(f"{flag}: {file}: is the file of {other} as well; name another file")
+    for flag, path in (*folders, *written):
+        place = Path(os.path.realpath(path))
+        if read & set(map(str, (place, *place.parents))):
+            raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
+    for flag, folder in folders:
+        with suppress(OSError):  # what is wrong shows in the next line
+            folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK) or not folder.is_dir():
+            raise InputError(f"{flag}: {folder}: cannot be written; is the folder yours?")
+    if args.plot_file or args.card:
+        from compare_q.eval.plots import style  # with matplotlib: 0.3 s that --help and bad input need not wait
+
+        for flag, file in given:
+            if flag in ("--plot_file", "--card") and file.suffix.lower() not in style.SUFFIXES:
+                raise InputError(f"{flag}: {file}: must end in {', '.join(style.SUFFIXES)}")
+
+
+def nothing_scored(results: Results) -> list[str]:
+    """Why no model was scored, a line for each text that failed and each model; empty if one was."""
+    if any(len(text.failed) < len(text.models) for text in results.scored):
+        return []
+    failed = [f"{text.name}: {text.error}" for text in results.texts if text.error]
+    for label in results.labels:
+        reasons = dict.fromkeys(model.error for model in results.of_label(label) if model is not None)
+        failed += [f"{label}: {reason}" for reason in reasons]
+    return failed
+
+
+def excerpts(finished: Finished, cache: Cache) -> list[Any]:
+    """What the HTML report shows of single tokens of each text, None for one that failed."""
+    from compare_q.eval.html import inspector
+
+    return [
+        None if data is None else inspector.inspect_tokens(text, data, cache)
+        for text, data in zip(finished.results.texts, finished.data, strict=True)
+    ]
+
+
+def show(args: argparse.Namespace, results: Results, outputs: Outputs) -> None:
+    """Print the table, and whatever else is to be printed; what is about one of several texts below its name."""
+    table, console = columns.ordered(results, args.sort), Console()
+    with outputs.writing("standard output"):
+        terminal.show(table, console, args.columns, by_text=args.by_text)
+        if args.timing:
+            terminal.show_timing(table, console)
+        for text in table.scored if args.statistics or args.pairs or args.pair else ():
+            if len(table.texts) > 1:
+                terminal.heading(console, text.name)
+            if args.statistics:
+                print("", *llama_statistics.statistics_lines(text), sep="\n")
+            chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
+            if chosen:
+                known = near_lossless(text.models)
+                print("", *pairs.pair_lines(chosen, text.data.get("text_tokens"), known), sep="\n")
+
+
+def write(args: argparse.Namespace, results: Results, inspect: Callable[[], Sequence[Any]], outputs: Outputs) -> None:
+    """Write the files of a run and draw its plots; CSV and Markdown have the order of the table.
+
+    ``inspect``: makes the excerpts of the report, and is called only if one is written.
+    """
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    table = columns.ordered(results, args.sort)
+
+    def write_report(file: Path) -> None:
+        from compare_q.eval.html import report
+
+        report.write(results, inspect(), file, command, args.columns)
+
+    def draw(file: Path) -> None:
+        from compare_q.eval.plots import pictures  # a package that is missing is this output's failure alone
+
+        measure, size = measures.chosen(results, args.measure, args.kld_value), measures.SIZES.get(args.x_axis)
+        pictures.draw(
+            results, file, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark, log_y=args.log_y,
+            card=file == args.card,
+        )  # fmt: skip
+
+    def draw_all(folder: Path) -> None:
+        from compare_q.eval.plots import pictures
+
+        pictures.write_all(results, folder, outputs, dark=args.dark)
+
+    wanted: tuple[tuple[Path | None, str, Callable[[Path], None]], ...] = (
+        (args.output, "results", lambda file: results_json.write_json(results, file, command)),
+        (args.csv, "CSV", lambda file: flat.write_csv(table, file, columns.fields_of(args.columns))),
+        (args.markdown, "Markdown",
+         lambda file: markdown.write(table, file, args.columns, by_text=args.by_text, timing=args.timing)),
+        (args.html, "report", write_report),
+        (args.plot_file, "", draw), (args.card, "", draw), (args.plots, "", draw_all),
+    )  # fmt: skip
+    for file, name, write_file in wanted:
+        if file:
+            with outputs.writing(file):
+                write_file(file)
+                if name:  # pictures say themselves what they have drawn
+                    print(f"{name}: {file}")
+
+
+def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:
+    """Every file that ``--tokens-out`` may write, of several texts in a folder each."""
+    from compare_q.eval.run.token_scores import file_names
+
+    folders = dict(zip(texts, file_names(texts) if len(texts) > 1 else [""], strict=True))
+    files = dict(zip(labels, file_names(labels), strict=True))
+    return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}
+
+
+def copy_scores(cache: Cache, finished: Finished, files: TokenFiles, outputs: Outputs) -> None:
+    """``--tokens-out``: the token scores of every scored model; a failed model's file name stays free."""
+    from compare_q.eval.run import token_scores
+
+    for text, data in zip(finished.results.texts, finished.data, strict=True):
+        of = f" on {text.name}" if len(finished.data) > 1 else ""
+        for model in text.models:
+            stored = None if data is None or model.error else token_scores.of_row(cache, model.scores_key, data.windows)
+            if stored is not None:
+                file = files[text.name, model.label]
+                with outputs.writing(file):
+                    file.parent.mkdir(exist_ok=True)
+                    token_scores.write_parquet(stored, file)
+                    print(f"tokens of {model.label}{of}: {file}")
