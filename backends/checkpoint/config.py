@@ -7,8 +7,6 @@ Whoever needs any of it asks a ``CheckpointConfig``, so that no two parts of the
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from compare_q.backends.checkpoint.files import INDEX, SINGLE
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
-from compare_q.backends.common.messages import printable, shortened
+from compare_q.backends.common.messages import printable
 from compare_q.backends.layers import schemes
 from compare_q.backends.layers.schemes import objects_in, part
 
@@ -42,9 +40,6 @@ TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Where multimodal configs keep the language model's part: most, InternVL's, DeepSeek-VL2's.  Qwen-Omni's keep it in
 the text_config of their thinker_config."""
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
-MOST_LAYERS = 1_000
-COUNT_OF_LAYERS = re.compile(r"(?<!per_)layers?$")
-"""Keys such as ``num_hidden_layers`` and ``n_layer``, and not ``vocab_size_per_layer_input``."""
 FEATURE_PAIRS = (
     ("num_attention_heads", "head_dim"), ("num_key_value_heads", "head_dim"), ("num_attention_heads", "v_head_dim"),
     ("num_attention_heads", "global_head_dim"), ("num_key_value_heads", "global_head_dim"),
@@ -92,7 +87,6 @@ class CheckpointConfig:
                     f"{printable(file)}: {key}: {printable(named)}: engines load those weights from there, whatever it "
                     "holds then; save them into the folder, and leave the key out"
                 )
-        check_layers(config.raw, printable(file))
         legacy = folder / LEGACY_FILE
         stated = config.quantization
         mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
@@ -212,6 +206,57 @@ class CheckpointConfig:
         heads = self._integer("num_key_value_heads") or attention_heads
         return KVShape(self.hidden_layers, heads, self._integer("head_dim") or hidden // attention_heads)
 
+    @property
+    def quant_method(self) -> str:
+        """What the quantization config calls its method; "" if it says nothing."""
+        return str(self.quantization.get("quant_method") or "")
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of a GPTQ or AWQ weight; None if layers may differ in them, as GPTQModel and auto-round write it."""
+        quantization = self.quantization
+        bits = quantization.get("bits", quantization.get("w_bit"))
+        own = objects_in(quantization.get("extra_config"))
+        differ = quantization.get("dynamic") or any("bits" in changes for changes in own)
+        return bits if isinstance(bits, int) and not differ else None
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of FP8 that share a scale; None if the config states none, or several."""
+        groups = [part(group, "weights") for group in objects_in(self.quantization.get("config_groups"))]
+        stated = [self.quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+        pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
+        sizes = {(size[0], size[1]) for size in pairs if all(type(length) is int and length > 0 for length in size)}
+        return next(iter(sizes)) if len(sizes) == 1 else None
+
+    @cached_property
+    def head_sizes(self) -> frozenset[int]:
+        """Features that the head can have, for formats that pad them."""
+        return frozenset(size for size in map(self._integer, ("hidden_size", "vocab_size")) if size)
+
+    @cached_property
+    def layer_sizes(self) -> frozenset[int]:
+        """Features that linear layers can have, by the usual keys of attention, MLA, delta nets and experts."""
+        known = {key: value for key, value in self.text.items() if isinstance(value, int)}
+
+        def times(count: str, size: str) -> int:
+            return known.get(count, 0) * known.get(size, 0)
+
+        heads = known.get("num_attention_heads", 0)
+        known = {"num_key_value_heads": heads, "head_dim": known.get("hidden_size", 0) // max(heads, 1), **known}
+        sizes = {
+            value for key, value in known.items() if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))
+        }
+        sizes |= {times(*pair) for pair in FEATURE_PAIRS}
+        sizes |= {2 * times("num_attention_heads", "head_dim")}  # queries with a gate
+        keys = times("linear_num_key_heads", "linear_key_head_dim")
+        values = times("linear_num_value_heads", "linear_value_head_dim")
+        sizes |= {values, 2 * keys + values, 2 * (keys + values)}  # out_proj, in_proj_qkv, in_proj_qkvz
+        if nope := known.get("qk_nope_head_dim", 0):
+            rope, value = known.get("qk_rope_head_dim", 0), known.get("v_head_dim", 0)
+            sizes |= {known.get("kv_lora_rank", 0) + rope, heads * (nope + rope), heads * (nope + value)}
+        return frozenset(sizes - {0})
+
     def _integer(self, key: str) -> int | None:
         value = self.text.get(key)
         return value if type(value) is int and value > 0 else None  # True is an int of Python's
@@ -224,88 +269,9 @@ def has_longrope(found: Any) -> bool:
     return any(each in ("longrope", "su") for each in stated) or any(map(has_longrope, parts))
 
 
-def check_layers(found: Any, where: str) -> None:
-    """InputError for more layers than any model has: whoever builds that model makes them one by one, for hours."""
-    for key, value in found.items() if isinstance(found, dict) else ():
-        if type(value) is int and value > MOST_LAYERS and COUNT_OF_LAYERS.search(key):
-            raise InputError(f"{where}: {shortened(printable(key))}: {value:,} layers, of at most {MOST_LAYERS:,}")
-        check_layers(value, where)
-
-
 def extended_by_yarn(length: int, factor: float, original: int | None) -> int:
     """Tokens of the longest sequence under yarn: ``length`` is stated with or without the extension of ``original``."""
     return max(length, int(original * factor)) if original else length
-
-
-@dataclass(frozen=True)
-class ConfigHints:
-    """What a config says of stored weights that headers do not.
-
-    ``bits`` of a GPTQ or AWQ weight, None if layers may differ in them; ``layer_sizes`` and ``head_sizes``: the numbers
-    of features that linear layers and the head can have, for formats that pad them; ``exl3``: whether exllamav3 wrote
-    the files; ``int4_bytes``: whether an int8 weight with scales for parts of its rows is two int4 (W4AFP8), as nothing
-    in a header tells; ``block``: rows and columns of the blocks that share a scale; ``gptq_v2``: whether GPTQ's zero
-    points are stored as they are, and not less 1.
-    """
-
-    bits: int | None
-    layer_sizes: frozenset[int]
-    head_sizes: frozenset[int]
-    exl3: bool
-    int4_bytes: bool = False
-    block: tuple[int, int] | None = None
-    gptq_v2: bool = False
-
-
-def config_hints(config: CheckpointConfig) -> ConfigHints:
-    """The hints in a checkpoint's config."""
-    quantization = config.quantization
-    bits = quantization.get("bits", quantization.get("w_bit"))
-    uniform = isinstance(bits, int) and not has_exceptions(quantization)
-    known = {key: value for key, value in config.text.items() if isinstance(value, int)}
-    ends = frozenset({known.get("hidden_size", 0), known.get("vocab_size", 0)} - {0})
-    method = quantization.get("quant_method")
-    sizes = frozenset(_layer_sizes(known))
-    return ConfigHints(
-        bits if uniform else None, sizes, ends, method == "exl3", method == "w4afp8", block_size(quantization),
-        quantization.get("checkpoint_format") == "gptq_v2",
-    )  # fmt: skip
-
-
-def block_size(quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The size of blocks of FP8 that a config states; None if it states none, or several."""
-    groups = [part(group, "weights") for group in objects_in(quantization.get("config_groups"))]
-    stated = [quantization.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
-    pairs = [size for size in stated if isinstance(size, list | tuple) and len(size) == 2]
-    sizes = {(size[0], size[1]) for size in pairs if all(type(length) is int and length > 0 for length in size)}
-    return next(iter(sizes)) if len(sizes) == 1 else None
-
-
-def has_exceptions(quantization: Mapping[str, Any]) -> bool:
-    """Whether a GPTQ or AWQ config has other bits for some layers, as GPTQModel and auto-round write it."""
-    extra = quantization.get("extra_config")
-    changes = extra.values() if isinstance(extra, dict) else ()
-    return bool(quantization.get("dynamic")) or any(isinstance(own, dict) and "bits" in own for own in changes)
-
-
-def _layer_sizes(known: dict[str, int]) -> set[int]:
-    """Features that linear layers can have, from the usual keys of attention, MLA, delta nets and (shared) experts."""
-
-    def times(count: str, each: str) -> int:
-        return known.get(count, 0) * known.get(each, 0)
-
-    heads = known.get("num_attention_heads", 0)
-    known = {"num_key_value_heads": heads, "head_dim": known.get("hidden_size", 0) // max(heads, 1), **known}
-    sizes = {value for key, value in known.items() if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))}
-    sizes |= {times(*pair) for pair in FEATURE_PAIRS}
-    sizes |= {2 * times("num_attention_heads", "head_dim")}  # queries with a gate
-    keys = times("linear_num_key_heads", "linear_key_head_dim")
-    values = times("linear_num_value_heads", "linear_value_head_dim")
-    sizes |= {values, 2 * keys + values, 2 * (keys + values)}  # out_proj, in_proj_qkv, in_proj_qkvz
-    if nope := known.get("qk_nope_head_dim", 0):
-        rope, value = known.get("qk_rope_head_dim", 0), known.get("v_head_dim", 0)
-        sizes |= {known.get("kv_lora_rank", 0) + rope, heads * (nope + rope), heads * (nope + value)}
-    return sizes - {0}
 
 
 def unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:

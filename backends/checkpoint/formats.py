@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.config import ConfigHints, unpadded
+from compare_q.backends.checkpoint.config import CheckpointConfig, unpadded
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import parsed
@@ -75,7 +75,7 @@ class Layout:
     weights: int | str
 
 
-Reader = Callable[[Parts, ConfigHints, frozenset[int]], Layout]
+Reader = Callable[[Parts, CheckpointConfig, frozenset[int]], Layout]
 """Reads the layout of a module's parts; the third argument is the set of sizes that the matrix can have had before it
 was padded."""
 NOT_KNOWN = Layout("", UNKNOWN)
@@ -151,20 +151,20 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 # One reader for each entry of FORMATS.
 
 
-def _weight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """``weight`` holds one weight an element, or two 4-bit ones a byte where other parts say so."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
     if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):
         return _bitsandbytes(parts[state])
     if weight.dtype in ("U8", "I8", "I32"):
-        return _integers(parts, hints, scale)
+        return _integers(parts, config, scale)
     if "scale" in parts and weight.dtype in FLOATS:
         return NOT_KNOWN
     if weight.dtype not in FLOATS and not weight.dtype.startswith("F8_E"):
         return NOT_KNOWN
-    words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, hints))
-    if hints.exl3 and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
+    words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, config))
+    if config.quant_method == "exl3" and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
         # exllamav3 pads the layers that it leaves at 16 bits as well, but none whose size is in no config.
         return Layout(words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED)
     return Layout(words, weight.numel)
@@ -179,16 +179,16 @@ def _bitsandbytes(state: Tensor) -> Layout:
     return Layout(f"{kind} g{int(described.get('blocksize', 64))}", math.prod(map(int, described["shape"])))
 
 
-def _eight_bits(weight: Tensor, scale: Tensor, hints: ConfigHints) -> str:
+def _eight_bits(weight: Tensor, scale: Tensor, config: CheckpointConfig) -> str:
     """FP8 or int8 and its scales in words; FP8 with a power of two for 32 weights is MXFP8."""
     shape = weight.numel // weight.shape[-1], weight.shape[-1]
     grid = scale_grid(scale, shape[0])
     if weight.dtype != "I8" and scale.dtype in POWERS and grid[1] * 32 == shape[1]:
         return "mxfp8 g32"
-    return f"{EIGHT_BITS[weight.dtype]} {scaling(grid, shape, hints.block)}" if weight.dtype in EIGHT_BITS else ""
+    return f"{EIGHT_BITS[weight.dtype]} {scaling(grid, shape, config.block)}" if weight.dtype in EIGHT_BITS else ""
 
 
-def _integers(parts: Parts, hints: ConfigHints, scale: Tensor | None) -> Layout:
+def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> Layout:
     """``weight`` of integers: what they are, its scales tell, and how many of its bytes each of them has.
 
     ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two for 16
@@ -199,7 +199,7 @@ def _integers(parts: Parts, hints: ConfigHints, scale: Tensor | None) -> Layout:
         return Layout("int8 channel", weight.numel) if weight.dtype == "I8" else NOT_KNOWN
     if inverse is not None and inverse.dtype in FLOATS:
         by_row = inverse.shape[:-1] == weight.shape[:-1]
-        known = weight.dtype == "I8" and hints.int4_bytes and by_row
+        known = weight.dtype == "I8" and config.quant_method == "w4afp8" and by_row
         return (
             Layout(f"int4 g{tile(weight.shape[-1] * 2, inverse.shape[-1])}", weight.numel * 2) if known else NOT_KNOWN
         )
@@ -215,10 +215,10 @@ def _integers(parts: Parts, hints: ConfigHints, scale: Tensor | None) -> Layout:
         words = {16: "mxfp4 g32", 24: "mxfp6 g32"}.get(group, "")
         return NOT_KNOWN if rest or not words else Layout(words, weight.numel * 32 // group)
     known = weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS
-    return Layout(_eight_bits(weight, scale, hints), weight.numel) if known else NOT_KNOWN
+    return Layout(_eight_bits(weight, scale, config), weight.numel) if known else NOT_KNOWN
 
 
-def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """compressed-tensors and gpt-oss: int32 words with the shape beside them, or bytes of two 4-bit weights.
 
     Marlin's 2:4 has ``meta``, 2 bits for each weight that is stored, which is every second one.
@@ -248,7 +248,7 @@ def _weight_packed(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> L
     return Layout(name and f"{name} g{2 * packed.shape[-1] // scale.shape[-1]}", packed.numel * 2)
 
 
-def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]: the bits are in the shapes of the parts beside them.
 
     ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].  FP-Quant has bytes of two
@@ -264,7 +264,7 @@ def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     told = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
     if indices is not None and indices.numel:
         told.add(packed.shape[0] * 32 / indices.numel)
-    bits = told.pop() if told else hints.bits
+    bits = told.pop() if told else config.bits
     if told or bits not in (2, 3, 4, 8):
         return NOT_KNOWN
     weights, outputs = packed.numel * 32 // int(bits), scales.shape[-1]
@@ -272,7 +272,7 @@ def _qweight(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     return Layout(grouped(name, weights // outputs, scales.shape[0]), weights)
 
 
-def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """FP8; int8; or int4, two a byte with zero points of floats, or in tiles, padded to multiples of 8 and 1,024.
 
     Zero points of int4 are [in / group, out], in the dtype of the model; those of int8 are int8.  Tiles are [out / 8,
@@ -291,10 +291,10 @@ def _torchao(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
         known = fits and not columns % scale.shape[-2]
         return Layout(f"int4 g{columns // scale.shape[-2]}", data.numel * 2) if known else NOT_KNOWN
     whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
-    return Layout("" if scale is None else _eight_bits(data, scale, hints), data.numel) if whole else NOT_KNOWN
+    return Layout("" if scale is None else _eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
 
 
-def _bitmask(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _bitmask(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """compressed-tensors' sparse weights: those that are not zero, a bit for each weight, and the shape."""
     kept, mask, shape = parts.get("compressed"), parts["bitmask"], parts.get("shape")
     name = (FLOATS | EIGHT_BITS).get(kept.dtype) if kept is not None else None
@@ -304,7 +304,7 @@ def _bitmask(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     return Layout(f"{name}, sparse", weights if 0 <= weights <= mask.nbytes * 8 else DAMAGED)
 
 
-def _marlin(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _marlin(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """AutoGPTQ's Marlin files: ``B`` [in / 16, 2 * out] words of eight 4-bit weights, ``s`` [groups, out]."""
     packed, scales = parts["B"], parts.get("s")
     if packed.dtype != "I32" or scales is None or scales.shape[-1] * 2 != packed.shape[-1]:
@@ -312,7 +312,7 @@ def _marlin(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     return Layout(grouped("int4", packed.shape[0] * 16, scales.numel // scales.shape[-1]), packed.numel * 8)
 
 
-def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _exl2(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """EXL2: rows as ``q_invperm`` [in], columns of ``q_weight`` [words, out], out padded to a multiple of 32."""
     if "q_invperm" not in parts:
         return NOT_KNOWN
@@ -320,7 +320,7 @@ def _exl2(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
     return Layout("exl2", parts["q_invperm"].numel * columns or PADDED)
 
 
-def _exl3(parts: Parts, hints: ConfigHints, sizes: frozenset[int]) -> Layout:
+def _exl3(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """EXL3: ``trellis`` [in / 16, out / 16, 16 * bits], in and out padded to multiples of 128."""
     shape = parts["trellis"].shape
     if len(shape) != 3:  # a quantized embedding has two dimensions
@@ -377,25 +377,25 @@ def is_quantized(parts: Parts) -> bool:
     return main is not None and (main != "weight" or parts[main].dtype not in FLOATS)
 
 
-def layout_of(parts: Parts, hints: ConfigHints, role: str = "") -> Layout:
+def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
     """The layout of one module that has a main part; ``role`` says which sizes it can have had before it was padded."""
     main = main_part(parts)
     assert main is not None
-    sizes = {"layer": hints.layer_sizes, "head": hints.head_sizes}.get(role, frozenset())
+    sizes = {"layer": config.layer_sizes, "head": config.head_sizes}.get(role, frozenset())
     try:
-        return FORMATS[main].read(parts, hints, sizes)
+        return FORMATS[main].read(parts, config, sizes)
     except (ArithmeticError, AttributeError, InputError, LookupError, TypeError, ValueError):
         return Layout("", DAMAGED)
 
 
-def described(parts: Parts, hints: ConfigHints) -> str:
+def described(parts: Parts, config: CheckpointConfig) -> str:
     """What a module stores, in words: "int4 g128", "bfloat16"; "unknown (why)" where they are not known."""
     main = main_part(parts)
     assert main is not None
-    return layout_of(parts, hints).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+    return layout_of(parts, config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
 
 
-def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights | str:
+def stored_weights(parts: Parts, role: str, config: CheckpointConfig) -> StoredWeights | str:
     """Bits and weights of one module, both 0 if it has no matrix; or ``.part: why`` they are not known.
 
     ``role``: "layer", "head" or "embedding".
@@ -408,7 +408,7 @@ def stored_weights(parts: Parts, role: str, hints: ConfigHints) -> StoredWeights
     strange = sorted(part for part in parts if part not in bits and not _lies_beside(part) and parts[part].numel)
     if strange:
         return f".{strange[0]}: {UNKNOWN}"
-    weights = layout_of(parts, hints, role).weights
+    weights = layout_of(parts, config, role).weights
     if isinstance(weights, str):
         return f".{main}: {weights}"
     if weights < 0:

@@ -11,22 +11,18 @@ Only the headers and the global scales are read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
-from compare_q.backends.checkpoint.formats import NUMBERS, values
+from compare_q.backends.checkpoint.contents import Checkpoint
+from compare_q.backends.checkpoint.formats import NUMBERS, Parts, main_part, values
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.layers.names import fused_layers
 from compare_q.backends.layers.schemes import objects_in
 
-STORED = {"weight_global_scale": ("weight_packed", "input_global_scale"), "weight_scale_2": ("weight", "input_scale")}
-"""Name of the weights' global scale -> names of the packed weights and of the activations' global scale.
-
-The first entry is how compressed-tensors stores them, the second how ModelOpt does.
-"""
+STORED = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
+"""Name of the weights' global scale -> name of the activations': as compressed-tensors stores them, and ModelOpt."""
 TOLERANCE = 1e-5
 """Relative difference up to which scales are the same, as vLLM's own check of experts has it.
 
@@ -35,36 +31,21 @@ which in bf16 differ by 4e-3 at least.
 """
 
 
-@dataclass(frozen=True)
-class Nvfp4Layer:
-    """One NVFP4 matrix of a checkpoint.
-
-    ``weight_scale`` and ``input_scale`` are the global scales of its weights and activations, ``input_scale`` None if
-    the checkpoint stores none; ``scale_name`` is the last part of the name of ``weight_scale``.
-    """
-
-    scale_name: str
-    weight_scale: Tensor
-    input_scale: Tensor | None
-
-
-def nvfp4_layers(folder: Path) -> dict[str, Nvfp4Layer]:
-    """Module path -> layer, of a checkpoint's NVFP4 layers; empty if it is not quantized, and then no header is read.
+def nvfp4_layers(folder: Path) -> dict[str, Parts]:
+    """Module path -> parts, of a checkpoint's NVFP4 layers; empty if it is not quantized, and then no header is read.
 
     InputError for a config or a header that cannot be read.
     """
-    if not CheckpointConfig.read(folder).quantization:
+    checkpoint = Checkpoint(folder)
+    if not checkpoint.config.quantization:
         return {}
-    tensors = read_headers(weight_files(folder))
-    layers = {}
-    for name, tensor in tensors.items():
-        path, _, part = name.rpartition(".")
-        if part in STORED:
-            weight, activations = STORED[part]
-            packed = tensors.get(f"{path}.{weight}")
-            if packed is not None and packed.dtype == "U8":
-                layers[path] = Nvfp4Layer(part, tensor, tensors.get(f"{path}.{activations}"))
-    return layers
+    scaled = {path: parts for path, parts in checkpoint.modules.items() if not parts.keys().isdisjoint(STORED)}
+    return {path: parts for path, parts in scaled.items() if (main := main_part(parts)) and parts[main].dtype == "U8"}
+
+
+def has_input_scale(parts: Parts) -> bool:
+    """Whether the activations of an NVFP4 layer have a global scale."""
+    return not parts.keys().isdisjoint(STORED.values())
 
 
 def is_expert(path: str) -> bool:
@@ -72,29 +53,31 @@ def is_expert(path: str) -> bool:
     return "experts" in path.split(".")
 
 
-def check_scales(folder: Path, layers: Mapping[str, Nvfp4Layer]) -> None:
+def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError for the first layers whose scales vLLM would misread, with the number of the other such layers."""
-    missing = [path for path, layer in layers.items() if layer.input_scale is None]
+    missing = [path for path, parts in layers.items() if not has_input_scale(parts)]
     if missing and asks_for_activations(CheckpointConfig.read(folder).quantization):
         raise InputError(
             f"model_dir: {missing[0]}: no input_global_scale for its NVFP4 activations{and_more(missing)}, and vLLM "
             "would take uninitialized memory for it; calibrate the checkpoint, or quantize it weight-only"
         )
-    groups = unequal({path: layer.weight_scale for path, layer in layers.items()})
+    groups = unequal(layers)
     for paths, scales in groups.items():
         *names, last = (path.rpartition(".")[2] for path in paths)
+        scale = next(name for name in STORED if name in layers[paths[0]])
         raise InputError(
-            f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal "
-            f"{layers[paths[0]].scale_name} ({numbers_text(scales)}){and_more([*groups])}, and vLLM fuses them into "
-            "one matrix with one scale; quantize with a shared scale"
+            f"model_dir: {paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have unequal {scale} "
+            f"({numbers_text(scales)}){and_more([*groups])}, and vLLM fuses them into one matrix with one scale; "
+            "quantize with a shared scale"
         )
 
 
-def unequal(scales: Mapping[str, Tensor]) -> dict[tuple[str, ...], list[float]]:
+def unequal(layers: Mapping[str, Parts]) -> dict[tuple[str, ...], list[float]]:
     """Paths of layers that engines fuse into one matrix -> their global scales, where these differ.
 
-    ``scales``: path of a layer -> its global scale; stacked experts, which have a scale each, are left out.
+    Stacked experts, which have a scale each, are left out.
     """
+    scales = {path: parts[name] for path, parts in layers.items() for name in STORED if name in parts}
     single = {path: scale for path, scale in scales.items() if scale.numel == 1 and scale.dtype in NUMBERS}
     numbers = {paths: [float(values(single[path]).reshape(-1)[0]) for path in paths] for paths in fused_layers(single)}
     return {paths: own for paths, own in numbers.items() if not max(own) - min(own) <= TOLERANCE * max(own)}

@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint.config import CheckpointConfig, ConfigHints, config_hints
-from compare_q.backends.checkpoint.files import read_headers, weight_files
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.formats import Parts, StoredWeights, stored_weights
-from compare_q.backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
+from compare_q.backends.layers.names import IN_LAYER, Role, outside_text_model
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 UNEXPLAINED = "has the vocabulary's size, and no name by which to tell head from embedding"
@@ -37,49 +37,46 @@ Modules = Mapping[str, Parts]
 
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     """Storage of the checkpoint in ``folder`` by the convention above; unknown formats give ``None`` and a note."""
-    modules = by_module(read_headers([*weight_files(folder), *override_tensors]))
-    config = CheckpointConfig.read(folder)
-    hints = config_hints(config)
+    checkpoint = Checkpoint(folder, tuple(override_tensors))
+    modules, config = checkpoint.modules, checkpoint.config
     by_role: dict[Role, dict[str, Parts]] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
     for name, parts in modules.items():
-        by_role[role_of(name, config.hidden_layers)][name] = parts
-    if name := unexplained(by_role, config, hints):
+        by_role[checkpoint.role(name)][name] = parts
+    if name := unexplained(by_role, config):
         return Storage(note=f"{name}: {UNEXPLAINED}")
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
-        by_role[role_of(name, config.hidden_layers)].pop(name)
-    layer, head = total(by_role["layer"], hints, "layer"), total(by_role["head"], hints, "head")
+        by_role[checkpoint.role(name)].pop(name)
+    layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
     if isinstance(head, StoredWeights) and not head.weights:
-        head = total(by_role["embedding"], hints, "embedding")
-    if isinstance(layer, str):
-        return Storage(note=layer)
-    if isinstance(head, str):
-        return Storage(note=head)
+        head = total(by_role["embedding"], config, "embedding")
+    if isinstance(layer, str) or isinstance(head, str):
+        return Storage(note=layer if isinstance(layer, str) else str(head))
     if not layer.weights or not head.weights:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer.bits / layer.weights, head.bits / head.weights, layer.bits + head.bits)
 
 
-def total(modules: Modules, hints: ConfigHints, role: Role) -> StoredWeights | str:
+def total(modules: Modules, config: CheckpointConfig, role: Role) -> StoredWeights | str:
     """Bits and weights of all ``modules``, which have one role; or the first tensor of unknown size, and why."""
     bits = weights = 0
     for name, parts in modules.items():
-        stored = stored_weights(parts, role, hints)
+        stored = stored_weights(parts, role, config)
         if isinstance(stored, str):
             return f"{name}{stored}"
         bits, weights = bits + stored.bits, weights + stored.weights
     return StoredWeights(bits, weights)
 
 
-def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig, hints: ConfigHints) -> str:
+def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
     """The first matrix outside of all layers that has as many weights as head or embedding, and neither's name."""
     ends: tuple[Role, ...] = ("head", "embedding")
-    stored = [total({name: parts}, hints, role) for role in ends for name, parts in by_role[role].items()]
+    stored = [total({name: parts}, config, role) for role in ends for name, parts in by_role[role].items()]
     rows, columns = config.vocab_size or 0, config.hidden_size or 0
     sizes = {one.weights for one in stored if isinstance(one, StoredWeights)}
     sizes |= {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
     for name, parts in by_role["layer"].items():
-        size = "" if IN_LAYER.search(name) else total({name: parts}, hints, "head")
+        size = "" if IN_LAYER.search(name) else total({name: parts}, config, "head")
         if isinstance(size, StoredWeights) and size.weights in sizes - {0}:
             return name
     return ""

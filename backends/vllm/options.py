@@ -13,6 +13,7 @@ from typing import Any
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint import files, nvfp4_scales
 from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape, has_longrope
+from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.options import check_names
@@ -131,7 +132,7 @@ def by_length(config: CheckpointConfig) -> str:
     return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""
 
 
-def check_cpu(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
+def check_cpu(folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError for a local model whose layers no kernel of vLLM for CPUs takes."""
     quantization = CheckpointConfig.read(folder).quantization
     formats = {number_format(scheme.weights) for scheme in schemes_of(quantization)} & set(MX)
@@ -173,7 +174,7 @@ def without_kernel(folder: Path, kind: str) -> str:
     return ""
 
 
-def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> None:
+def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, Parts]) -> None:
     """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
     chosen = emulation_arguments(folder, layers)
     if not layers and not chosen:
@@ -224,12 +225,12 @@ def kv_cache_bytes(shape: KVShape | None, tokens: int) -> int:
     return max(2 * shape.layers * shape.heads * shape.head_size * 2 * tokens, 256 << 20)
 
 
-def emulation_arguments(folder: Path, layers: Mapping[str, nvfp4_scales.Nvfp4Layer]) -> dict[str, Any]:
+def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, Any]:
     """Arguments of ``LLM(...)`` on a GPU under which activations are emulated; none for weight-only layers.
 
     ``layers``: the NVFP4 ones of the local model.  InputError where vLLM's emulation rounds no activations.
     """
-    rounded = [path for path, layer in layers.items() if layer.input_scale is not None]
+    rounded = [path for path, parts in layers.items() if nvfp4_scales.has_input_scale(parts)]
     quantization = CheckpointConfig.read(folder).quantization
     formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & set(MX)
     experts = any(map(nvfp4_scales.is_expert, rounded))

@@ -16,8 +16,8 @@ from rich.console import Console
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import LoadRequest
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import comparison, parameters
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
 from compare_q.backends.checkpoint.doctor.comparison import LayerError
 from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine
 from compare_q.backends.common.errors import InputError

@@ -1,22 +1,28 @@
-"""What headers, names and small tensors of a checkpoint show to be wrong: scales, ends, left-over files, dtypes."""
+"""What is wrong with a checkpoint: the findings, and those from headers, names and small tensors.
+
+Scales, ends, left-over files, dtypes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from compare_q.backends.checkpoint import nvfp4_scales
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
 from compare_q.backends.checkpoint.formats import FLOATS, NUMBERS, Parts, main_part, values
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import declared, objects_in, part
 
+Severity = Literal["wrong", "warning", "note"]
+"""``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
 INPUT_SCALES = frozenset({"input_scale", "input_global_scale", "activation_scale"})
 KV_SCALES = ("k_scale", "v_scale", "output_scale")
 LARGEST = 1 << 16
@@ -32,6 +38,36 @@ KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 """Routers and states of Mamba, which are kept in float32 on purpose."""
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    ``where``: a file, and the first tensor or layer that it is about; ``what``: what is wrong there; ``cure``: what to
+    do; ``more``: how many others are like it.
+    """
+
+    severity: Severity
+    where: str
+    what: str
+    cure: str
+    more: int = 0
+
+    def __str__(self) -> str:
+        others = f" (and {self.more:,} more like it)" if self.more else ""
+        return f"{self.severity}: {self.where}: {self.what}{others}; {self.cure}"
+
+
+def one_finding(severity: Severity, where: Iterable[str], what: str, cure: str) -> list[Finding]:
+    """One finding for all places that have the same fault, which names the first; none where there is no place."""
+    places = list(where)
+    return [Finding(severity, places[0], what, cure, len(places) - 1)] if places else []
+
+
+def by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, the worst first, else in their order."""
+    return tuple(sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity)))
+
+
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Every finding that a Hugging Face folder alone gives rise to."""
     for look in (fused_scales, input_scales, kv_scales, quantized_unawares, strays_and_pickles, index, dtypes):
@@ -40,15 +76,9 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Layers that engines fuse into one matrix with one global scale, and whose global scales differ."""
-    scales = {
-        module: parts[name]
-        for module, parts in checkpoint.quantized.items()
-        for name in nvfp4_scales.STORED
-        if name in parts
-    }
-    unequal = nvfp4_scales.unequal(scales)
+    unequal = nvfp4_scales.unequal(checkpoint.quantized)
     places = [
-        f"{scales[paths[0]].file.name}: {paths[0].rpartition('.')[0]}: "
+        f"{checkpoint.where_module(paths[0]).rpartition('.')[0]}: "
         + ", ".join(path.rpartition(".")[2] for path in paths)
         for paths in unequal
     ]
@@ -62,7 +92,7 @@ def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Scales of the activations that are missing, zero, or no numbers."""
     scale_names = {module: scale_among(parts, INPUT_SCALES) for module, parts in checkpoint.quantized.items()}
-    asked = asks_for_input_scales(checkpoint.quantization)
+    asked = asks_for_input_scales(checkpoint.config.quantization)
     # A mixture of schemes: layers of one kind of which only some have a scale were meant to have one, unless the config
     # says of each what it takes (ModelOpt's MIXED_PRECISION).
     weight_only = weight_only_layers(checkpoint)
@@ -73,7 +103,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not name and module not in weight_only and (asked or kind(module, checkpoint.modules[module]) in kinds)
     ]
     yield from one_finding(
-        "wrong", checkpoint.where_modules(missing),
+        "wrong", map(checkpoint.where_module, missing),
         "no scale of its activations (input_scale), for which engines take uninitialized memory or 1", CALIBRATE,
     )  # fmt: skip
     named = {f"{module}.{name}": checkpoint.modules[module][name] for module, name in scale_names.items() if name}
@@ -93,13 +123,13 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     for fault, places in bad.items():
         yield from one_finding("wrong", places, f"the scale of the KV cache is {fault}", "calibrate the KV cache again")
     if scales and not bad and all((values(tensor) == 1).all() for tensor in scales.values()):
-        clamped = str(checkpoint.quantization.get("quant_method")).lower().startswith("modelopt")
+        clamped = str(checkpoint.config.quantization.get("quant_method")).lower().startswith("modelopt")
         why = "and ModelOpt writes no smaller one" if clamped else "which no calibration gives: keys beyond 448 are cut"
         yield Finding(
             "note" if clamped else "warning", checkpoint.where(next(iter(scales))),
             f"every scale of the fp8 KV cache is 1.0, {why}", NO_SCALES, len(scales) - 1,
         )  # fmt: skip
-    if not scales and asks_for_kv_scales(checkpoint.quantization):
+    if not scales and asks_for_kv_scales(checkpoint.config.quantization):
         yield Finding(
             "warning", "config.json: quantization_config",
             "asks for a calibrated fp8 KV cache, but no k_scale and v_scale are stored, and engines take 1.0",
@@ -109,10 +139,10 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def quantized_unawares(checkpoint: Checkpoint) -> Iterator[Finding]:
     """A head or an embedding that is quantized, and layers that are although the config says that they are not."""
-    patterns = ignored_patterns(checkpoint.quantization)
+    patterns = ignored_patterns(checkpoint.config.quantization)
     against = [module for module in checkpoint.quantized if is_ignored(module, patterns)]
     yield from one_finding(
-        "wrong", checkpoint.where_modules(against),
+        "wrong", map(checkpoint.where_module, against),
         "stored quantized, and the config says that it is not: engines refuse, or read its bytes as other numbers",
         "take it out of the config's list of ignored layers, or store it unquantized",
     )  # fmt: skip
@@ -220,7 +250,7 @@ def wrong_number(tensor: Tensor) -> str:
 
 def weight_only_layers(checkpoint: Checkpoint) -> set[str]:
     """The quantized layers whose activations the config leaves in 16 bits."""
-    stated = declared(checkpoint.quantization)
+    stated = declared(checkpoint.config.quantization)
     schemes = {module: stated.of(module) for module in checkpoint.quantized}
     return {module for module, scheme in schemes.items() if scheme is not None and not scheme.activations}
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
+from compare_q.backends.checkpoint.contents import Checkpoint
+from compare_q.backends.checkpoint.doctor.checks import Finding, one_finding
 from compare_q.backends.checkpoint.doctor.matrices import Matrix, gguf_matrices, matrix_of
 from compare_q.backends.checkpoint.formats import FLOATS, Floats, layout_of, values
 from compare_q.backends.checkpoint.gguf import GgufModel
@@ -70,7 +71,7 @@ def layer_errors(
     """
     norms = Norms(model, reference)
     for name, own_name, mine in models_matrices(model, reference.matrices):
-        theirs = matrix_of(reference.matrices[name], reference.hints)
+        theirs = matrix_of(reference.matrices[name], reference.config)
         size = 0 if isinstance(theirs, str) else theirs.numbers.size
         yield compared(name, mine, theirs, size, norms.ratios(own_name, name))
         advance(size)
@@ -78,7 +79,7 @@ def layer_errors(
 
 def weights_of(reference: Checkpoint) -> int:
     """How many weights the matrices of a reference have, by its headers."""
-    counts = (layout_of(parts, reference.hints).weights for parts in reference.matrices.values())
+    counts = (layout_of(parts, reference.config).weights for parts in reference.matrices.values())
     return sum(count for count in counts if isinstance(count, int))
 
 
@@ -94,7 +95,7 @@ def models_matrices(
     for name in theirs:
         end = from_layers_on(name)
         own = name if name in model.matrices else ends.get(end) if end in wanted else None
-        yield name, own or name, matrix_of(model.matrices[own], model.hints) if own else ABSENT
+        yield name, own or name, matrix_of(model.matrices[own], model.config) if own else ABSENT
 
 
 def by_end(names: Iterable[str]) -> dict[str, str]:

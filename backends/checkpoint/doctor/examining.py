@@ -10,8 +10,9 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import stored_bits
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import checks, parameters, tokenizers
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, by_severity
+from compare_q.backends.checkpoint.doctor.checks import Finding, by_severity
 from compare_q.backends.checkpoint.gguf import GgufModel, read_model
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
@@ -106,7 +107,7 @@ def examine(patient: Patient, against: Patient | None = None, wanted: Mapping[st
 
 def folder_facts(checkpoint: Checkpoint) -> Facts:
     """What a Hugging Face folder is."""
-    quantization = checkpoint.quantization
+    quantization = checkpoint.config.quantization
     yield "files", files_text([file.stat().st_size for file in checkpoint.files], "safetensors file")
     yield "size", size_text(stored_bits.storage_of(checkpoint.folder))
     stated = declared(quantization)
@@ -192,7 +193,7 @@ def format_text(quantization: Mapping[str, Any]) -> str:
 
 def calibration_text(checkpoint: Checkpoint) -> str:
     """How the checkpoint was calibrated, as far as its files say so."""
-    quantization = checkpoint.quantization
+    quantization = checkpoint.config.quantization
     made = part(quantization, "producer") or part(quantization, "meta")
     said = [f"{key} {made[key]}" for key in ("name", "version", "quantizer") if key in made]
     said += [f"{key} {quantization[key]}" for key in CALIBRATION if quantization.get(key) not in (None, "", {}, [])]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.config import ConfigHints
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.checkpoint.formats import (
     FLOATS,
@@ -57,15 +57,15 @@ class Matrix:
     order: NDArray[Any] | None = None
 
 
-def matrix_of(parts: Parts, hints: ConfigHints) -> Matrix | str:
+def matrix_of(parts: Parts, config: CheckpointConfig) -> Matrix | str:
     """The matrix of one module, or why it is not read; InputError if a package that reads it is missing."""
     main = main_part(parts)
     if main is None or len(parts[main].shape) < 2:
         return "no matrix"
-    words = layout_of(parts, hints).words
+    words = layout_of(parts, config).words
     readers = {"weight": _weight, "weight_packed": _weight_packed, "qweight": _qweight}
     try:
-        numbers = readers[main](parts, hints, words) if main in readers and words else None
+        numbers = readers[main](parts, config, words) if main in readers and words else None
         if numbers is not None and "pre_quant_scale" in parts:  # ModelOpt's AWQ: y = (x * scale) W_q^T
             numbers = numbers * values(parts["pre_quant_scale"]).reshape(numbers.shape[1])
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -78,7 +78,7 @@ def matrix_of(parts: Parts, hints: ConfigHints) -> Matrix | str:
 # The readers of main parts: float32 [rows, columns], or None where no library dequantizes what is stored.
 
 
-def _weight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
+def _weight(parts: Parts, config: CheckpointConfig, words: str) -> Floats | None:
     """``weight``: floats, FP8, int8, and bytes of two FP4 values."""
     weight = parts["weight"]
     scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
@@ -94,10 +94,10 @@ def _weight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
     codes = numbers().reshape(-1, weight.shape[-1])
     zeros = parts.get("weight_zero_point")
     offsets = None if zeros is None else _scales(zeros, len(codes))
-    return scaled(codes, _scales(scale, len(codes)), zeros=offsets, block=hints.block)
+    return scaled(codes, _scales(scale, len(codes)), zeros=offsets, block=config.block)
 
 
-def _weight_packed(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
+def _weight_packed(parts: Parts, config: CheckpointConfig, words: str) -> Floats | None:
     """compressed-tensors: FP4, or integers in 32-bit words; gpt-oss' blocks."""
     packed, scale = parts["weight_packed"], parts.get("weight_scale")
     if scale is None or "meta" in parts or (packed.dtype != "U8" and len(packed.shape) != 2):
@@ -140,7 +140,7 @@ def _gpt_oss(packed: Tensor, scale: Tensor) -> Floats:
     return numbers
 
 
-def _qweight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
+def _qweight(parts: Parts, config: CheckpointConfig, words: str) -> Floats | None:
     """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; both are stored with the inputs as rows."""
     packed, zeros = parts["qweight"], parts.get("qzeros")
     bits, awq = bits_in(words), words.startswith("uint")
@@ -154,7 +154,11 @@ def _qweight(parts: Parts, hints: ConfigHints, words: str) -> Floats | None:
     if zeros is not None and zeros.numel:
         unpacked = unpack(_torch(stored(zeros)), bits, (groups, outputs), 1)
         # The first version of GPTQ's packing stores one less.
-        offsets = awq_order(unpacked) if awq else unpacked.float().numpy() + (0 if hints.gptq_v2 else 1)
+        offsets = (
+            awq_order(unpacked)
+            if awq
+            else unpacked.float().numpy() + (0 if config.quantization.get("checkpoint_format") == "gptq_v2" else 1)
+        )
     indices = stored(parts["g_idx"]) if "g_idx" in parts and parts["g_idx"].numel else None
     return scaled((awq_order(codes) if awq else codes).T, scales.T, zeros=offsets.T, indices=indices)
 

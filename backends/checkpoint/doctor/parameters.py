@@ -7,17 +7,15 @@ own, since the driver imports neither.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding, one_finding
-from compare_q.backends.checkpoint.doctor.checks import LARGEST
+from compare_q.backends.checkpoint.contents import Checkpoint
+from compare_q.backends.checkpoint.doctor.checks import LARGEST, Finding, one_finding
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.checkpoint.formats import FLOATS, FORMATS, NUMBERS, is_quantized, main_part, values
 from compare_q.backends.common.errors import InputError
@@ -30,10 +28,12 @@ BESIDE = re.compile(
 )
 """Tensors beside the weights that engines read or that are computed again."""
 PACKED = re.compile(rf"(?<=\.)({'|'.join(FORMATS)})$")
-SURPLUS = 10_000
-"""Tensors that a config may ask for, beside ten times those that are there: of many files there may be one."""
 REDO = "download the files again, or save the model with the class that its config names"
 WITHOUT = "give the config.json that belongs to these files, or save the model without it"
+LEFT_OVER = {
+    "left_over": "left over: the model that the config describes has no such layer, and nobody will load it",
+    "biases": "its bias is left over: the model that the config describes has none there, and nobody will add it",
+}
 
 
 class Stored(NamedTuple):
@@ -46,9 +46,8 @@ class Stored(NamedTuple):
 
 def check(checkpoint: Checkpoint, differences: Mapping[str, Any]) -> Iterator[Finding]:
     """The findings from what ``compared`` said."""
-    names = sorted(differences["missing"])
     yield from one_finding(
-        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in names],
+        "wrong", [f"{checkpoint.files[0].name}: {name}" for name in sorted(differences["missing"])],
         "missing, although the config asks for it: engines refuse, or make numbers up", REDO,
     )  # fmt: skip
     shapes: dict[str, list[str]] = {}
@@ -57,14 +56,8 @@ def check(checkpoint: Checkpoint, differences: Mapping[str, Any]) -> Iterator[Fi
         shapes.setdefault(what, []).append(checkpoint.where_module(name))
     for what, where in shapes.items():
         yield from one_finding("wrong", where, what, "give the config.json that belongs to these files")
-    yield from one_finding(
-        "warning", checkpoint.where_modules(sorted(differences["left_over"])),
-        "left over: the model that the config describes has no such layer, and nobody will load it", WITHOUT,
-    )  # fmt: skip
-    yield from one_finding(
-        "warning", checkpoint.where_modules(sorted(differences["biases"])),
-        "its bias is left over: the model that the config describes has none there, and nobody will add it", WITHOUT,
-    )  # fmt: skip
+    for kind, what in LEFT_OVER.items():
+        yield from one_finding("warning", map(checkpoint.where_module, sorted(differences[kind])), what, WITHOUT)
 
 
 def all_compared(folders: Sequence[str]) -> list[dict[str, Any]]:
@@ -83,8 +76,7 @@ def compared(folder: str) -> dict[str, Any]:
     checkpoint = Checkpoint(Path(folder))
     stored = stored_weights(checkpoint)
     try:
-        with at_most(SURPLUS + 10 * len(checkpoint.tensors)):
-            model = built(checkpoint)
+        model = built(checkpoint)
         renamed = new_names(model, list(stored))
     except InputError:
         raise
@@ -109,18 +101,13 @@ def against(model: Any, stored: Mapping[str, Stored], renamed: Mapping[str, str]
                 continue
             if not name.endswith("bias") or module not in loaded:
                 left.add(module)
-            elif not is_zero(tensor):
-                biases.append(module)
+            elif tensor.dtype not in NUMBERS or tensor.numel > LARGEST or values(tensor).any():
+                biases.append(module)  # AutoGPTQ stores one of zeros for every layer, which adds nothing
         elif counted[target] == 1 and not packed and tensor.numel != math.prod(wanted[target]):
             shapes.append((module, list(tensor.shape), list(wanted[target]), tensor.dtype))
         parts[target] += 1
     missing += short_of_experts(parts, wanted)
     return {"missing": missing, "left_over": sorted(left), "biases": biases, "shapes": shapes}
-
-
-def is_zero(tensor: Tensor) -> bool:
-    """Whether a bias adds nothing: AutoGPTQ stores one for every layer."""
-    return tensor.dtype in NUMBERS and tensor.numel <= LARGEST and not values(tensor).any()
 
 
 def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -166,24 +153,6 @@ def built(checkpoint: Checkpoint) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.tie_weights()
     return model
-
-
-@contextmanager
-def at_most(count: int) -> Iterator[None]:
-    """A block that makes models of so many tensors; ValueError where a config asks for more, which may take hours."""
-    from torch.nn.modules.module import register_module_parameter_registration_hook
-
-    made = itertools.count(1)
-
-    def counted(*_: Any) -> None:
-        if next(made) > count:
-            raise ValueError(f"the config asks for more than {count:,} tensors, ten times what the files have")
-
-    handle = register_module_parameter_registration_hook(counted)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def new_names(model: Any, names: list[str]) -> dict[str, str]:

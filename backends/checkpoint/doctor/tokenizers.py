@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.checkpoint.doctor.checkpoint import Finding
+from compare_q.backends.checkpoint.doctor.checks import Finding
 from compare_q.backends.checkpoint.gguf import GgufModel
 from compare_q.backends.checkpoint.gguf_header import TOKENS
 from compare_q.backends.common.errors import InputError

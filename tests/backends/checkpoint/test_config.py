@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,6 @@ from compare_q.backends.checkpoint import stored_bits
 from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape
 from tests.support.checkpoints import ENDS, Q, write_checkpoint
 from tests.support.toy import refusal
-
-
-def test_more_layers_than_any_model_has(tmp_path: Path) -> None:
-    """Transformers and vLLM make them one by one: a line at once, and not hours later."""
-    plain = {"hidden_size": 8, "vocab_size_per_layer_input": 262_144, "num_hidden_layers": 1000}
-    for more in ({"num_hidden_layers": 10**9}, {"n_layer": 1001}, {"vision_config": {"num_layers": 10**30}}):
-        (tmp_path / "config.json").write_text(json.dumps(plain | more))
-        told = refusal(CheckpointConfig.read, tmp_path)
-        assert told.startswith(f"{tmp_path / 'config.json'}: {next(iter(more.get('vision_config') or more))}: 1,0")
-        assert told.endswith(" layers, of at most 1,000")
-    (tmp_path / "config.json").write_text(json.dumps(plain))
-    assert CheckpointConfig.read(tmp_path).hidden_layers == 1000
-
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}

@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import stored_bits
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.layers.groups import deviation
 from compare_q.backends.layers.schemes import declared
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint

@@ -92,7 +92,7 @@ def test_scales_in_other_files_are_found(tmp_path: Path) -> None:
 def test_every_way_to_store_a_scalar(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for leaf, scale in (("gate_proj", 1.5), ("up_proj", 2.5)):
-        tensors[f"mlp.{leaf}.weight_packed"] = torch.zeros(1, dtype=torch.uint8)
+        tensors[f"mlp.{leaf}.weight_packed"] = torch.zeros(1, 1, dtype=torch.uint8)
         tensors[f"mlp.{leaf}.weight_global_scale"] = torch.full(shape, scale, dtype=dtype)
     folder = write(tmp_path / "x", {})
     save_file(tensors, folder / "model.safetensors")
@@ -102,7 +102,7 @@ def test_every_way_to_store_a_scalar(tmp_path: Path, dtype: torch.dtype, shape: 
 def test_stacked_experts_have_a_scale_each(tmp_path: Path) -> None:
     experts = {}
     for leaf, scales in (("gate_proj", (1.0, 2.0)), ("up_proj", (3.0, 4.0))):
-        experts[f"mlp.experts.{leaf}.weight_packed"] = torch.zeros(1, dtype=torch.uint8)
+        experts[f"mlp.experts.{leaf}.weight_packed"] = torch.zeros(1, 1, dtype=torch.uint8)
         experts[f"mlp.experts.{leaf}.weight_global_scale"] = torch.tensor(scales)
     folder = write(tmp_path / "x", {})
     save_file(experts, folder / "model.safetensors")

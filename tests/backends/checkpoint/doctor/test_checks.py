@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import checks, parameters
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint, Finding
+from compare_q.backends.checkpoint.doctor.checks import Finding
 from compare_q.backends.checkpoint.doctor.examining import Examination, Patient, examine, folder_facts
 from compare_q.backends.checkpoint.doctor.tokenizers import Tokens, check, of_folder
 from tests.support.broken import FAULTS, LAYER, good, missing_tensor

@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from benchmarks.toy_moe_files import MoeShape, make
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor import comparison
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
 from compare_q.backends.checkpoint.doctor.comparison import LayerError, layer_errors
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.eval.cli import doctor_errors

@@ -13,7 +13,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import save_file
 
-from compare_q.backends.checkpoint.doctor.checkpoint import Checkpoint
+from compare_q.backends.checkpoint.contents import Checkpoint
 from compare_q.backends.checkpoint.doctor.matrices import Matrix, matrix_of
 from tests.support.toy import refusal
 
@@ -31,7 +31,7 @@ def checkpoint(folder: Path, parts: dict[str, torch.Tensor], quantization: dict[
 
 def read(checkpoint: Checkpoint) -> np.ndarray:
     """The values of the module."""
-    matrix = matrix_of(checkpoint.modules["layer"], checkpoint.hints)
+    matrix = matrix_of(checkpoint.modules["layer"], checkpoint.config)
     assert isinstance(matrix, Matrix), matrix
     return matrix.numbers
 
@@ -158,7 +158,7 @@ def test_stacked_experts_of_gpt_oss_by_hand(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     found = Checkpoint(tmp_path)
-    matrix = matrix_of(found.modules[name], found.hints)
+    matrix = matrix_of(found.modules[name], found.config)
     assert isinstance(matrix, Matrix)
     np.testing.assert_array_equal(matrix.numbers, gold)
     assert matrix.stored == "mxfp4 g32"
@@ -196,7 +196,7 @@ def test_blocks_at_the_edge_are_cut(tmp_path: Path) -> None:
 
 def why_not(checkpoint: Checkpoint) -> str:
     """Why the module is not compared."""
-    reason = matrix_of(checkpoint.modules["layer"], checkpoint.hints)
+    reason = matrix_of(checkpoint.modules["layer"], checkpoint.config)
     assert isinstance(reason, str)
     return reason
 
