@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,8 @@ class Head:
 
     ``vocab_size`` is the number of real logits; ``dtype`` the name of the dtype in which the product is computed.
     """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     vocab_size: int
     dtype: str

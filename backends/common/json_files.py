@@ -13,7 +13,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections import Counter
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
 """Above every integer that a model's config has (10 ** 30 stands for "no limit")."""
 SURROGATE = re.compile("[\ud800-\udfff]")
+exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
+"""Unlike Path's methods they say False for a path that no file can have, or that may not be looked at."""
 
 
 def expanded(name: str) -> Path:
@@ -38,21 +40,6 @@ def expanded(name: str) -> Path:
     except RuntimeError:
         user = Path(name).parts[0]
         raise InputError(f"{name}: the home folder of {user} is not known; write the path out") from None
-
-
-def exists(path: Path) -> bool:
-    """Whether there is anything at a path; False for a path that no file can have, or that may not be looked at."""
-    return os.path.exists(path)
-
-
-def is_file(path: Path) -> bool:
-    """Whether a path leads to a regular file; False for a path that no file can have, or that may not be looked at."""
-    return os.path.isfile(path)
-
-
-def is_folder(path: Path) -> bool:
-    """Whether a path leads to a folder; False for a path that no file can have, or that may not be looked at."""
-    return os.path.isdir(path)
 
 
 def check_unicode(key: str, *paths: Path | str | None) -> None:
@@ -132,49 +119,33 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
     except ValueError:  # Python turns no more than 4,300 digits into an integer
-        digits = re.search(rb"\d{4300}", content)
-        line = content.count(b"\n", 0, digits.start() if digits else 0) + 1
-        raise InputError(f"{where}: line {line}: an integer of thousands of digits") from None
+        raise InputError(f"{where}: an integer of thousands of digits") from None
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object from its pairs; InputError for a key that stands there twice, of which json would keep the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise InputError(f"{shortened(printable(twice))}: stands twice in one object")
     return found
 
 
-def check_values(value: Any, *, strict: bool = True) -> None:
-    """InputError that names the place of JSON types that no reader could take: too deep, too large, no Unicode text.
+def check_values(value: Any, *, strict: bool = True, depth: int = 0) -> None:
+    """InputError for JSON types that no reader could take: too deep, too large, no Unicode text.
 
     ``strict``: a number that is not finite is refused as well.
     """
-    inside: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
-    path: list[Any] = [""]
-    while inside:
-        for path[-1], each in inside[-1]:
-            wrong = wrong_scalar(each, strict) or wrong_scalar(path[-1], strict)
-            items = each.items() if isinstance(each, dict) else enumerate(each) if isinstance(each, list) else None
-            if wrong or (items and len(inside) > DEEPEST):
-                steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
-                place = f"{shortened(printable(steps.removeprefix('.')), 80)}: " if steps else ""
-                raise InputError(f"{place}{wrong or TOO_DEEP}")
-            if items:
-                inside.append(iter(items))
-                path.append("")
-                break
-        else:
-            inside.pop()
-            path.pop()
-
-
-def wrong_scalar(value: Any, strict: bool) -> str:
-    """What is wrong with a string, a number or a constant; empty if nothing is, and for anything else."""
-    if isinstance(value, str):
-        return "" if value.isascii() or not SURROGATE.search(value) else "no Unicode text: half of a surrogate pair"
-    if isinstance(value, float):
-        return "" if math.isfinite(value) or not strict else f"{value} is no number that JSON has"
-    return f"an integer beyond {LARGEST_INTEGER:.0e}" if isinstance(value, int) and abs(value) > LARGEST_INTEGER else ""
+    if isinstance(value, dict | list):
+        if depth == DEEPEST:
+            raise InputError(TOO_DEEP)
+        for each in (*value, *value.values()) if isinstance(value, dict) else value:
+            check_values(each, strict=strict, depth=depth + 1)
+    elif isinstance(value, str):
+        if not value.isascii() and SURROGATE.search(value):
+            raise InputError("no Unicode text: half of a surrogate pair")
+    elif isinstance(value, float):
+        if strict and not math.isfinite(value):
+            raise InputError(f"{value} is no number that JSON has")
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"an integer beyond {LARGEST_INTEGER:.0e}")

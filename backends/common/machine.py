@@ -93,13 +93,18 @@ class Gpu:
 @cache
 def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
     """(UUID, GPU) of each NVIDIA GPU of this machine, by nvidia-smi, in its order; empty without one."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    rows = nvidia_smi("--query-gpu=index,uuid,name,driver_version,memory.total")
+    return tuple((row[1], Gpu(row[0], row[2], row[3], megabytes(row[4]))) for row in rows if len(row) == 5)
+
+
+def nvidia_smi(*query: str) -> list[list[str]]:
+    """The rows of what nvidia-smi answers; none without it."""
+    command = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
     try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()
-    rows = [[each.strip() for each in line.split(",")] for line in output.splitlines() if line.count(",") == 4]
-    return tuple((uuid, Gpu(index, name, driver, megabytes(mib))) for index, uuid, name, driver, mib in rows)
+        return []
+    return [[each.strip() for each in line.split(",")] for line in output.splitlines()]
 
 
 def megabytes(told: str) -> float:
@@ -132,12 +137,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 def free_gpu_memory(devices: Sequence[str]) -> int | None:
     """Bytes that are free now on the fullest of these GPUs; None if nvidia-smi does not say."""
-    query = ["nvidia-smi", f"--id={','.join(devices)}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return int(min(map(megabytes, output.split("\n")[: len(devices)]), default=0.0)) << 20 or None
+    rows = nvidia_smi(f"--id={','.join(devices)}", "--query-gpu=memory.free")
+    return int(min((megabytes(row[0]) for row in rows), default=0.0)) << 20 or None
 
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -12,8 +12,6 @@ import os
 import re
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +19,6 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 WORKER = "COMPARE_Q_WORKER"
 """Set in the environment of a process that is there for one model."""
-POLL_S = 0.5
-"""Seconds between two looks for the parent, where the system does not tell of its end."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
@@ -41,25 +37,10 @@ def die_with_parent(parent: int) -> None:
 
     Linux sends the signal when the parent's *thread* that started this process ends: start processes from a thread that
     lives as long as they do.  Processes that this one starts do not inherit the signal, and must call this themselves.
-    Elsewhere a thread looks for the parent, which does not help while C code holds the interpreter.
     """
-    if not told_by_the_system():
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the system was asked
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def told_by_the_system() -> bool:
-    """Ask Linux for a SIGKILL at the parent's end; False where that is not to be had."""
-    if sys.platform != "linux":
-        return False
-    return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0)
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(POLL_S)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

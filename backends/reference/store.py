@@ -22,15 +22,18 @@ is new.  This file knows no engine, and does not know what makes two references 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
@@ -48,26 +51,27 @@ VERSION = 3
 3: files carry their checksum in their name, and a store is made in its place.
 """
 MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
-CONTENTS_KEY = "kind"
-"""What the manifest calls a store's contents."""
 WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
+FileName = Annotated[str, Field(pattern=r"^(row|head)\.\d{6,9}\.[0-9a-f]{40}\.safetensors$")]
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel):
     """A store's ``identity``, contents, why logits are kept (``reason``), head, and the bytes of its files by name.
 
     ``made``: compare_q made the folder, and may delete it once it is empty.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True, validate_by_name=True)
+
+    version: int = VERSION
     identity: dict[str, Any]
-    contents: Contents
+    contents: Contents = Field(validation_alias="kind", serialization_alias="kind")
     reason: str
     head: Head
-    files: dict[str, int]
     made: bool = False
+    files: dict[FileName, NonNegativeInt]
 
     @property
     def windows(self) -> frozenset[int]:
@@ -98,47 +102,16 @@ def read_manifest(folder: Path) -> Manifest:
         if not file.is_file():
             raise ValueError("it is not there")
         content = storage.load(file.read_bytes())
-        if (version := content["version"]) != VERSION:
-            raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; delete the store")
-        return manifest_of(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if content.get("version") == VERSION:
+            return Manifest.model_validate_json(json.dumps(content))
+    except (OSError, ValueError) as error:  # of pydantic too
         raise InputError(f"{file}: not a reference store: {one_line(error)}; delete it") from None
-
-
-def manifest_of(content: Mapping[str, Any]) -> Manifest:
-    """The manifest in a JSON object; ValueError, KeyError or TypeError if it is none."""
-    contents, identity, reason, files = (content[key] for key in (CONTENTS_KEY, "identity", "reason", "files"))
-    if contents not in ("states", "logits"):
-        raise ValueError(f"{CONTENTS_KEY} is {str(contents)[:40]!r}")
-    if not isinstance(identity, dict) or not isinstance(reason, str) or not isinstance(files, dict):
-        raise TypeError("identity, reason or files is of another type")
-    for name, size in files.items():
-        what = storage.what_of(name)
-        if not WINDOW.fullmatch(what) and not HEAD.fullmatch(what):
-            raise ValueError(f"it lists a file {name[:40]!r}")
-        if type(size) is not int or size < 0:
-            raise ValueError(f"the size of {name} is none")
-    head = head_of(content["head"])
-    return Manifest(identity, cast(Contents, contents), reason, head, files, content["made"] is True)
-
-
-def head_of(content: Any) -> Head:
-    """The head in a JSON object; TypeError or ValueError if it is none."""
-    head = Head(**content)
-    numbers = (head.scale, *(() if head.soft_cap is None else (head.soft_cap,)))
-    right = type(head.vocab_size) is int and isinstance(head.dtype, str) and head.vocab_size >= 0
-    if not right or any(type(number) not in (int, float) for number in numbers):
-        raise TypeError("head has a value of another type")
-    return head
+    raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; delete the store")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Put a manifest in the place of the one that is there, whole or not at all."""
-    content = {
-        "version": VERSION, "identity": manifest.identity, CONTENTS_KEY: manifest.contents, "reason": manifest.reason,
-        "head": asdict(manifest.head), "made": manifest.made, "files": dict(sorted(manifest.files.items())),
-    }  # fmt: skip
-    storage.write_whole(folder / MANIFEST, storage.dump(content, indent=1))
+    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
 
 
 class ReferenceStore(ABC):
@@ -318,8 +291,10 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
         raise ModelError(f"the reference's head is not the one that its store has; {again}")
     names = [*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()]
     made = (unfinished_in(folder) or {"made": False})["made"] if old is None else old.made
-    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in names}
-    write_manifest(folder, Manifest(dict(identity), written.contents, written.reason, head, files, made))
+    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in sorted(names)}
+    write_manifest(folder, Manifest(
+        identity=dict(identity), contents=written.contents, reason=written.reason, head=head, made=made, files=files
+    ))  # fmt: skip
     storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
 
 
@@ -347,7 +322,7 @@ def written_in(folder: Path, names: Sequence[str]) -> Written | None:
                 return None
             if piece:
                 pieces[int(piece[1])] = header.tensors["weight"].shape[0]
-                heads.add(head_of(header.facts["head"]))
+                heads.add(Head(**header.facts["head"]))
             else:
                 ((contents, tensor),) = header.tensors.items()
                 forms.add((contents, tensor.dtype, tensor.shape[-1], header.facts["reason"]))
