@@ -150,7 +150,7 @@ def of_store(path: Path, data: EvalData, session: Session) -> HeldReference:
     if store.n_windows < len(data.windows):
         raise InputError(
             f"{path}: has {store.n_windows} windows, window {store.n_windows} of {len(data.windows)} is missing; "
-            f"use -r {store.n_windows if data.answers is None else data.answers.question[store.n_windows]}"
+            f"use -r {store.n_windows if data.answers is None else data.answers.requests.question[store.n_windows]}"
         )
     if isinstance(store, UpstreamReader) and store.positions != data.windows[0].n_scored:
         raise InputError(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
-
 from compare_q.backends.base import Storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.eval.results.run_result import ModelResult
@@ -67,8 +65,7 @@ def summarize(stored: StoredScores, data: EvalData) -> estimates.Estimates:
     )  # fmt: skip
     if asked is None:
         return found
-    questions = answers.Questions(*map(np.asarray, (asked.question, asked.right, asked.chars)))
-    return replace(found, answers=answers.summarize(stored.columns, stored.window, questions))
+    return replace(found, answers=answers.summarize(stored.columns, stored.window, asked.requests))
 
 
 def file_bytes(job: Job) -> int | None:

@@ -13,7 +13,7 @@ flip would go either way like a coin, and p is the probability of counts at leas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.eval.stats.uncertainty import Value
-
-
-@dataclass(frozen=True)
-class Questions:
-    """The questions of a run, an entry for each answer, in order of its window: all [W]; see ``eval/text/answers.py``.
-
-    ``question``: its number, from 0, ascending; ``right`` bool; ``chars``: characters.
-    """
-
-    question: NDArray[Any]
-    right: NDArray[np.bool_]
-    chars: NDArray[Any]
+from compare_q.eval.text.tokens import Requests
 
 
 @dataclass(frozen=True)
@@ -76,36 +65,27 @@ class AnswerEstimates:
     acc_norm: Accuracy
 
 
-def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], questions: Questions) -> AnswerEstimates:
+def summarize(columns: Mapping[str, NDArray[Any]], window: NDArray[Any], asked: Requests) -> AnswerEstimates:
     """The estimates of a model from its scored tokens: ``window`` [N] of each, and ``columns`` [N], in nats, of which
-    ``logprob`` must be there and ``ref_logprob`` may be."""
+    ``logprob`` must be there and ``ref_logprob`` may be; ``asked``: the request of each window."""
+    _, starts = np.unique(asked.question, return_index=True)
     sums: dict[str, NDArray[Any]] = {
-        name: np.bincount(window, columns[name].astype(np.float64), len(questions.question))
+        name: np.bincount(window, columns[name].astype(np.float64), len(asked.question))
         for name in ("logprob", "ref_logprob") if name in columns
     }  # fmt: skip
-    undecided = {name: n_undecided(by_window, questions.question) for name, by_window in sums.items()}
+    # Undecided are questions whose best sum is nan, as a maximum of numbers one of which is nan is, or infinite.
+    undecided = {name: int((~np.isfinite(np.maximum.reduceat(sums[name], starts))).sum()) for name in sums}
     accuracies = []
-    for scale in (np.ones(len(questions.chars)), questions.chars.astype(np.float64)):
-        chosen = {
-            name: chosen_of(by_window / scale, questions.question)
-            for name, by_window in sums.items() if not undecided[name]
-        }  # fmt: skip
-        accuracies.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), questions.right))
-    return AnswerEstimates(len(np.unique(questions.question)), undecided["logprob"], *accuracies)
+    for scale in (np.ones(len(asked.chars)), asked.chars.astype(np.float64)):
+        chosen = {name: chosen_of(sums[name] / scale, starts) for name in sums if not undecided[name]}
+        accuracies.append(accuracy_of(chosen.get("logprob"), chosen.get("ref_logprob"), asked.right))
+    return AnswerEstimates(len(starts), undecided["logprob"], *accuracies)
 
 
-def n_undecided(sums: NDArray[Any], question: NDArray[Any]) -> int:
-    """Questions whose sums [W] tell no answer: some is nan, or all are infinite."""
-    _, starts = np.unique(question, return_index=True)
-    # A maximum of numbers one of which is nan is nan.
-    return int((~np.isfinite(np.maximum.reduceat(sums, starts))).sum()) if len(sums) else 0
-
-
-def chosen_of(sums: NDArray[Any], question: NDArray[Any]) -> NDArray[np.int64]:
-    """The window of the largest of the sums [W] of each question, the first of equal ones."""
-    _, starts = np.unique(question, return_index=True)
-    parts = np.split(sums, starts[1:])
-    return np.asarray(starts + [int(np.argmax(part)) for part in parts], np.int64)
+def chosen_of(sums: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The window of the largest of the sums [W] of each question, the first of equal ones; ``starts``: where the
+    windows of each question begin."""
+    return np.asarray([start + np.argmax(own) for start, own in zip(starts, np.split(sums, starts[1:]), strict=True)])
 
 
 def accuracy_of(
@@ -114,31 +94,23 @@ def accuracy_of(
     """The accuracy of chosen windows, one a question, beside the reference's; ``right`` bool [W]."""
     if chosen is None:
         return Accuracy(Value(None), "")
-    own = right[chosen]
-    flips = None if reference is None else flips_of(chosen != reference, own, right[reference])
-    return Accuracy(share(own.tolist()), as_digits(own), flips)
+    own, flips = right[chosen], None
+    if reference is not None:
+        other = right[reference]
+        lost, won = int((other & ~own).sum()), int((own & ~other).sum())
+        flips = Flips(share(chosen != reference), share(own != other), lost, won, mcnemar_p(lost, won))
+    return Accuracy(share(own), "".join("1" if is_right else "0" for is_right in own), flips)
 
 
-def flips_of(changed: NDArray[np.bool_], own: NDArray[np.bool_], reference: NDArray[np.bool_]) -> Flips:
-    """Flips from whether each question's answer changed, and whether model and reference have it right: all [Q]."""
-    lost, won = int((reference & ~own).sum()), int((own & ~reference).sum())
-    return Flips(share(changed.tolist()), share((own != reference).tolist()), lost, won, mcnemar_p(lost, won))
-
-
-def share(hits: Sequence[bool]) -> Value:
+def share(hits: NDArray[np.bool_]) -> Value:
     """The share of hits among independent questions; without an error for a single one."""
     count = len(hits)
-    value = sum(hits) / count
+    value = int(hits.sum()) / count
     if count < 2:
         return Value(value)
     # lm-eval's formula, in its order, so that its digits are the same.
-    deviation = math.sqrt(sum((hit - value) ** 2 for hit in hits) / (count - 1))
+    deviation = math.sqrt(sum((hit - value) ** 2 for hit in hits.tolist()) / (count - 1))
     return Value(value, deviation / math.sqrt(count))
-
-
-def as_digits(right: NDArray[np.bool_]) -> str:
-    """A digit for each question, "1" where it is right."""
-    return "".join("1" if is_right else "0" for is_right in right)
 
 
 def discordant(first: str, second: str) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from compare_q.eval.stats.distributions import (
     percentiles_of,
 )
 from compare_q.eval.stats.uncertainty import (
+    SHORT,
     Mean,
     Perplexity,
     Places,
@@ -38,7 +39,7 @@ from compare_q.eval.stats.uncertainty import (
     perplexity,
     places_of,
     root_of_mean,
-    short_text_caution,
+    with_errors,
 )
 
 DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
@@ -151,10 +152,17 @@ class Estimates:
         return self.against.same_top if self.against else None
 
 
-def short_text_cautions(models: Sequence[Estimates], text_tokens: int | None) -> list[str]:
-    """The cautions about the errors of these models, each once; ``text_tokens``: tokens of the whole text, if known."""
-    cautions = {short_text_caution(model.blocks.length, text_tokens) for model in models}
-    return sorted(caution for caution in cautions if caution)
+def short_text_cautions(models: Sequence[Estimates], text: int | None) -> list[str]:
+    """Cautions about the errors of these models, each once, where they come from few tokens; ``text``: tokens of the
+    whole text, if known."""
+    advice = "score more windows (-r, max_rows)" if text and text >= SHORT else "take a longer text"
+    cautions = []
+    for length in sorted({model.blocks.length for model in models if model.blocks.length < SHORT}):
+        part = f"{length:,} tokens" + (f" of a text of {text:,}" if text and text > length else "")
+        cautions.append(
+            f"the scored part spans {part}: with less than {SHORT:,}, errors (±) may be far too small; {advice}"
+        )
+    return cautions
 
 
 def summarize(
@@ -253,14 +261,12 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
     if logprob.value is None or not n_bytes or not n_words:
         return None
 
-    def per(units: float) -> Mean:
-        scale = logprob.tokens / units
-        errors = (None if e is None else e * scale for e in (logprob.stderr, logprob.stderr_independent))
-        return Mean(-logprob.total / units, -logprob.total, logprob.tokens, 0, *errors)
+    def per(units: float) -> Value:
+        return with_errors(-logprob.total / units, logprob, lambda error: error * (logprob.tokens / units))
 
     nats = per(n_bytes)
-    bits = (None if x is None else x / math.log(2) for x in (nats.value, nats.stderr, nats.stderr_independent))
-    return TextRates(Value(*bits), exp_mean(nats), exp_mean(per(n_words)), n_bytes, n_words)
+    bits = with_errors(-logprob.total / n_bytes / math.log(2), nats, lambda error: error / math.log(2))
+    return TextRates(bits, exp_mean(nats), exp_mean(per(n_words)), n_bytes, n_words)
 
 
 def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums:

@@ -33,6 +33,7 @@ llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)).  It takes entries as indepe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -131,15 +132,6 @@ def longest_documents(length: int) -> int:
     return longest // unit * unit
 
 
-def short_text_caution(length: int, text: int | None = None) -> str | None:
-    """The caution about errors that come from ``length`` tokens of a text of ``text`` tokens; None if they are many."""
-    if length >= SHORT:
-        return None
-    part = f"the scored part spans {length:,} tokens" + (f" of a text of {text:,}" if text and text > length else "")
-    advice = "score more windows (-r, max_rows)" if text and text >= SHORT else "take a longer text"
-    return f"{part}: with less than {SHORT:,}, errors (±) may be far too small; {advice}"
-
-
 def n_waves(groups: int, length: int) -> int:
     """From how many waves errors over so many blocks (``groups``) come; this is their number of degrees of freedom."""
     return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
@@ -207,13 +199,12 @@ def mean_with_errors(
     return Mean(total / tokens, total, tokens, len(used) - tokens, error, independent)
 
 
-def exp_mean(mean: Mean, sign: int = 1) -> Value:
+def exp_mean(mean: Mean | Value, sign: int = 1) -> Value:
     """exp(sign * mean) with its errors; None if it overflows."""
     if mean.value is None or sign * mean.value > LARGEST_EXPONENT:
         return Value(None)
     value = math.exp(sign * mean.value)
-    errors = (None if error is None else value * error for error in (mean.stderr, mean.stderr_independent))
-    return Value(value, *(error if error is None or math.isfinite(error) else None for error in errors))
+    return with_errors(value, mean, lambda error: value * error)
 
 
 def perplexity(logprob: Mean) -> Perplexity:
@@ -227,7 +218,10 @@ def root_of_mean(squares: Mean) -> Value:
     if not squares.value:
         return Value(squares.value)
     value = math.sqrt(squares.value)
-    return Value(
-        value,
-        *(None if error is None else error / (2 * value) for error in (squares.stderr, squares.stderr_independent)),
-    )
+    return with_errors(value, squares, lambda error: error / (2 * value))
+
+
+def with_errors(value: float, mean: Mean | Value, change: Callable[[float], float]) -> Value:
+    """A function's ``value`` at a mean, and what ``change`` makes of the mean's errors; None for one that overflows."""
+    known = (None if error is None else change(error) for error in (mean.stderr, mean.stderr_independent))
+    return Value(value, *(error if error is None or math.isfinite(error) else None for error in known))

@@ -11,8 +11,7 @@ run only if the spec says ``trust_remote_code``.
 
 from __future__ import annotations
 
-import difflib
-import glob
+import itertools
 import logging
 import os
 import random
@@ -26,21 +25,22 @@ from unittest.mock import patch
 
 import numpy as np
 import yaml
+from packaging.version import Version
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_file, is_folder, read_bytes
-from compare_q.backends.common.messages import one_line, printable, shortened
+from compare_q.backends.common.messages import nearest, one_line, printable
 from compare_q.backends.common.packages import builds, installed_versions, package_folder
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import vocabulary
-from compare_q.eval.text.corpus import digests, first_files
+from compare_q.eval.text.corpus import digests, files_in
 from compare_q.eval.text.hub_datasets import names_in
 from compare_q.eval.text.tokens import Requests, Tokens, tokens_of
 
 SEED, NUMPY_SEED, FEWSHOT_SEED = 0, 1234, 1234
 """The defaults of ``simple_evaluate`` in lm-eval 0.4.13."""
-INSTALL = "pip install lm_eval==0.4.13"
-LEAST = (0, 4, 13)
+LEAST = "0.4.13"
+INSTALL = f"pip install lm_eval=={LEAST}"
 FILES_VERSION = 2
 """Version of the questions of local files; a change of how they are read raises it.
 
@@ -75,10 +75,9 @@ def identity(spec: DataSpec) -> dict[str, Any]:
     names them.  InputError with what installs lm-eval if it is missing or too old.
     """
     version = installed_versions(("lm_eval",)).get("lm_eval")
-    if version is None:
-        raise InputError(f'dataset: "lm_eval" needs lm-eval, which is not installed: {INSTALL}')
-    if tuple(int(part) for part in version.split(".")[:3] if part.isdigit()) < LEAST:
-        raise InputError(f'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and {version} is installed: {INSTALL}')
+    if version is None or Version(version) < Version(LEAST):
+        given = f"{version} is installed" if version else "none is installed"
+        raise InputError(f'dataset: "lm_eval" needs lm-eval {LEAST} or newer, and {given}: {INSTALL}')
     known: dict[str, Any] = {**builds(("lm_eval",)), "num_fewshot": spec.num_fewshot}
     file = task_file(spec)
     if file is None:
@@ -93,9 +92,10 @@ def paths_of(spec: DataSpec) -> list[Path]:
         return []
     config, parts = merged(file, trusted=spec.trust_remote_code)
     has_code = next(codes_in(config), None) is not None
-    folders = {part.parent for part in parts if not is_own(part)} if has_code else set()
-    functions = {code for folder in folders for code in first_files(folder.rglob("*.py"), str(folder))}
-    return [*parts, *sorted(functions), *data_folders(config), *data_files(config)]
+    beside = {str(part.parent) for part in parts if not is_own(part)} if has_code else set()
+    functions = [code for code in files_in((), beside) if code.suffix == ".py"]
+    names, folders = data_places(config)
+    return [*parts, *functions, *map(Path, folders), *files_in(names, folders)]
 
 
 def is_here(spec: DataSpec) -> bool:
@@ -109,8 +109,6 @@ def task_file(spec: DataSpec) -> Path | None:
     name = spec.task or ""
     path = Path(spec.locate(name))
     is_path = "/" in name or path.suffix.lower() in SUFFIXES
-    if is_path and path.is_dir() and spec.include_path is None:
-        raise InputError(f"task: {printable(path)}: is a folder; name it in include_path, and its task here")
     if is_path:
         if not is_file(path):
             raise InputError(f"task: {printable(path)}: no such file")
@@ -121,7 +119,7 @@ def task_file(spec: DataSpec) -> Path | None:
     if not folder.is_dir():
         raise InputError(f"include_path: {printable(folder)}: no such folder")
     # As in lm-eval: by their names as text, without its _IGNORE_DIRS, and the first of one name counts.
-    for file in sorted(first_files(folder.rglob("*.yaml"), str(folder)), key=Path.as_posix):
+    for file in sorted(folder.rglob("*.yaml"), key=Path.as_posix):
         if not IGNORED & set(file.parts) and task_name(file) == name:
             return Path(file).resolve()
     return None
@@ -194,21 +192,20 @@ def is_own(file: Path) -> bool:
 
 
 def data_files(config: dict[str, Any]) -> list[Path]:
-    """The local files of a task's data set; paths are relative to the working directory, as in lm-eval."""
+    """The local files of a task's data set."""
+    return files_in(*data_places(config))
+
+
+def data_places(config: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(names of a task's data files, folders of its data); relative to the working directory, as in lm-eval."""
     options = config.get("dataset_kwargs")
     options = options if isinstance(options, dict) else {}
-    names = [name for name in map(str, names_in(options.get("data_files"))) if "://" not in name]
-    patterns = [str(Path(str(options.get("data_dir") or ""), name)) for name in names]
-    files = [Path(match) for name in patterns for match in first_files(glob.iglob(name, recursive=True), "")]
-    files += [file for folder in data_folders(config) for file in first_files(folder.rglob("*"), str(folder))]
-    return [file for file in files if is_file(file)]
-
-
-def data_folders(config: dict[str, Any]) -> list[Path]:
-    """The local folders that are a task's data set."""
-    options = config.get("dataset_kwargs")
-    folders = options.get("data_dir") if isinstance(options, dict) else None, config.get("dataset_path")
-    return [Path(folder) for folder in folders if isinstance(folder, str) and is_folder(Path(folder))]
+    names = [name for name in names_in(options.get("data_files")) if "://" not in name]
+    folders = options.get("data_dir"), config.get("dataset_path")
+    return (
+        [str(Path(str(options.get("data_dir") or ""), name)) for name in names],
+        [folder for folder in folders if isinstance(folder, str) and is_folder(Path(folder))],
+    )
 
 
 # A task -> tokens.
@@ -302,14 +299,10 @@ def built_task(spec: DataSpec, file: Path | None) -> Any:
 
 def check_name(name: str, manager: Any) -> None:
     """InputError unless a name is one task of lm-eval's package."""
-    known = manager.all_subtasks
-    if name in known:
-        return
     if name in manager.all_groups or name in manager.all_tags:
-        some = [task for task in known if task.startswith(name) or name in manager.task_index[task].tags]
-        raise InputError(f"task: {name}: is a group of tasks; name one of them: {shortened(', '.join(some), 100)}")
-    near = difflib.get_close_matches(name, known, 3)
-    raise InputError(f"task: {name}: lm-eval has no such task{'; it has ' + ', '.join(near) if near else ''}")
+        raise InputError(f"task: {name}: is a group of tasks; name one of them")
+    if name not in manager.all_subtasks:
+        raise InputError(f"task: {name}: lm-eval has no such task{nearest(name, manager.all_subtasks)}")
 
 
 def check_task(task: Any) -> None:
@@ -323,10 +316,9 @@ def check_task(task: Any) -> None:
     metrics = task.aggregation()
     if callable(task.config.process_results):
         raise InputError("task: has a rule of its own for its results (process_results), which is not accuracy")
-    if not {"acc", "acc_norm"} & metrics.keys() or "acc_mutual_info" in metrics:
-        raise InputError(f"task: measures {', '.join(metrics)}; only acc and acc_norm can be told here")
-    if any(metrics[name] is not mean for name in ("acc", "acc_norm") if name in metrics):
-        raise InputError("task: its accuracy is not the mean over its questions")
+    told = {"acc", "acc_norm"} & metrics.keys()
+    if not told or "acc_mutual_info" in metrics or any(metrics[name] is not mean for name in told):
+        raise InputError(f"task: measures {', '.join(metrics)}; only means of acc and acc_norm can be told here")
     if task.config.filter_list is not None or task.config.repeats != 1:
         raise InputError("task: has filter_list or repeats, which change the answers")
 
@@ -376,16 +368,9 @@ def graded(task: Any, instances: Sequence[Any]) -> tuple[list[bool], list[int]]:
     """
     right: list[bool] = []
     chars: list[int] = []
-    by_question: dict[int, list[Any]] = {}
-    for instance in instances:
-        by_question.setdefault(instance.doc_id, []).append(instance)
-    for number, (doc_id, requests) in enumerate(by_question.items()):
-        document = requests[0].doc
+    for doc_id, requests in itertools.groupby(instances, lambda instance: instance.doc_id):
+        document = next(requests).doc
         choices = task.doc_to_choice(document)
-        if [request.idx for request in requests] != list(range(len(choices))):
-            raise InputError(f"task: question {doc_id + 1:,}: {len(requests)} requests for {len(choices)} answers")
-        if instances[len(right)].doc_id != doc_id:
-            raise InputError(f"task: question {number + 1:,}: its requests do not follow one another")
         if not all(choices):
             raise InputError(f"task: question {doc_id + 1:,}, answer {choices.index('') + 1}: has no characters")
         for chosen in range(len(choices)):

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ TOKENS_VERSION = 6
 5: ``llamacpp`` reads the line ends of a plain file as they stand; texts may be detokenized.
 6: the chat prefix of a template that prints today's date has a fixed one.
 """
-SAMPLE = 1 << 16
-"""Characters tokenized to estimate how long the whole text takes (1 % of a 6 MB text)."""
 COLUMNS = ("question", "scored", "right", "chars")
 """The arrays of ``Requests``."""
 Ids = NDArray[np.int32]
@@ -82,6 +79,10 @@ class Requests:
     task: str
     num_fewshot: int
 
+    def first(self, count: int) -> Requests:
+        """The first ``count`` requests."""
+        return replace(self, **{name: getattr(self, name)[:count] for name in COLUMNS})
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -120,24 +121,12 @@ def tokens_of(
     )  # fmt: skip
 
 
-def texts_of(spec: DataSpec, progress: Progress) -> list[str]:
-    """The texts that are tokenized one by one: lm-eval's documents, or a single text."""
-    if spec.method == "lm_eval":
-        return corpus.load_documents(spec, progress)
-    text = corpus.load_text(spec, progress)
-    return [text.removesuffix("\n") if spec.method == "llamacpp" else text]
-
-
 def tokenize(texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress) -> Tokens:
     """Tokenize each text at once, and the chat prefix if the spec wants one."""
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     lead = lead_of(tokenizer, spec.method)
-    sample = max(texts, key=len)[:SAMPLE]
-    began = time.perf_counter()
-    tokenizer(sample)
-    expected = (time.perf_counter() - began) * sum(map(len, texts)) / max(len(sample), 1)
     ids, sizes = [], []
-    with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens", expected=expected) as phase:
+    with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens") as phase:
         for original in texts:
             text = detokenized(original) if spec.detokenize else original
             encoded = encode(tokenizer, text, spec.method, lead)

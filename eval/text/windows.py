@@ -118,48 +118,45 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Answers:
-    """What is known of the windows of a run whose text is answers, an entry a window.
+    """What is known of the windows of a run whose text is answers.
 
-    ``question``: number of its question, from 0; ``right``: whether the answer is right; ``chars``: characters by which
-    ``acc_norm`` divides; ``begins``: text index of the first token of its question.  ``total``: questions of the task;
-    ``cut_off``: windows that lost the beginning of their context.
+    ``requests``: those of the windows; ``begins`` of each window: text index of the first token of its question.
+    ``total``: questions of the task; ``cut_off``: windows that lost the beginning of their context.
     """
 
-    question: tuple[int, ...]
-    right: tuple[bool, ...]
-    chars: tuple[int, ...]
+    requests: Requests
     begins: tuple[int, ...]
-    task: str
-    num_fewshot: int
     total: int
     cut_off: int
 
     @property
     def questions(self) -> int:
         """The questions that the windows are of."""
-        return self.question[-1] + 1
+        return int(self.requests.question[-1]) + 1
 
     def subtitle(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
         """The line below a title, e.g. ``arc_easy, 2,376 questions, 0-shot, 9,501 answers``."""
         name = corpus.display_name(spec)
-        return f"{name}, {self.questions:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers"
+        return f"{name}, {self.questions:,} questions, {self.requests.num_fewshot}-shot, {n_windows:,} answers"
 
     def in_words(self, spec: DataSpec, n_windows: int, n_scored: int) -> str:
         """What ``--check`` says of them."""
         lost = f"; {self.cut_off:,} lost the beginning of their context" if self.cut_off else ""
         return (
-            f"{self.questions:,} of {self.total:,} questions, {self.num_fewshot}-shot, {n_windows:,} answers, "
-            f"{n_scored:,} scored tokens{lost}"
+            f"{self.questions:,} of {self.total:,} questions, {self.requests.num_fewshot}-shot, "
+            f"{n_windows:,} answers, {n_scored:,} scored tokens{lost}"
         )
 
     def as_json(self) -> dict[str, Any]:
         """What results.json says of them beside the spec's keys."""
+        asked = self.requests
+        key = json.dumps([column.tolist() for column in (asked.question, asked.right, asked.chars)])
         return {
-            "task": self.task,
-            "num_fewshot": self.num_fewshot,
+            "task": asked.task,
+            "num_fewshot": asked.num_fewshot,
             "questions": self.questions,
             "questions_of_the_task": self.total,
-            "key_sha256": hashlib.sha256(json.dumps([self.question, self.right, self.chars]).encode()).hexdigest(),
+            "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
             "longer_than_eval_len": self.cut_off,
         }
 
@@ -232,7 +229,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
         every, asked = answer_cuts(text, text.requests, spec, max_rows)
     else:
         every = cutting.by_method(text, spec)
-    taken = every[: max_rows or None] if asked is None else every[: len(asked.question)]
+    taken = every[: max_rows or None] if asked is None else every[: len(asked.begins)]
     if not taken and talks is not None:
         raise InputError(talks.nothing_scored(spec))
     if not taken:
@@ -275,11 +272,8 @@ def answer_cuts(
     total, lengths = int(question[-1]) + 1, np.diff(text.ends, prepend=0)
     taken = int(np.searchsorted(question, min(max_questions or total, total)))
     first = np.searchsorted(question, question[:taken])
-    known = Answers(
-        tuple(question[:taken].tolist()), tuple(requests.right[:taken].tolist()),
-        tuple(requests.chars[:taken].tolist()), tuple((text.ends - lengths)[first].tolist()),
-        requests.task, requests.num_fewshot, total, int((lengths[:taken] > spec.eval_len + 1).sum()),
-    )  # fmt: skip
+    n_cut_off = int((lengths[:taken] > spec.eval_len + 1).sum())
+    known = Answers(requests.first(taken), tuple((text.ends - lengths)[first].tolist()), total, n_cut_off)
     return cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len), known
 
 
@@ -370,7 +364,7 @@ def make(spec: Mapping[str, Any], tokenizer: str, file: str, progress: Progress)
         if unpacked.is_chat:
             text = conversations.tokenize(conversations.read(unpacked, progress), folder, unpacked, progress)
         else:
-            text = tokens.tokenize(tokens.texts_of(unpacked, progress), folder, unpacked, progress)
+            text = tokens.tokenize(corpus.load_texts(unpacked, progress), folder, unpacked, progress)
     tokens.save(Path(file), text)
 
 

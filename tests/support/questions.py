@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -15,6 +16,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.text import windows
+from compare_q.eval.text.tokens import Requests
 from compare_q.eval.text.windows import EvalData
 from tests.support.toy import save_toy_tokenizer
 
@@ -82,6 +84,11 @@ def evaluated(model: Any, task: Path, questions: int) -> Own:
     (name,) = found["results"]
     samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
     return Own(found["results"][name], [answer[0] for sample in samples for answer in sample["filtered_resps"]])
+
+
+def requests(question: Any, right: Any, chars: Any) -> Requests:
+    """Requests of which only these columns count: all [W]."""
+    return Requests(question, np.zeros(len(question), np.int32), right, chars, "odd", 0)
 
 
 def asked(folder: Path, task: Path | str, tokenizer: Path | None = None, **keys: Any) -> EvalData:

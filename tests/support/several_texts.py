@@ -10,10 +10,11 @@ import numpy as np
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results.run_result import ModelResult, Results, TextResult
-from compare_q.eval.stats.answers import Questions, summarize
+from compare_q.eval.stats.answers import summarize
 from compare_q.eval.stats.estimates import BlockSums
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
+from tests.support.questions import requests
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
 """Five blocks: errors come from four waves, and 95 % intervals reach 2.776 errors far."""
@@ -90,7 +91,7 @@ def with_answers(text: TextResult, **right: str) -> TextResult:
         if reference and name != reference:
             columns["ref_logprob"] = sums_of(right[reference])
         count = len(right[name])
-        asked = Questions(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
+        asked = requests(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
         answers = summarize(columns, np.arange(2 * count), asked)
         found.append(replace(model, estimates=replace(model.estimates, answers=answers)))
     data = {**text.data, "method": "answers", "answers": {"num_fewshot": 0}}

@@ -14,7 +14,7 @@ from compare_q.backends.base import LoadRequest, Question, Sampling, Task
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm import install
 from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.eval.stats.answers import Questions, summarize
+from compare_q.eval.stats.answers import summarize
 from tests.support import ROOT
 from tests.support.questions import asked, evaluated, model_class
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, brute_force, refusal, toy_windows
@@ -161,7 +161,7 @@ def test_answers_against_lm_evals_own(
     columns = {"logprob": np.concatenate([found[window.index].logprob for window in data.windows])}
     numbers = np.concatenate([np.full(window.n_scored, window.index) for window in data.windows])
     answers = data.answers
-    ours = summarize(columns, numbers, Questions(*map(np.array, (answers.question, answers.right, answers.chars))))
+    ours = summarize(columns, numbers, answers.requests)
     own = evaluated(lm_eval_on(toy_engine, toy_model), file, QUESTIONS)
     sums = np.bincount(numbers, columns["logprob"].astype(np.float64))
     np.testing.assert_allclose(sums, own.sums, atol=ATOL_LOGPROB * 10)

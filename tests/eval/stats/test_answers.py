@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from compare_q.eval.stats.answers import Questions, difference_error, mcnemar_p, summarize
+from compare_q.eval.stats.answers import difference_error, mcnemar_p, summarize
 from compare_q.eval.stats.uncertainty import Value
+from compare_q.eval.text.tokens import Requests
+from tests.support.questions import requests
 
 NAN, INF = float("nan"), float("inf")
-THREE = Questions(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0, 1, 1, 0], bool), np.array([1, 4, 2, 2, 1, 2]))
+THREE = requests(np.array([0, 0, 1, 1, 2, 2]), np.array([1, 0, 0, 1, 1, 0], bool), np.array([1, 4, 2, 2, 1, 2]))
 """Three questions of two answers; right are the first, the second and the first."""
 
 
-def estimated(sums: list[float], reference: list[float] | None = None, asked: Questions = THREE) -> Any:
+def estimated(sums: list[float], reference: list[float] | None = None, asked: Requests = THREE) -> Any:
     columns = {"logprob": np.array(sums, np.float32)}
     columns |= {} if reference is None else {"ref_logprob": np.array(reference, np.float32)}
     return summarize(columns, np.arange(len(sums)), asked)
@@ -38,7 +40,7 @@ def test_accuracy_by_hand() -> None:
 
 def test_tokens_of_an_answer_add_up() -> None:
     """Window 0 has two tokens, -1 and -2, and loses to window 1 with -2.5, though each of its tokens is better."""
-    asked = Questions(np.array([0, 0]), np.array([True, False]), np.array([1, 1]))
+    asked = requests(np.array([0, 0]), np.array([True, False]), np.array([1, 1]))
     found = summarize({"logprob": np.array([-1, -2, -2.5])}, np.array([0, 0, 1]), asked)
     assert found.acc.right == "0"
     assert found.acc.accuracy == Value(0.0)  # one question has no error
@@ -53,7 +55,7 @@ def test_flips_by_hand() -> None:
 
 
 def test_a_changed_answer_that_is_wrong_in_both_is_no_flip() -> None:
-    asked = Questions(np.zeros(3, int), np.array([True, False, False]), np.ones(3, int))
+    asked = requests(np.zeros(3, int), np.array([True, False, False]), np.ones(3, int))
     flips = estimated([-3, -1, -2], [-3, -2, -1], asked).acc.flips
     assert (flips.changed.value, flips.flips.value, flips.mcnemar_p) == (1.0, 0.0, 1.0)
 
@@ -120,7 +122,7 @@ def test_against_plain_loops() -> None:
         golds["acc_norm"].append(good[norm])
         golds["changed"].append(best != before)
         golds["flips"].append(good[best] != good[before])
-    asked = Questions(np.array(question), np.array(right), np.array(chars))
+    asked = requests(np.array(question), np.array(right), np.array(chars))
     columns = {"logprob": np.array(tokens, np.float32), "ref_logprob": np.array(reference, np.float32)}
     found = summarize(columns, np.array(window), asked)
     flips = found.acc.flips

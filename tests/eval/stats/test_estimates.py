@@ -231,11 +231,20 @@ def test_one_token() -> None:
     assert found.against.kld_percentiles["99.9"] == found.kld.value == 0.25  # type: ignore[union-attr]
 
 
-def test_short_texts_have_a_caution(four: Estimates) -> None:
-    (said,) = estimates.short_text_cautions([four, four], 4)
-    assert said.startswith("the scored part spans 4 tokens: ")
+@pytest.mark.parametrize(
+    ("text", "part", "advice"),
+    [
+        (None, "4 tokens", "take a longer text"),
+        (4, "4 tokens", "take a longer text"),
+        (5, "4 tokens of a text of 5", "take a longer text"),
+        (27_324, "4 tokens of a text of 27,324", "score more windows (-r, max_rows)"),
+    ],
+)
+def test_short_texts_have_a_caution(four: Estimates, text: int | None, part: str, advice: str) -> None:
     longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
-    assert estimates.short_text_cautions([longer], 20_000) == []
+    assert estimates.short_text_cautions([four, longer, four], text) == [
+        f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; {advice}"
+    ]
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])

@@ -24,7 +24,6 @@ from compare_q.eval.stats.uncertainty import (
     perplexity,
     places_of,
     root_of_mean,
-    short_text_caution,
     student_t,
 )
 
@@ -140,19 +139,6 @@ def test_interval() -> None:
     """2 degrees of freedom: 10 +- 4.303 * 2."""
     assert interval_95(10, 2, 2) == pytest.approx((1.394, 18.606), rel=1e-3)
     assert interval_95(10, 2, 29) == pytest.approx((5.91, 14.09), rel=1e-3)
-
-
-def test_caution() -> None:
-    assert short_text_caution(20_000) is None
-    about = "with less than 20,000, errors (±) may be far too small"
-    assert short_text_caution(783) == f"the scored part spans 783 tokens: {about}; take a longer text"
-    assert (
-        short_text_caution(783, 784)
-        == f"the scored part spans 783 tokens of a text of 784: {about}; take a longer text"
-    )
-    assert short_text_caution(783, 27_324) == (
-        f"the scored part spans 783 tokens of a text of 27,324: {about}; score more windows (-r, max_rows)"
-    )
 
 
 def test_documents() -> None:

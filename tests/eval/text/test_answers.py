@@ -70,12 +70,15 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     data = asked(tmp_path, write_task(tmp_path / "task"))
     answers = data.answers
     assert answers is not None
-    assert answers.question == (0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5)
-    assert [at for at, right in enumerate(answers.right) if right] == [0, 4, 6, 9, 10, 13]
-    assert answers.chars == tuple(len(choice) for row in ROWS for choice in row["c"])
+    question, right, chars = (
+        column.tolist() for column in (answers.requests.question, answers.requests.right, answers.requests.chars)
+    )
+    assert question == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5, 5]
+    assert np.flatnonzero(right).tolist() == [0, 4, 6, 9, 10, 13]
+    assert chars == [len(choice) for row in ROWS for choice in row["c"]]
     # A question's windows follow one another in the text; all of them begin where the first one does.
     lengths = [len(window.token_ids) for window in data.windows]
-    firsts = [answers.question.index(number) for number in answers.question]
+    firsts = [question.index(number) for number in question]
     assert answers.begins == tuple(sum(lengths[:first]) for first in firsts)
     assert data.begins(np.array([2, 5])).tolist() == [0, sum(lengths[:5])]
     spec = parse_data_spec(
@@ -84,8 +87,8 @@ def test_what_is_known_of_the_answers(tmp_path: Path) -> None:
     assert windows.subtitle(spec, data) == "odd, 6 questions, 0-shot, 14 answers"
     known = windows.data_json(spec, data)
     assert known["method"] == "answers"
-    right = json.dumps([answers.question, answers.right, answers.chars])
-    assert known["answers"].pop("key_sha256") == hashlib.sha256(right.encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([question, right, chars]).encode()).hexdigest()
+    assert known["answers"].pop("key_sha256") == key
     assert known["answers"] == {
         "task": "odd", "num_fewshot": 0, "questions": 6, "questions_of_the_task": 6, "longer_than_eval_len": 0
     }  # fmt: skip
@@ -105,15 +108,15 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     several = [{"q": "Even?", "c": ["2", "3", "4"], "a": [0, 2]}, {"q": "Odd?", "c": ["2", "3", "4"], "a": [1]}]
     data = asked(tmp_path, write_task(tmp_path / "several", several))
     assert data.answers is not None
-    assert data.answers.right == (True, False, True, False, True, False)
+    assert data.answers.requests.right.tolist() == [True, False, True, False, True, False]
     rows = [{"q": "?", "c": ["a", "b"], "a": 1}, {"q": "?", "c": ["a", "b"], "a": 7}]
     beyond = asked(tmp_path, write_task(tmp_path / "beyond", rows))
     assert beyond.answers is not None
-    assert beyond.answers.right == (False, True, False, False)
+    assert beyond.answers.requests.right.tolist() == [False, True, False, False]
     rows = [{"c": ["Ann said that Ann", "Ann said that Bob"], "a": "slept.", "n": 1}]
     swapped = asked(tmp_path, write_task(tmp_path / "swapped", rows, doc_to_text="{{n}}"))
     assert swapped.answers is not None
-    assert swapped.answers.right == (False, True)
+    assert swapped.answers.requests.right.tolist() == [False, True]
     assert [window.n_scored for window in swapped.windows] == [len(" slept.")] * 2
 
 
@@ -122,8 +125,12 @@ def test_several_right_answers_none_and_choices_in_the_context(tmp_path: Path) -
     [
         ({"output_type": "generate_until"}, "", "is generate_until; only multiple_choice"),
         ({"output_type": "loglikelihood"}, "", "is loglikelihood; only multiple_choice"),
-        ({"metric_list": [{"metric": "acc_mutual_info"}]}, "", "measures acc_mutual_info; only acc and acc_norm"),
-        ({"metric_list": [{"metric": "exact_match"}]}, "", "measures exact_match; only acc and acc_norm"),
+        (
+            {"metric_list": [{"metric": "acc_mutual_info"}]},
+            "",
+            "measures acc_mutual_info; only means of acc and acc_norm",
+        ),
+        ({"metric_list": [{"metric": "exact_match"}]}, "", "measures exact_match; only means of acc and acc_norm"),
         ({"repeats": 2}, "", "has filter_list or repeats"),
         ({"doc_to_text": "{{nothing}}"}, "", "lm-eval cannot build it: UndefinedError: 'nothing' is undefined"),
         ({"doc_to_text": "{{q.__class__.__mro__}}"}, "", "lm-eval cannot build it: SecurityError"),
@@ -172,7 +179,7 @@ def test_trusted_code_runs(tmp_path: Path) -> None:
     (tmp_path / "task" / "code_of_odd.py").write_text("def run(docs):\n    return docs.select([1, 0])\n")
     data = asked(tmp_path, task, trust_remote_code=True)
     assert data.answers is not None
-    assert data.answers.question == (0, 0, 1, 1, 1)
+    assert data.answers.requests.question.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_include_path_and_includes(tmp_path: Path) -> None:
@@ -182,7 +189,7 @@ def test_include_path_and_includes(tmp_path: Path) -> None:
     (tmp_path / "tasks" / "loop.yaml").symlink_to("loop.yaml")
     data = asked(tmp_path, "mine", include_path=str(tmp_path / "tasks"))
     assert data.answers is not None
-    assert data.answers.task == "mine"
+    assert data.answers.requests.task == "mine"
     plain = asked(tmp_path, "base", include_path=str(tmp_path / "tasks"))
     # A byte is a token here, and the toy's ids are the places of bytes in the sorted alphabet.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -200,7 +207,7 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     second = asked(tmp_path, task)
     assert second.digest == first.digest
     assert second.answers is not None
-    assert second.answers.right[:3] == (False, True, False)
+    assert second.answers.requests.right[:3].tolist() == [False, True, False]
     write_task(tmp_path / "task", doc_to_text="Q: {{q}}")
     assert asked(tmp_path, task).digest != first.digest
 
@@ -213,24 +220,22 @@ def test_names_of_lm_evals_own(tmp_path: Path) -> None:
     (tmp_path / "tasks" / "all.yaml").write_text("group: all\ntask: [odd]\n")
     manager = TaskManager(include_defaults=False, include_path=str(tmp_path / "tasks"))
     check_name("odd", manager)
-    assert refusal(check_name, "odds", manager) == "task: odds: lm-eval has no such task; it has odd"
+    assert refusal(check_name, "odds", manager) == "task: odds: lm-eval has no such task (did you mean 'odd'?)"
     assert refusal(check_name, "pi", manager) == "task: pi: lm-eval has no such task"
-    assert refusal(check_name, "oddities", manager) == "task: oddities: is a group of tasks; name one of them: odd"
-    assert refusal(check_name, "all", manager).startswith("task: all: is a group of tasks; name one of them")
+    for name in ("oddities", "all"):
+        assert refusal(check_name, name, manager) == f"task: {name}: is a group of tasks; name one of them"
     # Nothing of a group is built: a task that stands in it could run code.
     group = refusal(asked, tmp_path, tmp_path / "tasks" / "all.yaml")
     assert group.endswith("is a group, or has no task; name a file with one task")
     assert refusal(asked, tmp_path, "none.yaml").endswith("none.yaml: no such file")
-    assert refusal(asked, tmp_path, "./tasks").endswith(
-        "tasks: is a folder; name it in include_path, and its task here"
-    )
+    assert refusal(asked, tmp_path, "./tasks").endswith("tasks: no such file")
     assert refusal(asked, tmp_path, "odd", include_path="none") == "include_path: none: no such folder"
 
 
 @pytest.mark.parametrize(
     ("installed", "reason"),
     [
-        ({}, 'dataset: "lm_eval" needs lm-eval, which is not installed: pip install lm_eval==0.4.13'),
+        ({}, 'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and none is installed: pip install lm_eval==0.4.13'),
         ({"lm_eval": "0.4.9.2"}, 'dataset: "lm_eval" needs lm-eval 0.4.13 or newer, and 0.4.9.2 is installed: pip'),
     ],
 )
