@@ -24,6 +24,7 @@ those that reach over an edge are counted.  A template that prints today's date 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,13 +79,12 @@ def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
     """The conversations of a data spec; InputError that names row and key of the first that is malformed."""
     is_table = spec.path is None or corpus.text_file(spec).suffix.lower() == ".parquet"
     talks: list[Conversation] = []
+    records = corpus.records(spec, lambda names, place: columns(spec, names, place))
     with progress.phase(f"reading {corpus.display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
-        for where, row in corpus.records(spec, lambda names, place: columns(spec, names, place)):
+        for where, row in itertools.islice(records, row_limit(spec) or None):
             column = next(iter(row))
             talks.append(conversation_of(row[column], row.get("tools"), where, f"{where}: {column}", is_table))
             phase.advance()
-            if len(talks) == row_limit(spec):
-                break
     if not talks:
         raise InputError(f"dataset {spec.dataset!r}: no conversations in it")
     return talks
@@ -116,16 +116,17 @@ def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[st
     """
     if isinstance(value, str):
         value = json_files.parsed(value.encode(errors="surrogatepass"), where, strict=False)
-    if not isinstance(value, list):
-        raise InputError(f"{where}: must be a list of objects, is {json_type(value)}")
-    try:
-        json_files.check_values(value, strict=False)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    for number, item in enumerate(value):
-        if not isinstance(item, dict):
-            raise InputError(f"{where}[{number}]: must be an object, is {json_type(item)}")
-        yield f"{where}[{number}]", without_nulls(item) if is_table else item
+    for number, item in enumerate(checked(value, list, where, "a list of objects")):
+        place = f"{where}[{number}]"
+        checked(item, dict, place, "an object")
+        yield place, without_nulls(item) if is_table else item
+
+
+def checked(value: Any, kind: type, where: str, what: str) -> Any:
+    """The value, if it is of its type; InputError that says ``what`` it must be."""
+    if not isinstance(value, kind):
+        raise InputError(f"{where}: must be {what}, is {json_type(value)}")
+    return value
 
 
 def without_nulls(value: Any) -> Any:
@@ -145,16 +146,15 @@ def message_of(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     message = {key: value for key, value in raw.items() if value is not None}
     if "role" not in message and "from" in message:
         message = from_sharegpt(where, message)
-    if not isinstance(role := message.get("role"), str) or not role:
-        raise InputError(f"{where}.role: must be a name such as user or assistant, is {json_type(message.get('role'))}")
+    checked(message.get("role"), str, f"{where}.role", "a name such as user or assistant")
     content = message.get("content")
     if isinstance(content, list):
         for at, part in objects(content, f"{where}.content"):
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 what = shortened(repr(part.get("type")), 40)
                 raise InputError(f"{at}: a part of type {what}: only text is scored; leave such conversations out")
-    elif not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
-        raise InputError(f"{where}.content: must be text, is {json_type(content)}")
+    elif content is not None or not message.get("tool_calls"):
+        checked(content, str, f"{where}.content", "text")
     if calls := message.pop("tool_calls", None):
         message["tool_calls"] = [tool_call(*call) for call in objects(calls, f"{where}.tool_calls")]
     return message
@@ -166,8 +166,7 @@ def from_sharegpt(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(speaker, str) or speaker not in SHAREGPT:
         known = ", ".join(SHAREGPT)
         raise InputError(f"{where}.from: {shortened(repr(speaker), 40)} is no known speaker; there are: {known}")
-    if not isinstance(message.get("value"), str):
-        raise InputError(f"{where}.value: must be text, is {json_type(message.get('value'))}")
+    checked(message.get("value"), str, f"{where}.value", "text")
     if "content" in message:
         raise InputError(f"{where}.content: stands beside value; one of the two is the text, remove the other")
     rest = {key: value for key, value in message.items() if key not in ("from", "value")}
@@ -182,9 +181,7 @@ def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = json_files.parsed((arguments or "{}").encode(errors="surrogatepass"), f"{where}.arguments")
-    if not isinstance(arguments, dict):
-        raise InputError(f"{where}.arguments: must be an object, or a JSON object in a string")
-    function = {**function, "arguments": arguments}
+    function = {**function, "arguments": checked(arguments, dict, f"{where}.arguments", "a JSON object")}
     return {**raw, "function": function} if "function" in raw else function
 
 
@@ -450,8 +447,7 @@ def told_by_trace(given: Any, size: int, name: str) -> str:
     if given is None:
         return "the trace"
     if type(given) is not int or not 0 < given <= -(-size // PADDING) * PADDING:
-        what = f"{given:,}" if type(given) is int else "no number"
-        wrong = f"is {what}, and the tokenizer has {size:,} ids"
+        wrong = f"is {shortened(repr(given))}, and the tokenizer has {size:,} ids"
         raise InputError(f"{name}: vocab_size: {wrong}; give the tokenizer that made the trace")
     return "the trace" if given >= size else f"the trace, of a tokenizer of {given:,} ids where this one has {size:,}"
 

@@ -10,25 +10,15 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import itertools
-import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import (
-    LARGEST,
-    SURROGATE,
-    exists,
-    is_file,
-    is_folder,
-    open_regular,
-    parsed,
-    reason,
-)
-from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes, reason
+from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
@@ -47,16 +37,8 @@ from compare_q.eval.text.hub_datasets import (
 
 TABLES = (".jsonl", ".parquet")
 TRACE = ".json"
-LARGEST_TEXT, LARGEST_TABLE = 8_000_000_000, 100_000_000_000
-"""Bytes of a plain text file, which is held in memory as a whole, and of a table; wikitext-103 has 0.5 GB."""
 BATCH_ROWS = 64
 """Rows of a parquet file that are read at a time."""
-LARGEST_RATIO = 100
-"""Bytes that a parquet file may hold for each of its own; text takes a third to a tenth."""
-DAMAGED = (OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError)
-"""What pyarrow raises for a file that is none of its own."""
-MOST_FILES = 10_000
-"""Files of a local data set: a run reads and hashes them all."""
 
 
 def display_name(spec: DataSpec) -> str:
@@ -103,11 +85,14 @@ def digests(files: Iterable[Path]) -> dict[str, str]:
 
 def local_files(source: hub_datasets.Source) -> list[Path]:
     """The files of a data set that lies on this machine; none of one on the hub."""
-    names = names_in(source.data_files)
-    files = [Path(match) for name in names for match in first_files(glob.iglob(name, recursive=True), name)]
-    if is_folder(Path(source.path)):
-        files += first_files(Path(source.path).rglob("*"), source.path)
-    return [file for file in files if is_file(file)]
+    return files_in(names_in(source.data_files), [source.path])
+
+
+def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:
+    """The files on this machine that ``names``, which may hold wildcards, stand for, and those in some folders."""
+    named = [Path(match) for name in names for match in glob.iglob(name, recursive=True)]
+    held = [file for folder in folders if is_folder(Path(folder)) for file in Path(folder).rglob("*")]
+    return sorted(file for file in named + held if is_file(file))
 
 
 def is_here(spec: DataSpec) -> bool:
@@ -115,22 +100,12 @@ def is_here(spec: DataSpec) -> bool:
     return spec.path is not None or hub_datasets.is_local(source_of(spec))
 
 
-def first_files(matches: Iterator[Any], name: str) -> list[Any]:
-    """All matches in order; InputError for more than a data set has, as in ``/``."""
-    files = sorted(itertools.islice(matches, MOST_FILES + 1))
-    if len(files) > MOST_FILES:
-        raise InputError(
-            f"dataset: {printable(name)}: more than {MOST_FILES:,} files; name fewer in dataset_data_files"
-        )
-    return files
-
-
 def file_digest(file: Path) -> str:
     """SHA-256 of a file's content; InputError if it cannot be read."""
     with open_regular(file) as stream:
         try:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:  # a regular file by name only, as /proc/self/mem
+        except OSError as error:
             raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
 
 
@@ -149,9 +124,6 @@ def text_file(spec: DataSpec) -> Path:
         raise InputError(f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text")
     if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):
         raise InputError(f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out")
-    size, most = file.stat().st_size, LARGEST_TABLE if suffix in TABLES else LARGEST_TEXT
-    if size > most:  # before hours are spent on its checksum
-        raise InputError(f"path: {file}: {bytes_in_words(size)}, of at most {bytes_in_words(most)}; give a part of it")
     return file
 
 
@@ -160,19 +132,20 @@ def would_fetch(spec: DataSpec) -> str:
     return text_file(spec).name if spec.path is not None else hub_datasets.would_fetch(spec)
 
 
-def load_text(spec: DataSpec, progress: Progress) -> str:
-    """The evaluation text of a data spec; InputError with the reason if it cannot be had."""
-    if is_plain(spec):
-        return whole_file(text_file(spec), raw=spec.method == "llamacpp")
-    return "\n\n".join(row for row in load_rows(spec, progress) if row.strip() or spec.method == "gptq")
+def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
+    """The texts of a data spec, which are tokenized one by one: lm-eval's documents, or a single text.
 
-
-def load_documents(spec: DataSpec, progress: Progress) -> list[str]:
-    """The documents of a data spec: a whole file, or every row of a data set that holds a string, be it blank.
-
-    lm-eval counts an empty row as a word, and scores the tokens of a blank row.
+    A document is a whole file, or every row of a data set that holds a string, be it blank: lm-eval counts an empty row
+    as a word, and scores the tokens of a blank row.
     """
-    return [whole_file(text_file(spec))] if is_plain(spec) else load_rows(spec, progress)
+    if is_plain(spec):
+        text = whole_file(text_file(spec), raw=spec.method == "llamacpp")
+    else:
+        rows = load_rows(spec, progress)
+        if spec.method == "lm_eval":
+            return rows
+        text = "\n\n".join(row for row in rows if row.strip() or spec.method == "gptq")
+    return [text.removesuffix("\n") if spec.method == "llamacpp" else text]
 
 
 def is_trace(spec: DataSpec) -> bool:
@@ -193,26 +166,15 @@ def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
         check_column(column, names, where)
         return [column]
 
-    texts: list[str] = []
-    other = None
+    values = []
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=row_limit(spec) or None) as phase:
-        for number, (_, record) in enumerate(records(spec, text_alone), 1):
-            if isinstance(row := record[column], str):
-                texts.append(row)
-            elif row is not None:
-                other = row
+        for _, record in itertools.islice(records(spec, text_alone), row_limit(spec) or None):
+            values.append(record[column])
             phase.advance()
-            if number == row_limit(spec):
-                break
-    for number, text in enumerate(texts, 1):
-        if not text.isascii() and SURROGATE.search(text):
-            raise InputError(
-                f"dataset {spec.dataset!r}: row {number} is no Unicode text: half of a surrogate pair in it"
-            )
+    texts = [value for value in values if isinstance(value, str)]
     if not any(text.strip() for text in texts):
-        held = "" if other is None else f"; they hold values of type {type(other).__name__}"
-        hint = CONVERSATIONS if isinstance(other, list) else ""
-        raise InputError(f"dataset {spec.dataset!r}: no text in its rows{held}{hint}")
+        hint = CONVERSATIONS if any(isinstance(value, list) for value in values) else ""
+        raise InputError(f"dataset {spec.dataset!r}: no text in its rows{hint}")
     return texts
 
 
@@ -222,18 +184,13 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
     A copy with Windows line ends would score differently otherwise: WikiText-2's first window of 2048 by SmolLM2-135M
     has PPL 15.20 with newlines and 15.02 with the carriage returns kept.  llama-perplexity (on Linux) keeps them.
     """
-    name = f"path: {printable(file)}"
     try:
-        with open_regular(file) as stream:
-            content = io.BytesIO(stream.read(os.fstat(stream.fileno()).st_size))
-        text = io.TextIOWrapper(content, encoding="utf-8", newline="" if raw else None).read()
+        text = read_bytes(file, sys.maxsize).decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {reason(error)}") from None
+        raise InputError(f"path: {printable(file)}: not UTF-8 text: {error.reason} at byte {error.start:,}") from None
     if not text.strip():
-        raise InputError(f"{name}: no text in it")
-    return text
+        raise InputError(f"path: {printable(file)}: no text in it")
+    return text if raw else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
@@ -242,39 +199,30 @@ def records(spec: DataSpec, choose: Choose) -> Iterator[Record]:
         yield from hub_records(spec, choose)
         return
     file = text_file(spec)
-    name = f"path: {printable(file)}"
-    try:
-        yield from (parquet_records if file.suffix.lower() == ".parquet" else jsonl_records)(file, choose, name)
-    except DAMAGED as error:
-        raise InputError(f"{name}: not a {file.suffix[1:]} file: {one_line(error)}") from None
+    reader = parquet_records if file.suffix.lower() == ".parquet" else jsonl_records
+    yield from reader(file, choose, f"path: {printable(file)}")
 
 
 def parquet_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
-    """The chosen columns of a parquet file, which errors call ``name``.
-
-    InputError for one that holds far more than its bytes: a value that is stored once and stands in 30,000 rows makes
-    30 GB of 289 bytes.
-    """
+    """The chosen columns of a parquet file, which errors call ``name``."""
     import pyarrow.parquet as parquet
 
-    table, size, number, read = parquet.ParquetFile(file), file.stat().st_size, 0, 0
-    for batch in table.iter_batches(BATCH_ROWS, columns=choose(table.schema_arrow.names, name)):
-        read += batch.nbytes
-        if read > (most := LARGEST + LARGEST_RATIO * size):
-            what = f"{bytes_in_words(size)} that hold more than {bytes_in_words(most)}"
-            raise InputError(f"{name}: {what}; give it as .jsonl if that is so")
-        for row in batch.to_pylist():
-            number += 1
+    try:
+        table = parquet.ParquetFile(file)
+        batches = table.iter_batches(BATCH_ROWS, columns=choose(table.schema_arrow.names, name))
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
             yield f"{name}: row {number}", row
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow raises its own, and Python's, for a file that is damaged
+        raise InputError(f"{name}: not a parquet file: {one_line(error)}") from None
 
 
 def jsonl_records(file: Path, choose: Choose, name: str) -> Iterator[Record]:
     """The chosen keys of each line of a JSON lines file, which errors call ``name``."""
     with open_regular(file) as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(LARGEST + 1), b""), 1):
+        for number, line in enumerate(lines, 1):
             where = f"{name}: line {number}"
-            if len(line) > LARGEST:
-                raise InputError(f"{where}: longer than {bytes_in_words(LARGEST)}; a JSON lines file has a row a line")
             if line.strip():
                 row = parsed(line, where, strict=False)
                 if not isinstance(row, dict):

@@ -254,21 +254,10 @@ def check_there(source: Source) -> None:
     if Path(source.path).exists():
         return
     if source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
-        if any(name.startswith("hf://") for name in names_in(source.data_files)) and (why := hub.why_away()):
-            raise HubAwayError(f"{source.path}: {why}")
         return
     if "/" not in source.path:
-        raise InputError(f"no known name; data sets of the hub are named owner/name{owner_of(source.path)}")
+        raise InputError("no known name; data sets of the hub are named owner/name")
     hub.look_up("dataset", source.path, source.revision, files=False)
-
-
-def owner_of(bare: str) -> str:
-    """``: this one is 'Salesforce/wikitext'`` for a name without owner that the hub still knows; else empty."""
-    try:
-        name = hub.look_up("dataset", bare, None, files=False).id
-    except InputError:
-        return ""
-    return f": this one is {name!r}" if "/" in name else ""
 
 
 def would_fetch(spec: DataSpec) -> str:

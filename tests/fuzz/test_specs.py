@@ -47,7 +47,7 @@ def read_text(spec: DataSpec) -> str:
         corpus.is_here(spec)
         return ""
     corpus.identity(spec)
-    return corpus.load_text(spec, Progress(quiet=True))
+    return corpus.load_texts(spec, Progress(quiet=True))[0]
 
 
 @fuzzed
@@ -85,4 +85,4 @@ def test_rows_of_a_text(folder: Path, random: Random) -> None:
     lines = [damaged({"text": "some words", "id": 1, "meta": {"a": [1]}}, random) for _ in range(random.randint(1, 3))]
     (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
     spec = reading.parse_data_spec({**DATA, "path": "rows.jsonl"}, folder / "data.json")
-    answer_of(lambda: corpus.load_text(spec, Progress(quiet=True)))
+    answer_of(lambda: corpus.load_texts(spec, Progress(quiet=True)))

@@ -16,7 +16,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import tokens, vocabulary, windows
+from compare_q.eval.text import corpus, tokens, vocabulary, windows
 from compare_q.eval.text.tokens import Chat, Requests, Tokens
 from tests.support.flips import flips
 from tests.support.toy import refusal, save_toy_tokenizer
@@ -33,7 +33,7 @@ def spec(folder: Path, method: str = "exllamav3", **keys: Any) -> DataSpec:
 def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any) -> Tokens:
     (folder / "a.txt").write_text(text)
     data, progress = spec(folder, method, **keys), Progress(quiet=True)
-    return tokens.tokenize(tokens.texts_of(data, progress), tokenizer, data, progress)
+    return tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
 
 
 @pytest.fixture
