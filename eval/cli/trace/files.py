@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,9 +32,8 @@ from compare_q.eval.text.conversations import LARGEST_TRACE, Conversation, Templ
 MARK = "compare_q_trace"
 NOT_COMPARED = ("compare_q", "versions", "model", "revision", "stamp")
 """Of ``made``: what may differ between two runs that make one trace.  ``stamp`` is compared on its own."""
-TOKENS = {"turn": int, "input_ids": list, "response_ids": list, "finish_reason": str}
-MESSAGES = {"messages": list, "tools": list, "message": dict, "finish_reason": str}
-"""What a record has, in a trace of tokens and in one of messages."""
+TOKENS = ("turn", "input_ids", "response_ids", "finish_reason")
+"""What a row has in a trace of tokens, beside its number and the key of its prompt."""
 Same = Callable[[str, str], bool]
 """Whether two stamps are of one model."""
 
@@ -89,8 +88,6 @@ def from_json(line: str, where: str) -> Conversation:
     if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
         raise InputError(f"{where}: must be an object with prompt, or with messages")
     given = [by_user(row["prompt"])] if "prompt" in row else row["messages"]
-    if "prompt" in row and not isinstance(row["prompt"], str):
-        raise InputError(f"{where}: prompt: must be text, is {conversations.json_type(row['prompt'])}")
     talk = conversations.conversation_of(given, row.get("tools"), where, f"{where}: messages")
     if not talk.messages or talk.messages[-1]["role"] in ("assistant", "system"):
         last = f"ends with the {talk.messages[-1]['role']}" if talk.messages else "is empty"
@@ -186,14 +183,31 @@ class Partial:
 
     def take(self, source: Path, made: Any, records: Mapping[str, dict[str, Any]], same: Same) -> None:
         """Take the answers of a file; InputError if they were made otherwise."""
-        if not isinstance(made, dict):
-            raise InputError(f"{printable(source)}: was not written by compare-q trace; move it away")
         if other := differences(made, self.made, same):
             raise InputError(
                 f"{printable(source)}: has {len(records)} answers that were made otherwise ({other}); go on as they "
                 "were made, or move it away"
             )
         self.records |= records
+
+    def resume(self, file: Path, same: Same) -> None:
+        """Take what an interrupted run has left, without a line that it has not finished; begin if that is nothing."""
+        self.stream.seek(0)
+        content = self.stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = []
+        for number, line in enumerate(whole.splitlines(keepends=True), 1):
+            try:
+                lines.append(storage.load(line))
+            except ValueError:
+                raise InputError(f"{printable(file)}: line {number}: is damaged; move it away") from None
+        if lines:
+            self.take(file, lines[0]["made"], {record.pop("key"): record for record in lines[1:]}, same)
+            self.stream.truncate(len(whole))
+        elif content:
+            raise InputError(f"{printable(file)}: was not written by compare-q trace; move it away")
+        else:
+            self.write({MARK: 1, "made": self.made})
 
     def check_asked(self, keys: Sequence[str], prompts: Path) -> None:
         """InputError if an interrupted run has left answers to other prompts, which the trace would not have."""
@@ -234,8 +248,6 @@ def partial_of(output: Path) -> Path:
 def opened(output: Path, made: Mapping[str, Any], same: Same, *, extends: bool) -> Iterator[Partial]:
     """The answers that a trace has, to be added to; InputError if they were made otherwise, or are no trace's."""
     file = partial_of(output)
-    if json_files.exists(file) and not json_files.is_file(file):
-        raise InputError(f"{printable(file)}: is no regular file; move it away")
     with file.open("a+b") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,60 +260,20 @@ def opened(output: Path, made: Mapping[str, Any], same: Same, *, extends: bool) 
             if json_files.is_file(output):
                 partial.take(output, *read_trace(output), same)
                 partial.n_found = len(partial.records)
-            if not resume(partial, file, same):
-                partial.write({MARK: 1, "made": partial.made})
+            partial.resume(file, same)
             yield partial
         finally:
             if was_new and len(partial.records) == partial.n_found:  # nothing to go on from
                 file.unlink(missing_ok=True)
 
 
-def resume(partial: Partial, file: Path, same: Same) -> bool:
-    """Take what an interrupted run has left, without a line that it has not finished; False if that is nothing."""
-    partial.stream.seek(0)
-    content = partial.stream.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.split(b"\n")[:-1]
-    if content and (not lines or MARK.encode() not in lines[0]):
-        if content.startswith(b'{"' + MARK.encode()):  # its first line was cut
-            partial.stream.truncate(0)
-            return False
-        raise InputError(f"{printable(file)}: was not written by compare-q trace; move it away")
-    if not lines:
-        return False
-    kinds = {"key": str, **(MESSAGES if partial.output.suffix.lower() == ".jsonl" else TOKENS)}
-    head, *rest = (record_of(line, f"{printable(file)}: line {at}", kinds if at > 1 else {MARK: int, "made": dict})
-                   for at, line in enumerate(lines, 1))  # fmt: skip
-    partial.take(file, head["made"], {record.pop("key"): record for record in rest}, same)
-    partial.stream.truncate(len(whole))
-    return True
-
-
-def record_of(line: bytes, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A line of a partial as an object that has what ``kinds`` names; InputError."""
-    with suppress(ValueError):
-        if has(record := storage.load(line + b"\n"), kinds):
-            return record
-    raise InputError(f"{where}: is damaged; move it away")
-
-
-def has(value: Any, kinds: Mapping[str, type]) -> bool:
-    """Whether a value is an object with these keys, and a value of its type for each."""
-    return isinstance(value, dict) and all(isinstance(value.get(key), kind) for key, kind in kinds.items())
-
-
-def read_trace(file: Path) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """(``made``, records) of a finished trace; ``made`` is None for a trace that others made."""
-    name = printable(file)
-    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), name)
-    made, rows = (trace.get("made"), trace.get("rows")) if isinstance(trace, dict) else (None, None)
-    if not isinstance(made, dict) or not isinstance(rows, list):
-        return None, {}
-    if not all(isinstance(row, dict) and isinstance(row.get("prompt"), str) for row in rows):
-        raise InputError(f"{name}: rows: one has no prompt, by which answers are told apart; it cannot be extended")
-    if not all(has(row, TOKENS) for row in rows):
-        raise InputError(f"{name}: rows: one is damaged; move it away")
-    return made, {row["prompt"]: {key: row[key] for key in TOKENS} for row in rows}
+def read_trace(file: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(``made``, records) of a finished trace; InputError for one that others made."""
+    trace = json_files.parsed(json_files.read_bytes(file, LARGEST_TRACE), printable(file))
+    try:
+        return dict(trace["made"]), {row["prompt"]: {key: row[key] for key in TOKENS} for row in trace["rows"]}
+    except (TypeError, KeyError, ValueError):
+        raise InputError(f"{printable(file)}: was not written by compare-q trace; move it away") from None
 
 
 def as_qbench(made: Mapping[str, Any], records: Sequence[Mapping[str, Any]], vocab_size: int | None) -> str:

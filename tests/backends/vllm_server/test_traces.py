@@ -105,14 +105,6 @@ def test_answers_of_an_interrupted_run_are_not_lost(stub: Stub, compare_q: Run, 
     assert_refused(compare_q(*words), told)
     asked.write_text(prompts)
 
-    without = {key: value for key, value in first.items() if key != "key"}
-    damaged: list[tuple[list[Any], int]] = [
-        ([head, without], 2), ([head, {**first, "input_ids": None}], 2), ([head, {"x": 3}], 2),
-        ([{"x": "compare_q_trace"}], 1),
-    ]  # fmt: skip
-    for lines, at in damaged:
-        partial.write_bytes(b"".join(map(storage.dump, lines)))
-        assert_refused(compare_q(*words), f"{partial}: line {at}: is damaged; move it away")
     partial.write_bytes(whole.replace(b'"key"', b"\0", 1))
     assert_refused(compare_q(*words), f"{partial}: line 2: is damaged; move it away")
     (before, *_) = first["response_ids"]
@@ -139,9 +131,6 @@ def test_a_trace_is_extended(stub: Stub, compare_q: Run, tmp_path: Path, asked: 
     assert [prompt for prompt, _, _ in rows_of(out)] == [*WORDS, "five", "one"]
     assert sorted(body["messages"][0]["content"] for body in stub.chats) == ["five", "one"]
     assert_refused(compare_q(*words, "--max-tokens", 9), "has 6 answers that were made otherwise", "1024")
-    extended = json.loads(out.read_text())
-    out.write_text(json.dumps({**extended, "rows": [{**extended["rows"][0], "response_ids": None}]}))
-    assert_refused(compare_q(*words), f"{out}: rows: one is damaged; move it away")
     qbench = {"model": "m", "vocab_size": 9, "meta": {}, "rows": [{"input_ids": [1], "response_ids": [2]}]}
     out.write_text(json.dumps(qbench))
     assert_refused(compare_q(*words), f"{out}: was not written by compare-q trace; move it away")

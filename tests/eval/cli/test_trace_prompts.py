@@ -35,7 +35,7 @@ def test_lines_of_text_and_of_json(tmp_path: Path) -> None:
         ([], "line 1: must be an object with prompt, or with messages"),
         ({"text": "Hi"}, "line 1: must be an object with prompt, or with messages"),
         ({"prompt": "Hi", "messages": []}, "line 1: must be an object with prompt, or with messages"),
-        ({"prompt": 3}, "line 1: prompt: must be text, is a number"),
+        ({"prompt": 3}, "line 1: messages[0].content: must be text"),
         ({"messages": []}, "line 1: messages: is empty; a prompt ends with what is to be answered, of user or tool"),
         (SUMS, "line 1: messages: ends with the assistant; a prompt ends with what is to be answered"),
         ({"messages": [{"role": "user"}]}, "line 1: messages[0].content: must be text, is missing or null"),
