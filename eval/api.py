@@ -19,7 +19,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import tempfile
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from compare_q.eval.results.run_result import Results, TextResult
 from compare_q.eval.run import hosts, runner, token_scores
 from compare_q.eval.run.session import Session
 from compare_q.eval.specs import reading as spec_files
+from compare_q.eval.specs.reading import S
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import columns, footnotes, markdown, registry, tables, terminal
 from compare_q.eval.text import corpus
@@ -247,11 +248,13 @@ def compare(
         verbose=verbose, logits_file=Path(logits_file) if logits_file is not None else None,
         hosts=hosts.of_this_machine()[0], divergences=divergences,
     )  # fmt: skip
-    chosen, said = spec_files.one_reference(model_specs(models))
+    named = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"))
+    chosen, said = spec_files.one_reference(named)
     for line in said:
         if line != spec_files.NO_REFERENCE or session.logits_file is None:
             session.progress.say(line)
-    specs = data_specs(data)
+    specs = specs_of(DataSpec, data, "data")
+    spec_files.check_labels(specs)
     finished = runner.run(session, dict(zip(corpus.names_of(specs), specs, strict=True)), chosen, rows)
     if finished.signal:
         raise KeyboardInterrupt
@@ -275,54 +278,24 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     return shown
 
 
-def data_specs(data: Spec | Sequence[Spec]) -> list[DataSpec]:
-    """Data specs from files, which may hold several each, and from dicts, in this order."""
-    given = list(data) if isinstance(data, Sequence) and not isinstance(data, str) else [data]
-    found: list[DataSpec] = []
-    for number, each in enumerate(given):
+def specs_of(kind: type[S], given: Spec | Sequence[Spec], name: str) -> list[S]:
+    """Specs from files, which may hold several each (wildcards allowed), and from dicts, in this order."""
+    listed = [given] if isinstance(given, str | Path | Mapping) else list(given)
+    found: list[S] = []
+    for number, each in enumerate(listed):
         if isinstance(each, Mapping):
-            name = "data" if len(given) == 1 else f"data[{number}]"
-            found.append(spec_files.parse_data_spec(as_json(each), Path(name)))
-        elif isinstance(each, str | Path):
-            found += spec_files.load_data_specs([Path(each)])
+            place = name if listed == [given] else f"{name}[{number}]"
+            found += spec_files.specs_in(kind, as_json(each), Path(place))
         else:
-            raise InputError(f"data: must be a spec file or a dict, not {type(each).__name__}")
+            found += spec_files.load(kind, spec_files.expand([str(each)]))
     if not found:
-        raise InputError("data: give a spec file or a dict, at least one")
-    spec_files.check_labels(found)
+        raise InputError(f"{name}: give a spec file or a dict, at least one")
     return found
-
-
-def model_specs(models: Spec | Sequence[Spec]) -> list[ModelSpec]:
-    """Model specs from files (wildcards allowed) and dicts, in this order; dicts are checked as files are."""
-    given = (
-        [models] if isinstance(models, str | Path | Mapping) else list(models) if isinstance(models, Sequence) else []
-    )
-    if not given or not all(isinstance(each, str | Path | Mapping) for each in given):
-        raise InputError("models: give spec files or dicts, at least one")
-    with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:  # dicts become files, so that one place checks all
-        files: list[Path] = []
-        for number, each in enumerate(given, 1):
-            if isinstance(each, Mapping):
-                files.append(Path(folder) / f"models[{number - 1}]")
-                files[-1].write_text(json.dumps(as_json(each)), encoding="utf-8")
-            else:
-                files += spec_files.expand([str(each)])
-        try:
-            return spec_files.load_model_specs(files)
-        except InputError as error:
-            raise InputError(str(error).replace(f"{folder}/", "")) from None
 
 
 def as_json(spec: Mapping[str, Any]) -> Any:
     """A dict as a JSON file would give it: paths as strings, tuples as lists."""
-
-    def plain(value: object) -> str:
-        if isinstance(value, Path):
-            return str(value)
-        raise TypeError(f"{value!r} is a {type(value).__name__}")
-
     try:
-        return json.loads(json.dumps(dict(spec), default=plain))
+        return json.loads(json.dumps(dict(spec), default=os.fspath))
     except (TypeError, ValueError) as error:
         raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from compare_q.backends.common.options import describe
 from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec
 
 S = TypeVar("S", bound=Spec)
+NAMES = {DataSpec: "text", ModelSpec: "model"}
+"""What errors call one of a list."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"
@@ -26,51 +29,48 @@ NO_REFERENCE = (
 SETTINGS = "COMPARE_Q_SETTINGS"
 
 
-def _parse(model: type[S], raw: Any, file: Path, where: str = "") -> S:
+def parse(kind: type[S], raw: Any, file: Path, where: str = "") -> S:
+    """A spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start; ``where``
+    comes before the key in errors."""
     place = printable(f"{file}: {where}")
     if isinstance(raw, dict):
         raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
     try:
         json_files.check_values(raw)
-        spec = model.model_validate(raw)
+        spec = kind.model_validate(raw)
     except InputError as error:
         raise InputError(f"{place}{error}") from None
     except ValidationError as error:
-        reason = describe(error, model.model_fields).removeprefix("(whole object): ")
+        reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
         raise InputError(f"{place}{reason}") from None
     spec._folder = file.parent
     return spec
 
 
-def parse_data_spec(raw: Any, file: Path, where: str = "") -> DataSpec:
-    """A data spec from parsed JSON; ``file`` names it in errors, and its folder is where relative paths start;
-    ``where`` comes before the key in errors."""
-    return _parse(DataSpec, raw, file, where)
+parse_data_spec = partial(parse, DataSpec)
+parse_model_spec = partial(parse, ModelSpec)
 
 
-def parse_model_spec(raw: Any, file: Path, where: str = "") -> ModelSpec:
-    """A model spec from parsed JSON; ``file`` as for a data spec, ``where`` comes before the key in errors."""
-    return _parse(ModelSpec, raw, file, where)
-
-
-def load_entries(files: Sequence[Path], parse: Callable[[Any, Path, str], S], what: str) -> list[S]:
-    """The specs of all files in order; a file holds a list of objects, or one; ``what`` names one in errors."""
-    specs: list[S] = []
-    for file in files:
-        raw = json_files.read_json(file)
-        if raw == []:
-            raise InputError(f"{printable(file)}: holds no {what}")
-        for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
-            label = entry.get("label") if isinstance(entry, dict) else None
-            named = f" ({shortened(str(label), 60)})" if label else ""
-            is_listed = isinstance(raw, list) or what == "model"
-            specs.append(parse(entry, file, f"{what} {number}{named}: " if is_listed else ""))
+def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
+    """The specs of a file's JSON: a list of objects, or one."""
+    if raw == []:
+        raise InputError(f"{printable(file)}: holds no {NAMES[kind]}")
+    specs = []
+    for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
+        label = entry.get("label") if isinstance(entry, dict) else None
+        where = f"{NAMES[kind]} {number}{f' ({shortened(str(label), 60)})' if label else ''}: "
+        specs.append(parse(kind, entry, file, where if isinstance(raw, list) or kind is ModelSpec else ""))
     return specs
 
 
-def load_data_specs(files: Sequence[Path]) -> list[DataSpec]:
+def load(kind: type[S], files: Iterable[Path]) -> list[S]:
+    """The specs of all files in order."""
+    return [spec for file in files for spec in specs_in(kind, json_files.read_json(file), file)]
+
+
+def load_data_specs(files: Iterable[Path]) -> list[DataSpec]:
     """The data specs of all files in order; a file holds a list of texts, or one text.  No two have one label."""
-    specs = load_entries(files, parse_data_spec, "text")
+    specs = load(DataSpec, files)
     check_labels(specs)
     return specs
 
@@ -80,11 +80,6 @@ def check_labels(specs: Sequence[DataSpec]) -> None:
     labels = [spec.label for spec in specs if spec.label is not None]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise InputError(f"label: two texts are called {twice!r}; give each text of a run a label of its own")
-
-
-def load_data_spec(file: Path) -> DataSpec:
-    """The data spec in ``file``, which holds one text."""
-    return parse_data_spec(json_files.read_json(file), file)
 
 
 def packed(spec: DataSpec) -> dict[str, Any]:
@@ -109,16 +104,13 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     return list(files)
 
 
-def load_model_specs(files: Sequence[Path]) -> list[ModelSpec]:
-    """The model specs of all files in order; a file holds a list of models, or one model.
-
-    Where several have one label, the second is called ``Label (2)``, the third ``Label (3)``.
-    """
-    return with_own_labels(load_entries(files, parse_model_spec, "model"))
+def load_model_specs(files: Iterable[Path]) -> list[ModelSpec]:
+    """The model specs of all files in order; a file holds a list of models, or one model.  No two have one label."""
+    return with_own_labels(load(ModelSpec, files))
 
 
 def with_own_labels(specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """The same specs, no two with one label."""
+    """The same specs, no two with one label: the second of one label is called ``Label (2)``."""
     names = numbered([spec.name for spec in specs])
     return [spec if name == spec.name else with_keys(spec, label=name) for spec, name in zip(specs, names, strict=True)]
 

@@ -10,10 +10,11 @@ import glob
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
 from compare_q.backends.common.json_files import exists, expanded
 from compare_q.backends.common.messages import CONTROL
@@ -35,13 +36,13 @@ DIGEST_EXEMPT_DEFAULTS = {
 }  # fmt: skip
 """Keys that came after the first results, with their defaults: digests leave them out, and so stay what they were."""
 ONLY_WITH = {
-    "chat": ("score_roles", "score_turns", "long", "chat_template_kwargs"),
-    "lm_eval": ("task", "include_path", "num_fewshot"),
+    "chat": {"score_roles", "score_turns", "long", "chat_template_kwargs"},
+    "lm_eval": {"task", "include_path", "num_fewshot"},
 }
 """Dataset -> the keys that no other one has."""
-NOT_WITH_CHAT = (
+NOT_WITH_CHAT = {
     "method", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows", "display_eval_len",
-)  # fmt: skip
+}  # fmt: skip
 WITH_ANSWERS = {
     "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
     "dataset_display_name", *ONLY_WITH["lm_eval"],
@@ -65,7 +66,8 @@ class Spec(BaseModel):
     @model_validator(mode="after")
     def _names_of_one_line(self) -> Self:
         for key, value in self:
-            if key != "engine" and any(CONTROL.search(text) for text in texts_in(value)):
+            is_blank = key in ("label", "group") and isinstance(value, str) and not value.strip()
+            if is_blank or (key != "engine" and any(CONTROL.search(text) for text in texts_in(value))):
                 raise ValueError(f"{key}: must be one line of printable text")
         return self
 
@@ -82,6 +84,11 @@ class Spec(BaseModel):
         if not path.is_absolute() and (exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))):
             return os.path.normpath(beside)
         return str(path) if name.startswith("~") else name
+
+
+def first(keys: Iterable[str]) -> str:
+    """The first of some keys by name; empty if there are none."""
+    return min(keys, default="")
 
 
 def texts_in(value: Any) -> list[str]:
@@ -120,7 +127,7 @@ class DataSpec(Spec):
     method: Method = Field("exllamav3", description="how windows are cut: the tool it reproduces")
     detokenize: Literal["wikitext"] | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
-    eval_len: Length = Field(description="tokens in a window")
+    eval_len: int = Field(ge=2, description="tokens in a window, of which the first is never scored")
     max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
@@ -143,57 +150,42 @@ class DataSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> DataSpec:
-        if self.eval_len < 2:
-            raise ValueError("eval_len: must be at least 2, the first token of a window is never scored")
-        if self.warmup_tokens > self.eval_len - 2:
-            raise ValueError(f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score")
-        if self.label is not None and not self.label.strip():
-            raise ValueError("label: must be one line of printable text")
-        given = self.model_fields_set
-        wrong = sorted(given - WITH_ANSWERS) if self.is_answers else []
-        wrong = [key for key in NOT_WITH_CHAT if key in given] if self.is_chat else wrong
-        if wrong:
-            raise ValueError(f'{wrong[0]}: cannot go with dataset "{self.dataset}"; leave it out')
-        if self.is_chat:
-            self._check_chat()
-        elif self.is_answers and not (self.task or "").strip():
-            raise ValueError('task: missing; dataset "lm_eval" needs the name of a task of lm-eval, or a .yaml file')
-        elif not self.is_answers:
-            self._check_text()
+        given, method, dataset = self.model_fields_set, f'with method "{self.method}"', f'dataset "{self.dataset}"'
+        fixed, is_text = self.method in ("llamacpp", "lm_eval", "gptq"), not (self.is_chat or self.is_answers)
+        absent = given - WITH_ANSWERS if self.is_answers else given & NOT_WITH_CHAT if self.is_chat else set()
+        other = next((name for name, keys in ONLY_WITH.items() if name != self.dataset and given & keys), "")
+        only = given & ONLY_WITH[other] if other else set()
+        taken = RESERVED_VARIABLES & self.chat_template_kwargs.keys()
+        stride = self.eval_stride
+        rules = (
+            (absent, f"{first(absent)}: cannot go with {dataset}; leave it out"),
+            (only, f'{first(only)}: only with dataset "{other}"'),
+            (self.warmup_tokens > self.eval_len - 2,
+             f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score"),
+            (self.is_chat and (self.path is None) == (self.dataset_path is None),
+             'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, one of the hub'),
+            (taken, f"chat_template_kwargs: {first(taken)} is not yours to set; leave it out"),
+            (self.is_answers and not (self.task or "").strip(),
+             'task: missing; dataset "lm_eval" needs the name of a task of lm-eval, or a .yaml file'),
+            (is_text and self.method == "exllamav3" and stride is None, "eval_stride: missing"),
+            (fixed and stride not in (None, self.eval_len),
+             f"eval_stride: {method} windows follow one another; leave it out"),
+            (self.method == "once" and stride is not None and stride >= self.eval_len,
+             f"eval_stride: must be below eval_len {method}, or tokens between windows are left out"),
+            (self.method == "llamacpp" and self.eval_len < 3,
+             f"eval_len: must be at least 3 {method}, which scores the second half of a window"),
+            (self.method != "exllamav3" and self.warmup_tokens, f"warmup_tokens: cannot go {method}; leave it out"),
+            (fixed and self.chat_template, f"chat_template: cannot go {method}; leave it out"),
+            (self.detokenize and self.method != "lm_eval",
+             'detokenize: rewrites documents, which only method "lm_eval" has; leave it out'),
+            (self.dataset == "text" and self.path is None,
+             'path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file'),
+            (is_text and self.dataset != "text" and self.path is not None, 'path: only with dataset "text" or "chat"'),
+        )  # fmt: skip
+        for is_broken, message in rules:
+            if is_broken:
+                raise ValueError(message)
         return self
-
-    def _check_chat(self) -> None:
-        if (self.path is None) == (self.dataset_path is None):
-            raise ValueError(
-                'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, a data set of the '
-                "hub"
-            )
-        if taken := sorted(RESERVED_VARIABLES & self.chat_template_kwargs.keys()):
-            raise ValueError(f"chat_template_kwargs: {taken[0]} is not yours to set; leave it out")
-
-    def _check_text(self) -> None:
-        for dataset, keys in ONLY_WITH.items():
-            if only := [key for key in keys if key in self.model_fields_set]:
-                raise ValueError(f'{only[0]}: only with dataset "{dataset}"')
-        fixed, where = self.method in ("llamacpp", "lm_eval", "gptq"), f'with method "{self.method}"'
-        if self.method == "exllamav3" and self.eval_stride is None:
-            raise ValueError("eval_stride: missing")
-        if fixed and self.eval_stride not in (None, self.eval_len):
-            raise ValueError(f"eval_stride: {where} windows follow one another; leave it out")
-        if self.method == "once" and self.eval_stride is not None and self.eval_stride >= self.eval_len:
-            raise ValueError(f"eval_stride: must be below eval_len {where}, or tokens between windows are left out")
-        if self.method == "llamacpp" and self.eval_len < 3:
-            raise ValueError(f"eval_len: must be at least 3 {where}, which scores the second half of a window")
-        if self.method != "exllamav3" and self.warmup_tokens:
-            raise ValueError(f"warmup_tokens: cannot go {where}; leave it out")
-        if fixed and self.chat_template:
-            raise ValueError(f"chat_template: cannot go {where}; leave it out")
-        if self.detokenize and self.method != "lm_eval":
-            raise ValueError('detokenize: rewrites documents, which only method "lm_eval" has; leave it out')
-        if self.dataset == "text" and self.path is None:
-            raise ValueError('path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file')
-        if self.dataset != "text" and self.path is not None:
-            raise ValueError('path: only with dataset "text" or "chat"')
 
     @property
     def is_chat(self) -> bool:
@@ -246,9 +238,6 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _model_dir_form(self) -> ModelSpec:
-        for key, name in (("label", self.label), ("group", self.group)):
-            if name is not None and (not name.strip() or not name.isprintable()):
-                raise ValueError(f"{key}: must be one line of printable text")
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
         if isinstance(self.model_dir, list):
@@ -301,19 +290,16 @@ class ModelSpec(Spec):
 
 def json_schemas() -> dict[str, dict[str, Any]]:
     """File name -> JSON Schema of the two specs, for editors; ``python -m compare_q.eval.specs.types`` writes them."""
-    data, model = DataSpec.model_json_schema(), ModelSpec.model_json_schema()
-    for schema in (data, model):
-        schema["properties"]["$schema"] = {"type": "string"}
-    return {
-        "data.schema.json": one_or_list("compare_q data spec: one text or a list of them", "DataSpec", data),
-        "models.schema.json": one_or_list("compare_q model spec: one model or a list of them", "ModelSpec", model),
-    }
-
-
-def one_or_list(title: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a file that holds one object, or a list of such objects."""
-    of_it = {"$ref": f"#/$defs/{name}"}
-    return {"title": title, "anyOf": [of_it, {"type": "array", "items": of_it}], "$defs": {name: schema}}
+    kinds: dict[str, TypeAdapter[Any]] = {
+        "data": TypeAdapter(DataSpec | list[DataSpec]), "models": TypeAdapter(ModelSpec | list[ModelSpec])
+    }  # fmt: skip
+    found = {}
+    for name, kind in kinds.items():
+        schema = {"title": f"compare_q spec of {name}: one object or a list of them", **kind.json_schema()}
+        for definition in schema["$defs"].values():
+            definition["properties"]["$schema"] = {"type": "string"}
+        found[f"{name}.schema.json"] = schema
+    return found
 
 
 def write_schemas(folder: Path) -> None:

@@ -36,7 +36,7 @@ def test_there_are_examples_for_every_kind() -> None:
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
     """The spec names a data set that compare_q or the hub knows, or a text, and its windows hold what they score."""
-    spec = reading.load_data_spec(file)
+    (spec,) = reading.load_data_specs([file])
     assert spec.dataset in ("text", "chat", "lm_eval") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
     assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
@@ -45,7 +45,7 @@ def test_data_examples(file: Path) -> None:
 
 
 def test_there_is_a_data_example_for_every_method() -> None:
-    found = {reading.load_data_spec(file).method for file in DATA_FILES}
+    found = {spec.method for spec in reading.load_data_specs(DATA_FILES)}
     assert found == set(get_args(types.Method))
 
 
@@ -59,7 +59,7 @@ def test_specs_of_the_page_of_published_numbers() -> None:
         "lm_eval",
         "llamacpp",
     ]
-    ready = reading.load_data_spec(FOLDER / "wiki2_lm_eval.json")
+    (ready,) = reading.load_data_specs([FOLDER / "wiki2_lm_eval.json"])
     assert reading.parse_data_spec(whole[1], Path("d.json")).digest() == ready.digest()
     hub = ("dataset", "dataset_name", "split", "text_column")
     for block, local in zip(whole, blocks[3:], strict=False):

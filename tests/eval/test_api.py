@@ -93,8 +93,11 @@ def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
     unknown = refusal(compare, data, [UNIFORM, {**UNIFORM, "label": "x", "modeldir": 1}])
     assert unknown.startswith("models[1]: model 1 (x): modeldir: ")
     assert refusal(compare, {**data, "eval_len": 0}, UNIFORM).startswith("data: eval_len: ")
-    assert refusal(compare, {**data, "eval_len": {1}}, UNIFORM) == "spec: holds what JSON cannot: {1} is a set"
-    assert refusal(compare, data, []) == "models: give spec files or dicts, at least one"
+    assert (
+        refusal(compare, {**data, "eval_len": {1}}, UNIFORM)
+        == "spec: holds what JSON cannot: expected str, bytes or os.PathLike object, not set"
+    )
+    assert refusal(compare, data, []) == "models: give a spec file or a dict, at least one"
     assert refusal(compare, data, tmp_path / "none.json").endswith("none.json: no such file")
     assert refusal(load) == "load: give at least one results.json or report.html, each by its name"
 

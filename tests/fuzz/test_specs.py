@@ -55,9 +55,8 @@ def read_text(spec: DataSpec) -> str:
 def test_data_specs(folder: Path, random: Random) -> None:
     file = folder / "data.json"
     file.write_bytes(damaged(random.choice([DATA, FILES]), random))
-    spec = answer_of(lambda: reading.load_data_spec(file))
-    if spec is not None:
-        answer_of(lambda: read_text(spec))
+    for spec in answer_of(lambda: reading.load_data_specs([file])) or []:
+        answer_of(lambda spec=spec: read_text(spec))
 
 
 def use(specs: list[ModelSpec]) -> None:

@@ -142,16 +142,15 @@ def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy
     assert_refused(compare_q("-d", data, "-m", spec), "its vocabulary reaches id 255, the model has 200 tokens")
 
 
-@pytest.mark.parametrize("key", ["eval_len", "eval_stride"])
-@pytest.mark.parametrize("value", [0, -5])
-def test_non_positive_lengths(compare_q: Run, write_specs: Specs, key: str, value: int) -> None:
-    data, spec = write_specs(**{key: value})
-    assert_refused(compare_q("-d", data, "-m", spec), f"data.json: {key}: input should be greater than 0 (got {value})")
-
-
-def test_negative_rows(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs(max_rows=-1)
-    assert_refused(compare_q("-d", data, "-m", spec), "max_rows: input should be greater than or equal to 0 (got -1)")
+def test_numbers_out_of_range(compare_q: Run, write_specs: Specs) -> None:
+    for key, value, least in (
+        ("eval_len", 1, "or equal to 2"),
+        ("eval_stride", 0, "0"),
+        ("max_rows", -1, "or equal to 0"),
+    ):
+        data, spec = write_specs(**{key: value})
+        told = f"data.json: {key}: input should be greater than {least} (got {value})"
+        assert_refused(compare_q("-d", data, "-m", spec), told)
 
 
 @needs_accelerate

@@ -66,7 +66,7 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
     files, runs = write_texts(tmp_path, toy_model), []
 
     def made(names: Sequence[str], *models: dict[str, Any], gpus: int = 1, cache: Path = own_cache) -> Run:
-        texts = {name: reading.load_data_spec(files[name]) for name in names}
+        texts = {name: reading.load_data_specs([files[name]])[0] for name in names}
         for spec in texts.values():
             windows.build(spec, None, Cache(cache), Progress(quiet=True))
         hosts = Hosts(Devices(GPUS[:gpus]), make_worker=lambda wanted: ThreadedWorker(wanted, told))

@@ -49,7 +49,7 @@ def test_a_project(tmp_path: Path, compare_q: Run) -> None:
          "group": "GGUF"},
     ]  # fmt: skip
     assert len(reading.load_model_specs([models])) == 4
-    assert reading.load_data_spec(data).stride == 2048
+    assert reading.load_data_specs([data])[0].stride == 2048
     for part in ("title: is a flag here, -t", "colour: no key of qbench's", "models[0].options.x: left out"):
         assert part in ran.err
     assert f"compare-q -d {data} -m {models}" in ran.out
@@ -62,20 +62,22 @@ def test_a_trace_has_the_references_tokenizer(tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2], "response_ids": [3]}, {"input_ids": [1], "response_ids": [2, 3, 4]}]
     (tmp_path / "t.json").write_text(json.dumps({"rows": rows}))
     (tmp_path / "p.yml").write_text("test_trace: t.json\nnoise_floor: false\n" + MODELS)
-    found = qbench.read(tmp_path / "p.yml")
-    assert found.data == {"tokenizer_dir": "hf_model/", "dataset": "chat", "path": "t.json", "eval_len": 4}
-    assert len(found.models) == 3
-    assert "tokenizer: the reference's, since a trace names none" in found.said
+    data, models, said = qbench.read(tmp_path / "p.yml")
+    assert data == {"tokenizer_dir": "hf_model/", "dataset": "chat", "path": "t.json", "eval_len": 4}
+    assert len(models) == 3
+    assert "tokenizer: the reference's, since a trace names none" in said
 
 
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
         ("a: [", "not valid YAML: "),
-        ("- 1", "models: must be a list of models; is this a project of qbench?"),
-        ("models: [{engine: vllm, source: a}]", "models[0]: needs a source, and an engine out of transformers"),
-        ("models: [{engine: [transformers], source: a}]", "models[0]: needs a source, and an engine out of"),
-        (TEXT + MODELS.replace("x: 1", "dtype: 2024-01-01"), "has a value that cannot be written as JSON: "),
+        ("- 1", "is this a project of qbench?"),
+        (
+            "models: [{engine: vllm, source: a}]",
+            "models.0.engine: input should be 'transformers', 'exllamav3' or 'llamacpp'",
+        ),
+        ("models: [{engine: llamacpp}]", "models.0.source: missing"),
         ("models: [{engine: llamacpp, source: a}]", "models: 0 models of group reference; a project has one"),
         (MODELS, "test_data and tokenizer: both are needed where there is no test_trace"),
         (MODELS + "test_data: {source: wiki2}\ntokenizer: {source: a}", "test_data.length: missing"),

@@ -13,7 +13,7 @@ from compare_q.eval.specs import reading
 from compare_q.eval.specs.reading import (
     apply_mask,
     expand,
-    load_data_spec,
+    load_data_specs,
     load_model_specs,
     one_reference,
     parse_model_spec,
@@ -83,10 +83,10 @@ def test_model_file_refusals(tmp_path: Path, entries: Any, gold: str) -> None:
         ('{"a": 1} {', "line 1, column 10"),
     ],
 )
-@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
-def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
+@pytest.mark.parametrize("load", [load_data_specs, load_model_specs])
+def test_invalid_json(tmp_path: Path, load: Callable[[list[Path]], object], content: str, gold: str) -> None:
     file = write(tmp_path / "s.json", content)
-    assert refusal(load, file).startswith(f"{file}: {gold}: not valid JSON")
+    assert refusal(load, [file]).startswith(f"{file}: {gold}: not valid JSON")
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_invalid_json(tmp_path: Path, load: Callable[[Path], object], content: s
         ('{"override_bpw_head": NaN}', "nan is no number that JSON has"),
     ],
 )
-@pytest.mark.parametrize("load", [load_data_spec, lambda file: load_model_specs([file])])
-def test_json_that_is_no_spec(tmp_path: Path, load: Callable[[Path], object], content: str, gold: str) -> None:
+@pytest.mark.parametrize("load", [load_data_specs, load_model_specs])
+def test_json_that_is_no_spec(tmp_path: Path, load: Callable[[list[Path]], object], content: str, gold: str) -> None:
     file = write(tmp_path / "s.json", content)
-    assert refusal(load, file) == f"{file}: {gold}"
+    assert refusal(load, [file]) == f"{file}: {gold}"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a\x00b"])
@@ -124,12 +124,10 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    assert refusal(load_data_spec, tmp_path / "none.json") == f"{tmp_path / 'none.json'}: no such file"
-    assert refusal(load_data_spec, tmp_path).startswith(f"{tmp_path}: cannot be read")
+    assert refusal(load_data_specs, [tmp_path / "none.json"]) == f"{tmp_path / 'none.json'}: no such file"
+    assert refusal(load_data_specs, [tmp_path]).startswith(f"{tmp_path}: cannot be read")
     (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
-    assert refusal(load_data_spec, tmp_path / "latin.json").startswith(f"{tmp_path / 'latin.json'}: cannot be read")
-    file = write(tmp_path / "list.json", [DATA])
-    assert refusal(load_data_spec, file).startswith(f"{file}: ")
+    assert refusal(load_data_specs, [tmp_path / "latin.json"]).startswith(f"{tmp_path / 'latin.json'}: cannot be read")
 
 
 def test_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

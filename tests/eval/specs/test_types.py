@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from compare_q.backends.hub import is_hub_id
-from compare_q.eval.specs.reading import load_data_spec, load_model_specs, parse_data_spec, parse_model_spec
+from compare_q.eval.specs.reading import load_data_specs, load_model_specs, parse_data_spec, parse_model_spec
 from compare_q.eval.specs.types import ONLY_WITH, DataSpec, ModelSpec, json_schemas
 from tests.support.toy import refusal
 
@@ -203,7 +203,7 @@ def test_tables_above_hold_every_key() -> None:
         ({"eval_stride": -512}, "d.json: eval_stride: "),
         ({"eval_len": 0}, "d.json: eval_len: "),
         ({"eval_len": -1}, "d.json: eval_len: "),
-        ({"eval_len": 1}, "d.json: eval_len: must be at least 2"),
+        ({"eval_len": 1}, "d.json: eval_len: input should be greater than or equal to 2 (got 1)"),
         ({"max_rows": -1}, "d.json: max_rows: "),
         ({"max_text_rows": -1}, "d.json: max_text_rows: "),
         ({"warmup_tokens": -1}, "d.json: warmup_tokens: "),
@@ -281,12 +281,12 @@ def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
     gold[str(here / "both")] = here / "both"
     for name, folder in gold.items():
         data = write(near / "d.json", {**DATA, "dataset": "text", "tokenizer_dir": name, "path": name})
-        spec = load_data_spec(data)
+        (spec,) = load_data_specs([data])
         assert spec.locate(spec.tokenizer_dir) == spec.locate(spec.path or "") == str(folder)
         (model,) = load_model_specs([write(near / "m.json", {**MODEL, "model_dir": [name, [name]]})])
         assert (model.located, model.override_tensors) == (str(folder), (folder,))
     monkeypatch.setenv("HOME", str(here))
-    assert load_data_spec(data).locate("~/both") == str(here / "both")
+    assert spec.locate("~/both") == str(here / "both")
 
 
 @pytest.mark.parametrize("name", ["./models/llama", "models/../models/llama", "../llama"])

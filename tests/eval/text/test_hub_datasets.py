@@ -26,7 +26,7 @@ value = corpus.load_rows(one, Progress(quiet=True))
 TALKS = """
 from compare_q.eval.specs import reading
 from compare_q.eval.text import conversations
-found = conversations.read(reading.load_data_spec(pathlib.Path({file!r})), Progress(quiet=True))
+found = conversations.read(reading.load_data_specs([pathlib.Path({file!r})])[0], Progress(quiet=True))
 value = [talk.messages for talk in found]
 """
 WIKI2, WIKI103 = "wikitext-2-raw-v1", "wikitext-103-raw-v1"
