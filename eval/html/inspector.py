@@ -8,7 +8,7 @@ is None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.results.excerpts import Damaged, Inspection, Numbers, Passage
 from compare_q.eval.results.run_result import TextResult
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import StoredScores
@@ -35,46 +36,6 @@ SHARES = (0.5, 0.25, 0.1, 0.05, 0.01)
 """Of the tokens shown, which have at least the first, second, ... colour."""
 NOISE = 0.99
 """Share of the noise floor's own tokens that have no colour."""
-Numbers = tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Passage:
-    """T tokens of window number ``window`` from ``position`` on; ``tokens``: the text of each.
-
-    ``logprob`` and ``kld``: by model, in the order of the run, T numbers each (nats); None for a model without them.
-    ``chosen``: why it is shown.
-    """
-
-    window: int
-    position: int
-    tokens: tuple[str, ...]
-    ref_logprob: Numbers | None
-    logprob: tuple[Numbers | None, ...]
-    kld: tuple[Numbers | None, ...]
-    chosen: str = ""
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """One token, its text between the texts ``before`` and ``after`` it, and its scores (nats)."""
-
-    window: int
-    position: int
-    before: str
-    token: str
-    after: str
-    ref_logprob: float | None
-    logprob: float | None
-    kld: float | None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """``worst``: by model, in the order of the run, the largest first; None for a model without scores."""
-
-    passages: tuple[Passage, ...]
-    worst: tuple[tuple[Damaged, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -291,20 +252,15 @@ def three_digits(values: NDArray[Any]) -> Numbers:
     return tuple(float(f"{value:.3g}") if np.isfinite(value) else None for value in values.tolist())
 
 
-def as_json(inspection: Inspection | Any) -> Any:
-    """An inspection as JSON types; None stays None."""
-    return inspection if isinstance(inspection, dict | None) else asdict(inspection)
-
-
-def paints(inspection: Any, text: TextResult) -> list[dict[str, Any]]:
-    """How an inspection's tokens (JSON types) are coloured for each model, by the name of the value that colours them.
+def paints(inspection: Inspection, text: TextResult) -> list[dict[str, Any]]:
+    """How an inspection's tokens are coloured for each model, by the name of the value that colours them.
 
     That is its KLD ("kld"), its loss above the reference's ("more"), or its loss ("loss").
     """
     floor = next((i for i, model in enumerate(text.models) if model is text.noise_floor), None)
     every = []
     for number in range(len(text.models)):
-        shown = [passage for passage in inspection["passages"] if passage["logprob"][number]]
+        shown = [passage for passage in inspection.passages if passage.logprob[number]]
         own: dict[str, Any] = {}
         for kind in ("kld", "more", "loss"):
             values = values_of(shown, number, kind)
@@ -316,18 +272,17 @@ def paints(inspection: Any, text: TextResult) -> list[dict[str, Any]]:
     return every
 
 
-def values_of(passages: Sequence[Any], number: int, kind: str) -> list[float | None]:
+def values_of(passages: Sequence[Passage], number: int, kind: str) -> list[float | None]:
     """What each token of passages lost by a model, None where it is not known."""
     values: list[float | None] = []
     for passage in passages:
-        nothing = [None] * len(passage["tokens"])
-        own, reference = passage["logprob"][number] or nothing, passage["ref_logprob"] or nothing
+        nothing: Numbers = (None,) * len(passage.tokens)
+        own, reference = passage.logprob[number] or nothing, passage.ref_logprob or nothing
         if kind == "kld":
-            values += passage["kld"][number] or nothing
-        elif kind == "loss":
-            values += [None if a is None else -a for a in own]
+            values += passage.kld[number] or nothing
         else:
-            values += [None if a is None or b is None else b - a for a, b in zip(own, reference, strict=True)]
+            bases = reference if kind == "more" else (0.0,) * len(own)
+            values += [None if a is None or b is None else b - a for a, b in zip(own, bases, strict=True)]
     return values
 
 

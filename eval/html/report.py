@@ -15,7 +15,7 @@ import json
 import shlex
 import string
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from compare_q.eval.html.drawings import colour_rules, marker_symbols
 from compare_q.eval.html.inspector import PASSAGES, WORST
 from compare_q.eval.html.sections import tag
 from compare_q.eval.results import results_json, run_result
+from compare_q.eval.results.excerpts import Inspection
 from compare_q.eval.results.run_result import Results
 
 FOLDER = Path(__file__).parent / "page"
@@ -42,12 +43,16 @@ NONE_LEFT = "no excerpts of the texts, so that this file stays below 2 MB"
 
 
 def write(
-    results: Results, inspections: Sequence[Any], file: Path, command: Sequence[str], names: Sequence[str] | None = None
+    results: Results,
+    inspections: Sequence[Inspection | None],
+    file: Path,
+    command: Sequence[str],
+    names: Sequence[str] | None = None,
 ) -> None:
     """Write the report atomically.
 
-    ``inspections``: one for each text, as made, or as JSON types from an earlier report, or None; ``names``: of the
-    tables' columns, None for those of a wide table.  ValueError if every text failed.
+    ``inspections``: one for each text, or None; ``names``: of the tables' columns, None for those of a wide table.
+    ValueError if every text failed.
     """
     page = page_of(results, inspections, command, names)
     with replacing(file) as part:
@@ -55,7 +60,10 @@ def write(
 
 
 def page_of(
-    results: Results, inspections: Sequence[Any], command: Sequence[str], names: Sequence[str] | None = None
+    results: Results,
+    inspections: Sequence[Inspection | None],
+    command: Sequence[str],
+    names: Sequence[str] | None = None,
 ) -> str:
     """The page, with as many excerpts as keep it below ``LARGEST``, and a note where some are left out."""
     if not results.scored:
@@ -65,44 +73,33 @@ def page_of(
     pages = [None if text.error else sections.text_data(results, text, names) for text in results.texts]
     overview = sections.overview_data(results)
     body = sections.body(results, inspections, names)
-    whole = [inspector.as_json(inspection) for inspection in inspections]
     for passages, worst in EXCERPTS:
         is_whole = (passages, worst) == EXCERPTS[0]  # a merged run may have more than one run's
-        kept = whole if is_whole else [shortened(inspection, passages, worst) for inspection in whole]
-        paints = [None if own is None else inspector.paints(own, text)
-                  for own, text in zip(kept, results.texts, strict=True)]  # fmt: skip
+        kept = [own if is_whole else shortened(own, passages, worst) for own in inspections]
+        paints = [own and inspector.paints(own, text) for own, text in zip(kept, results.texts, strict=True)]
         payload = {
-            "results": stored, "inspections": kept, "overview": overview, "commands": shell_commands(stored),
+            "results": stored, "inspections": [own and asdict(own) for own in kept], "overview": overview,
+            "commands": [shell_command(part["origin"]["command"]) for part in stored["parts"]]
+            or [shell_command(stored["command"])],
             "pages": [page and page | {"paints": paint} for page, paint in zip(pages, paints, strict=True)],
         }  # fmt: skip
         limits = {"passages": passages, "worst": worst, "of_passages": PASSAGES, "of_worst": WORST}
         cut = "" if is_whole else CUT.format_map(limits) if passages else NONE_LEFT
-        page = whole_page(payload, body, results.title or TITLE, cut if any(whole) else "")
+        page = whole_page(payload, body, results.title or TITLE, cut if any(inspections) else "")
         if len(page.encode("utf-8", errors="backslashreplace")) < LARGEST:
             break
     return page
 
 
-def shortened(inspection: Any, passages: int, worst: int) -> Any:
-    """An inspection (JSON types) with its first passages, and the most damaged tokens of each model; None if none."""
+def shortened(inspection: Inspection | None, passages: int, worst: int) -> Inspection | None:
+    """An inspection with its first passages, and the most damaged tokens of each model; None if none."""
     if inspection is None or not passages:
         return None
-    tokens = [None if own is None else own[:worst] for own in inspection["worst"]]
-    return {"passages": inspection["passages"][:passages], "worst": tokens}
+    return Inspection(inspection.passages[:passages], tuple(own and own[:worst] for own in inspection.worst))
 
 
-def shell_commands(stored: dict[str, Any]) -> list[str]:
-    """The command lines of results.json, for a shell: its own, or that of each run that was merged."""
-    commands = [part["origin"].get("command") for part in stored["parts"]] or [stored["command"]]
-    return [shell_command(words) for words in commands]
-
-
-def shell_command(command: Any) -> str:
-    """A command line for a shell; if it names the file of compare_q, for the folder that holds ``eval/``.
-
-    Empty if it is not known, or no list (in results that were read back).
-    """
-    words = list(map(str, command)) if isinstance(command, list) else []
+def shell_command(words: Sequence[str]) -> str:
+    """A command line for a shell; if it names the file of compare_q, for the folder that holds ``eval/``."""
     start = ["python", "eval/compare_q.py"] if words[:1] == ["compare_q.py"] else words[:1]
     return shlex.join([*start, *words[1:]])
 

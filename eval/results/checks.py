@@ -5,210 +5,181 @@ writes: counts below 0, bins without edges, passages of other models.  ValueErro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,  # pydantic takes typing's from Python 3.12 on
+)
 
-from pydantic import ConfigDict, TypeAdapter, with_config
-from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from compare_q.backends.layers import groups
-from compare_q.eval.results.run_result import SAME_AS, ModelResult, Results, TextResult
-from compare_q.eval.stats.answers import AnswerEstimates
+from compare_q.eval.results.excerpts import Inspection
+from compare_q.eval.results.run_result import ModelResult, Results
+from compare_q.eval.stats.answers import Accuracy
 from compare_q.eval.stats.distributions import PERCENTS
-from compare_q.eval.stats.estimates import DIVERGENCES, Estimates
+from compare_q.eval.stats.estimates import DIVERGENCES, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import MOST_BLOCKS
 
 MOST = 2**53
 """Above every count; larger integers are no exact numbers in a browser."""
 PERCENTILES = {"min", *(f"{percent:g}" for percent in PERCENTS), "max"}
-SCORES = ("nll", "kld", "same_top")
-Numbers = list[float | None]
+NEVER_BELOW_0 = ("stderr", "stderr_independent", "seconds", "bpw_layer", "bpw_head", "bits")
+"""How the names of numbers end that are no counts and never below 0."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
-class Damaged(TypedDict):
-    """One damaged token of a report (``eval/html/inspector.py``)."""
-
-    window: int
-    position: int
-    before: str
-    token: str
-    after: str
-    ref_logprob: float | None
-    logprob: float | None
-    kld: float | None
+STRICT = with_config(ConfigDict(strict=True))
 
 
-class Passage(TypedDict):
-    """One passage of a report."""
+@STRICT
+class Data(TypedDict, total=False):
+    """What is read of a text's data."""
 
-    window: int
-    position: int
-    tokens: list[str]
-    ref_logprob: Numbers | None
-    logprob: list[Numbers | None]
-    kld: list[Numbers | None]
-    chosen: str
+    text_tokens: Count | None
 
 
-@with_config(ConfigDict(strict=True))
-class Inspection(TypedDict):
-    """A report's excerpts of the text."""
+@STRICT
+class Reference(TypedDict):
+    """What is read of a reference's description."""
 
-    passages: list[Passage]
-    worst: list[list[Damaged] | None]
+    label: str
+    key: NotRequired[str | None]
+    same_as: NotRequired[str | None]
 
 
-_INSPECTION = TypeAdapter(Inspection)
+@STRICT
+class Origin(TypedDict):
+    """``ORIGIN``: when, how and where a run was made."""
+
+    created: str
+    command: list[str]
+    commit: str | None
+    versions: dict[str, str]
+    hardware: dict[str, Any]
+
+
+@STRICT
+class Described(TypedDict, total=False):
+    """What else than numbers a run has, and a text of it, and a part."""
+
+    data: Data
+    reference: Reference | None
+    origin: Origin
+
+
+_DESCRIBED = TypeAdapter(Described)
 
 
 def check_results(results: Results) -> None:
     """ValueError for results that no run writes, and that table, plots or report could not show."""
     names = [text.name for text in results.texts]
-    if len(set(names)) < len(names):
-        raise ValueError("texts: two have one name")
-    if not results.scored:
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("texts: a text has no name, or two have one")
+    if not results.labels:
         raise ValueError("texts: none has results")
-    if results.parts and len(results.texts) > 1:
+    if results.parts and len(names) > 1:
         raise ValueError("parts: only runs of one text are merged")
-    for text in results.texts:
+    for text in results.scored:
         place = f"{text.name}: " if len(names) > 1 else ""
-        if not text.name:
-            raise ValueError("texts: a text has no name")
-        if not text.error:
-            check_text(text, place)
-            if tuple(model.label for model in text.models) != results.labels:
-                raise ValueError(f"{place}models: are not the models of {results.scored[0].name}")
-    for reference in (part.reference for part in results.parts):
-        check_reference(reference)
-    for origin in (results.origin or {}, *(part.origin for part in results.parts)):
-        check_origin(origin)
-
-
-def check_text(text: TextResult, place: str) -> None:
-    """ValueError for the results of a text that no run writes; ``place``: what stands before the reason."""
-    labels = [model.label for model in text.models]
-    if not labels or len(set(labels)) < len(labels):
-        raise ValueError(f"{place}no models" if not labels else f"{place}models with one label")
-    for model in text.models:
-        check_model(model, f"{place}{model.label}")
-    if not is_count(text.data.get("text_tokens")):
-        raise ValueError(f"{place}data: text_tokens is no number of tokens")
-    check_reference(text.reference, place)
-
-
-def check_reference(reference: dict[str, Any] | None, place: str = "") -> None:
-    """ValueError for a reference that no table could name."""
-    if reference is None:
-        return
-    if not isinstance(reference.get("label"), str):
-        raise ValueError(f"{place}reference: has no label")
-    for key in ("key", SAME_AS):
-        if not isinstance(reference.get(key), str | None):
-            raise ValueError(f"{place}reference: {key} is no text")
-
-
-def check_origin(origin: dict[str, Any]) -> None:
-    """ValueError for an origin with which runs could not be merged nor footnotes written."""
-    for name, wanted in (("versions", dict), ("hardware", dict), ("created", str), ("commit", str | None)):
-        if not isinstance(origin.get(name), wanted):
-            raise ValueError(f"{name}: is of another type")
-    if not all(isinstance(version, str) for version in origin["versions"].values()):
-        raise ValueError("versions: is no object of texts")
+        labels = [model.label for model in text.models]
+        if tuple(labels) != results.labels or len(set(labels)) < len(labels):
+            raise ValueError(f"{place}models: two have one label, or are not those of {results.scored[0].name}")
+        for model in text.models:
+            check_model(model, f"{place}{model.label}")
+        _DESCRIBED.validate_python({"data": text.data, "reference": text.reference})
+    _DESCRIBED.validate_python({"origin": results.origin})
+    for part in results.parts:
+        _DESCRIBED.validate_python({"reference": part.reference, "origin": part.origin})
 
 
 def check_model(model: ModelResult, label: str) -> None:
     """ValueError for a row of the table; ``label`` says which one."""
-    for name, read in (("layers", groups.groups_from_json), ("kv_cache_layers", groups.kv_caches_from_json)):
-        try:
-            read(model.provenance.get(name, ()))
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{label}: provenance.{name}: are no groups of layers") from None
-    rest = dataclasses.replace(model, spec={}, provenance={})
-    for place, value in numbers_in(rest, label):
-        if isinstance(value, int) and not place.endswith(".first") and not is_count(value):
-            raise ValueError(f"{place}: {value} is no count")
-        if value < 0 and place.endswith(("stderr", "stderr_independent", "seconds", "bpw_layer", "bpw_head", "bits")):
-            raise ValueError(f"{place}: {value} is below 0")
+    try:
+        groups.groups_from_json(model.provenance.get("layers", ()))
+        groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{label}: provenance: layers or kv_cache_layers are no groups of layers") from None
+    for place, value in numbers_in(dataclasses.replace(model, spec={}, provenance={}), label):
+        is_count = isinstance(value, int) and not place.endswith(".first")
+        if (is_count and not 0 <= value <= MOST) or (value < 0 and place.endswith(NEVER_BELOW_0)):
+            raise ValueError(f"{place}: {value} is below 0, or no count")
     if model.timing is not None and model.timing.moments != sorted(model.timing.moments):
         raise ValueError(f"{label}: timing: is not in order")
-    if model.estimates is not None:
-        check_estimates(model.estimates, label)
+    for name, holds in going_together(model.estimates).items() if model.estimates else ():
+        if not holds:
+            raise ValueError(f"{label}: estimates: {name}: its numbers do not go together")
 
 
-def check_estimates(found: Estimates, label: str) -> None:
-    """ValueError for estimates that do not go together."""
-    blocks, curve = found.blocks, found.curve
-    if len(blocks.tokens) > MOST_BLOCKS:
-        raise ValueError(f"{label}: more than {MOST_BLOCKS} blocks")
-    sums = {name: getattr(blocks, name) for name in SCORES}
-    if any(each is not None and len(each) != len(blocks.tokens) for each in sums.values()):
-        raise ValueError(f"{label}: blocks: not a sum for each block")
-    if any(sums.get(name) is None for name in blocks.whole) or (blocks.whole and not sum(blocks.tokens)):
-        raise ValueError(f"{label}: blocks.whole: names what is not there")
-    if list(curve.edges) != sorted(set(curve.edges)) or (curve.edges and curve.edges[0] < 1):
-        raise ValueError(f"{label}: curve.edges: are no positions in order")
-    if any(each is not None and len(each) != max(len(curve.edges) - 1, 0) for each in (curve.nll, curve.kld)):
-        raise ValueError(f"{label}: curve: not a mean for each bin")
-    if found.ppl.value is not None and found.ppl.value <= 0:
-        raise ValueError(f"{label}: ppl: is not above 0")
-    if found.answers is not None:
-        check_answers(found.answers, label)
-    if found.against is not None and found.against.kld_percentiles:
-        histogram = found.against.kld_histogram
-        if found.against.kld_percentiles.keys() != PERCENTILES or found.against.kld.value is None:
-            raise ValueError(f"{label}: kld_percentiles: some are missing")
-        if not (sum(histogram.counts) + histogram.below + histogram.above) or not 0 < histogram.per_decade <= 1000:
-            raise ValueError(f"{label}: kld_histogram: holds nothing")
-        if abs(histogram.first) > 300 or len(histogram.counts) > 300 * histogram.per_decade:
-            raise ValueError(f"{label}: kld_histogram: reaches beyond every number")
-    if found.against is not None:
-        for name, percentiles in found.against.divergence_percentiles.items():
-            if name not in DIVERGENCES or (percentiles and percentiles.keys() != PERCENTILES):
-                raise ValueError(f"{label}: divergence_percentiles: some are missing, or of an unknown divergence")
+def going_together(estimates: Estimates) -> dict[str, bool]:
+    """Part of a model's estimates -> whether its numbers go together."""
+    blocks, curve, against, answers = estimates.blocks, estimates.curve, estimates.against, estimates.answers
+    sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
+    bins = max(len(curve.edges) - 1, 0)
+    return {
+        "ppl": estimates.ppl.value is None or estimates.ppl.value > 0,
+        "blocks": len(blocks.tokens) <= MOST_BLOCKS
+        and all(len(own) == len(blocks.tokens) for own in sums.values())
+        and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
+        "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
+        and all(own is None or len(own) == bins for own in (curve.nll, curve.kld)),
+        "against": against is None or distributions_hold(against),
+        "answers": answers is None or all(
+            accuracy_holds(own, answers.questions) for own in (answers.acc, answers.acc_norm)
+        ),
+    }  # fmt: skip
 
 
-def check_answers(found: AnswerEstimates, label: str) -> None:
-    """ValueError for accuracies that do not go with their questions."""
-    for name, each in (("acc", found.acc), ("acc_norm", found.acc_norm)):
-        known = each.accuracy.value is not None
-        if set(each.right) - {"0", "1"} or len(each.right) != (found.questions if known else 0):
-            raise ValueError(f"{label}: answers.{name}.right: not a digit for each question")
-        shares = [each.accuracy.value, *([each.flips.flips.value, each.flips.changed.value] if each.flips else [])]
-        if any(share is not None and not 0 <= share <= 1 for share in shares):
-            raise ValueError(f"{label}: answers.{name}: a share is not between 0 and 1")
+def distributions_hold(against: AgainstReference) -> bool:
+    """Whether percentiles are all there, and the histogram holds something within every number's reach."""
+    histogram, divergences = against.kld_histogram, against.divergence_percentiles
+    return (
+        divergences.keys() <= set(DIVERGENCES)
+        and all(not each or each.keys() == PERCENTILES for each in (against.kld_percentiles, *divergences.values()))
+        and (not against.kld_percentiles or (
+            against.kld.value is not None
+            and sum(histogram.counts) + histogram.below + histogram.above > 0
+            and 0 < histogram.per_decade <= 1000
+            and abs(histogram.first) <= 300
+            and len(histogram.counts) <= 300 * histogram.per_decade
+        ))
+    )  # fmt: skip
+
+
+def accuracy_holds(found: Accuracy, questions: int) -> bool:
+    """Whether there is a digit for each question, and whether shares are between 0 and 1."""
+    known = found.accuracy.value is not None
+    shares = [found.accuracy, *((found.flips.flips, found.flips.changed) if found.flips else ())]
+    return (
+        set(found.right) <= {"0", "1"}
+        and len(found.right) == (questions if known else 0)
+        and all(share.value is None or 0 <= share.value <= 1 for share in shares)
+    )
 
 
 def numbers_in(found: Any, place: str) -> Iterator[tuple[str, float]]:
     """(place, number) of every number in dataclasses, tuples and objects."""
-    items: Sequence[tuple[Any, Any]] = ()
     if dataclasses.is_dataclass(found):
-        items = [(field.name, getattr(found, field.name)) for field in dataclasses.fields(found)]
-    elif isinstance(found, dict):
-        items = list(found.items())
+        found = vars(found)
     elif isinstance(found, tuple):
-        items = list(enumerate(found))
+        found = dict(enumerate(found))
+    if isinstance(found, dict):
+        for name, each in found.items():
+            yield from numbers_in(each, f"{place}.{name}")
     elif isinstance(found, int | float) and not isinstance(found, bool):
         yield place, found
-    for name, each in items:
-        yield from numbers_in(each, f"{place}.{name}")
 
 
-def is_count(value: Any) -> bool:
-    """Whether a value is a count, or None."""
-    return value is None or (type(value) is int and 0 <= value <= MOST)
-
-
-def checked_inspection(found: Any, models: int) -> Any:
-    """A report's excerpts as they are; ValueError unless they are of so many models."""
-    if found is None:
-        return None
-    inspection = _INSPECTION.validate_python(found)
-    if len(inspection["worst"]) != models:
+def check_inspection(inspection: Inspection, models: int) -> None:
+    """ValueError unless a report's excerpts are of so many models, with a score for each token."""
+    if len(inspection.worst) != models:
         raise ValueError("worst: is of other models")
-    for passage in inspection["passages"]:
-        columns = [passage["ref_logprob"], *passage["logprob"], *passage["kld"]]
-        if len(passage["logprob"]) != models or len(passage["kld"]) != models:
+    for passage in inspection.passages:
+        columns = (passage.ref_logprob, *passage.logprob, *passage.kld)
+        if len(passage.logprob) != models or len(passage.kld) != models:
             raise ValueError("passages: are of other models")
-        if any(column is not None and len(column) != len(passage["tokens"]) for column in columns):
+        if any(column is not None and len(column) != len(passage.tokens) for column in columns):
             raise ValueError("passages: not a score for each token")
-    return found

@@ -21,6 +21,7 @@ from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.results import results_json
 from compare_q.eval.results.digits import PPL_DIGITS, number_text
+from compare_q.eval.results.excerpts import Inspection, Passage
 from compare_q.eval.results.run_result import SAME_AS, ModelResult, Part, Results, TextResult, with_parts
 from compare_q.eval.stats.estimates import Estimates
 
@@ -42,11 +43,11 @@ METHOD = ("version", "reference", "vocabulary")
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its name, its results of one text, and the report's excerpts (JSON types) or None."""
+    """One file: its name, its results of one text, and the report's excerpts or None."""
 
     name: str
     results: Results
-    excerpts: Any = None
+    excerpts: Inspection | None = None
 
     @property
     def text(self) -> TextResult:
@@ -67,8 +68,8 @@ class Source:
         return model.reference_key or (keys.pop() if len(keys) == 1 else "")
 
 
-def load(files: Sequence[Path]) -> tuple[Results, list[Any]]:
-    """(the results, the excerpts of each text as JSON types or None) of one file, or of several of one text, merged.
+def load(files: Sequence[Path]) -> tuple[Results, list[Inspection | None]]:
+    """(the results, the excerpts of each text or None) of one file, or of several of one text, merged.
 
     InputError in one line for files that are damaged, or that cannot stand in one table, with the file and the remedy.
     """
@@ -132,7 +133,7 @@ def check_windows(first: Source, other: Source) -> None:
         )
 
 
-def merged_run(sources: Sequence[Source], chosen: Mapping[str, str]) -> tuple[Results, list[Any]]:
+def merged_run(sources: Sequence[Source], chosen: Mapping[str, str]) -> tuple[Results, list[Inspection | None]]:
     """One run of checked sources, in their order, and its excerpts; ``chosen``: as ``same_references`` gives it."""
     rows = MergedRows(sources, chosen)
     for source in sources:
@@ -170,35 +171,37 @@ def common_origin(origins: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def merged_excerpts(sources: Sequence[Source], rows: MergedRows) -> dict[str, Any] | None:
-    """The excerpts of all reports, in the order of the merged rows; None if no source is a report with excerpts."""
-    worst: list[Any] = [None] * len(rows.models)
-    passages: dict[tuple[Any, ...], dict[str, Any]] = {}
+def merged_excerpts(sources: Sequence[Source], rows: MergedRows) -> Inspection | None:
+    """The excerpts of all reports, in the order of the merged rows; None if no source is a report with excerpts.
+
+    Passages of one text and reference become one.
+    """
+    empty: tuple[None, ...] = (None,) * len(rows.models)
+    worst: tuple[Any, ...] = empty
+    passages: dict[tuple[Any, ...], Passage] = {}
     for source in sources:
         if source.excerpts is None:
             continue
         places = [rows.places[source.name, model.label] for model in source.text.models]
-        for place, damaged in zip(places, source.excerpts["worst"], strict=True):
-            worst[place] = worst[place] or damaged
-        for passage in source.excerpts["passages"]:
-            add_passage(passages, passage, places, rows)
-    return {"passages": list(passages.values()), "worst": worst} if any(worst) else None
+        worst = with_more(worst, places, source.excerpts.worst)
+        for passage in source.excerpts.passages:
+            measured = [place for place, own in zip(places, passage.logprob, strict=True) if own is not None]
+            keys = {rows.models[place].reference_key for place in measured} - {""}
+            name = (passage.window, passage.position, len(passage.tokens), *sorted(keys))
+            kept = passages.get(name) or replace(passage, logprob=empty, kld=empty)
+            passages[name] = replace(
+                kept,
+                ref_logprob=kept.ref_logprob or passage.ref_logprob,
+                logprob=with_more(kept.logprob, places, passage.logprob),
+                kld=with_more(kept.kld, places, passage.kld),
+            )
+    return Inspection(tuple(passages.values()), worst) if any(worst) else None
 
 
-def add_passage(
-    passages: dict[tuple[Any, ...], dict[str, Any]], passage: dict[str, Any], places: Sequence[int], rows: MergedRows
-) -> None:
-    """Put a passage's numbers at the merged rows of its models; passages of one text and reference become one."""
-    size = len(rows.models)
-    measured = [place for place, found in zip(places, passage["logprob"], strict=True) if found is not None]
-    keys = {rows.models[place].reference_key for place in measured} - {""}
-    name = (passage["window"], passage["position"], len(passage["tokens"]), *sorted(keys))
-    empty = {**passage, "logprob": [None] * size, "kld": [None] * size}
-    kept = passages.setdefault(name, empty)
-    kept["ref_logprob"] = kept["ref_logprob"] or passage["ref_logprob"]
-    for column in ("logprob", "kld"):
-        for place, found in zip(places, passage[column], strict=True):
-            kept[column][place] = kept[column][place] or found
+def with_more(kept: Sequence[Any], places: Sequence[int], more: Sequence[Any]) -> tuple[Any, ...]:
+    """What is kept of each merged row, or else what there is more at its place."""
+    added = dict(zip(places, more, strict=True))
+    return tuple(own or added.get(place) for place, own in enumerate(kept))
 
 
 def same_references(sources: Sequence[Source]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from compare_q.backends.common.messages import one_line, printable, shortened, u
 from compare_q.backends.common.options import describe
 from compare_q.eval.common.files import replacing
 from compare_q.eval.results import checks
+from compare_q.eval.results.excerpts import Inspection
 from compare_q.eval.results.flat import flat_json
 from compare_q.eval.results.run_result import ORIGIN, ModelResult, Results, TextResult, with_parts
 
@@ -37,7 +38,7 @@ FORMAT = 7
 PAYLOAD = re.compile(rb'<script type="application/json" id="payload">(.*?)</script>', re.DOTALL)
 """Where report.html holds its JSON."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
-_RESULTS = TypeAdapter(Results)
+_RESULTS, _INSPECTIONS = TypeAdapter(Results), TypeAdapter(list[Inspection | None])
 
 
 def results_json(results: Results, command: Sequence[str]) -> dict[str, Any]:
@@ -111,30 +112,25 @@ def write_json(results: Results, file: Path, command: Sequence[str]) -> None:
         part.write_text(json.dumps(results_json(results, command), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def load(file: Path) -> tuple[Results, list[Any]]:
-    """(the results, the excerpts of each text as JSON types or None) of a results.json or a report.html.
+def load(file: Path) -> tuple[Results, list[Inspection | None]]:
+    """(the results, the excerpts of each text or None) of a results.json or a report.html.
 
     InputError in one line for another file, and for one that is damaged.
     """
-    raw, is_report = read(file)
-    try:
-        if not is_report:
-            found = from_json(raw)
-            return found, [None] * len(found.texts)
-        return report_from_json(raw)
-    except InputError as error:
-        raise InputError(f"{printable(file)}: {error}") from None
-
-
-def read(file: Path) -> tuple[Any, bool]:
-    """(the JSON in a results.json or a report.html, whether it is a report's); InputError for another file."""
     name = printable(file)
     content = json_files.read_bytes(file)
     is_object = content.lstrip().startswith(b"{")  # in which a label may hold what PAYLOAD looks for
     embedded = None if is_object else PAYLOAD.search(content)
     if embedded is None and not is_object:
         raise InputError(f"{name}: {NO_RESULTS}")
-    return json_files.parsed(content if embedded is None else embedded[1], name), embedded is not None
+    raw = json_files.parsed(content if embedded is None else embedded[1], name)
+    try:
+        if embedded is not None:
+            return report_from_json(raw)
+        results = from_json(raw)
+        return results, [None] * len(results.texts)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 def from_json(raw: Any) -> Results:
@@ -146,31 +142,29 @@ def from_json(raw: Any) -> Results:
             f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format {FORMAT}; "
             "run compare_q again with -o (token scores in the cache are used)"
         )
-    with damage_in_one_line():
+    with damage_in_one_line("damaged results"):
         fields = {
-            "texts": [text_fields(text) for text in objects(raw["texts"], "texts")],
+            "texts": [text_fields(text) for text in raw["texts"]],
             "title": raw["title"],
             "origin": {key: raw[key] for key in ORIGIN},
             "parts": raw["parts"],
         }
         # Strict, as JSON: lists become tuples, and nothing else becomes anything else.
-        found = _RESULTS.validate_json(json.dumps(fields, allow_nan=False), strict=True)
-        checks.check_results(found)
-    if found.parts:
-        (text,) = found.texts
-        return dataclasses.replace(
-            found, texts=(dataclasses.replace(text, models=with_parts(text.models, found.parts)),)
-        )
-    return found
+        results = _RESULTS.validate_json(json.dumps(fields, allow_nan=False), strict=True)
+        checks.check_results(results)
+    if not results.parts:
+        return results
+    (text,) = results.texts
+    return dataclasses.replace(
+        results, texts=(dataclasses.replace(text, models=with_parts(text.models, results.parts)),)
+    )
 
 
 def text_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of a ``TextResult`` from its ``text_json``."""
     if raw["error"] is not None:
-        if not raw["error"] or "models" in raw:
-            raise ValueError(f"{raw['name']}: error: does not go with the rest")
         return {"name": raw["name"], "error": raw["error"]}
-    models = [model_fields(model) for model in objects(raw["models"], f"{raw['name']}: models")]
+    models = [model_fields(model) for model in raw["models"]]
     return {key: raw[key] for key in ("name", "data", "subtitle", "reference")} | {"models": models}
 
 
@@ -188,15 +182,8 @@ def model_fields(raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def objects(raw: Any, place: str) -> list[dict[str, Any]]:
-    """A list of JSON objects; ValueError for anything else."""
-    if not (isinstance(raw, list) and all(isinstance(each, dict) for each in raw)):
-        raise ValueError(f"{place}: must be a list of objects")
-    return raw
-
-
 @contextmanager
-def damage_in_one_line(what: str = "damaged results", remedy: str = "") -> Iterator[None]:
+def damage_in_one_line(what: str, remedy: str = "") -> Iterator[None]:
     """InputError in one line for what a block that reads results finds damaged."""
     try:
         yield
@@ -205,17 +192,22 @@ def damage_in_one_line(what: str = "damaged results", remedy: str = "") -> Itera
         reason = describe(error, ())
     except KeyError as error:
         reason = f"{error.args[0]}: missing"
+    except TypeError:
+        reason = "no object where one must be"
     except ValueError as error:
         reason = one_line(error)
     raise InputError(f"{what}: {reason}{remedy}") from None
 
 
-def report_from_json(raw: Any) -> tuple[Results, list[Any]]:
+def report_from_json(raw: Any) -> tuple[Results, list[Inspection | None]]:
     """The results of a report.html's payload and the excerpts of each text; InputError in one line."""
     if not isinstance(raw, dict) or not {"results", "inspections"} <= raw.keys():
         raise InputError(NO_RESULTS)
-    results, inspections = from_json(raw["results"]), raw["inspections"]
+    results = from_json(raw["results"])
     with damage_in_one_line("the report's excerpts are damaged", "; write it again"):
-        if not isinstance(inspections, list) or len(inspections) != len(results.texts):
+        inspections = _INSPECTIONS.validate_json(json.dumps(raw["inspections"]), strict=True)
+        if len(inspections) != len(results.texts):
             raise ValueError("inspections: not one for each text")
-        return results, [checks.checked_inspection(each, len(results.labels)) for each in inspections]
+        for inspection in filter(None, inspections):
+            checks.check_inspection(inspection, len(results.labels))
+    return results, inspections

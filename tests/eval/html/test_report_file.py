@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
     assert shlex.split(report.shell_command(words)) == words
     assert report.shell_command(["compare_q.py", "-d", "a.json"]) == "python eval/compare_q.py -d a.json"
-    assert [report.shell_command(each) for each in (None, [], "text")] == ["", "", ""]
+    assert report.shell_command([]) == ""
 
 
 def big(models: int) -> tuple[TextResult, Inspection]:
@@ -93,13 +93,13 @@ def test_excerpts_are_left_out_until_the_file_is_below_two_megabytes(tmp_path: P
     report.write(Results(texts), [excerpts] * 3, file, [])
     assert file.stat().st_size < report.LARGEST
     _, kept = results_json.load(file)
-    (passages,) = {len(each["passages"]) for each in kept}
-    (worst,) = {len(each) for one in kept for each in one["worst"]}
+    (passages,) = {len(each.passages) for each in kept}
+    (worst,) = {len(each) for one in kept for each in one.worst}
     assert (passages, worst) in report.EXCERPTS[1:-1]
     assert f"{passages} of 4 passages, and {worst} of 30 damaged tokens a model" in file.read_text()
-    assert kept[0]["passages"][0] == json.loads(json.dumps(asdict(excerpts.passages[0])))
+    assert kept[0].passages[0] == excerpts.passages[0]
     report.write(Results(texts[:1]), [excerpts], file, [])
-    assert results_json.load(file)[1] == [json.loads(json.dumps(asdict(excerpts)))]
+    assert results_json.load(file)[1] == [excerpts]
     assert "of 4 passages" not in file.read_text()
 
 

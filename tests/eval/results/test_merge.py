@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from compare_q.eval.results import merging, results_json
 from compare_q.eval.results.differences import best_labels, difference_or_reason
+from compare_q.eval.results.excerpts import Damaged, Inspection, Passage
 from compare_q.eval.table.columns import filled, machine_letters
 from compare_q.eval.table.footnotes import footnotes
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, with_ppl, with_sums
@@ -209,47 +210,39 @@ def test_runs_of_two_caches_are_the_run_of_all_models(
     measured = [[(m.label, m.scores_key, m.estimates, m.is_reference, m.notes) for m in r.models] for r in (run, whole)]
     assert measured[0] == measured[1]
     assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
-    assert [each is not None for each in excerpts["worst"]] == [True] * 3
+    assert [each is not None for each in excerpts.worst] == [True] * 3
     ran = compare_q("--from", tmp_path / "a.html", tmp_path / "b.json", "--html", tmp_path / "m.html", "-t", "M")
     assert ran.status == 0, ran.err
     again, (found,) = results_json.load(tmp_path / "m.html")
     assert (again.title, len(again.parts)) == ("M", 2)
-    assert [each is not None for each in found["worst"]] == [True, True, False]
+    assert [each is not None for each in found.worst] == [True, True, False]
 
 
-def passage(row: int, tokens: int, *logprobs: float | None) -> dict[str, Any]:
-    """A passage with one number a token of each model."""
-    numbers = [None if each is None else [each] * tokens for each in logprobs]
-    text = {"window": row, "position": 1, "tokens": ["x"] * tokens, "ref_logprob": [-1.0] * tokens}
-    return {**text, "logprob": numbers, "kld": [None, *numbers[1:]], "chosen": "for its words"}
-
-
-def worst_of(*tokens: str) -> list[Any]:
-    """One damaged token of each model."""
-    numbers = {"window": 0, "position": 1, "ref_logprob": -1.0, "logprob": -2.0, "kld": None}
-    return [[{**numbers, "before": "", "token": token, "after": ""}] for token in tokens]
-
-
-def test_excerpts_follow_their_models(write: Write, tmp_path: Path) -> None:
-    def report_of(file: Path, passages: list[dict[str, Any]], worst: list[Any]) -> Path:
-        payload = {"results": json.loads(file.read_text()), "inspections": [{"passages": passages, "worst": worst}]}
+def test_excerpts_follow_their_models(write: Write) -> None:
+    def report_of(file: Path, *passages: tuple[int, float, float], worst: str) -> Path:
+        """Passages of two tokens: the window, and one number a token of each of two models."""
+        inspection = Inspection(
+            tuple(
+                Passage(row, 1, ("x",) * 2, (-1.0,) * 2, ((a,) * 2, (b,) * 2), (None, (b,) * 2))
+                for row, a, b in passages
+            ),
+            tuple(worst_of(letter) for letter in worst),
+        )
+        payload = {"results": json.loads(file.read_text()), "inspections": [asdict(inspection)]}
         page = f'<script type="application/json" id="payload">{json.dumps(payload)}</script>'
         file.with_suffix(".html").write_text(page)
         return file.with_suffix(".html")
 
-    first = report_of(
-        write("a.json", REF_A, QUANT_A), [passage(0, 2, -1, -2), passage(5, 2, -1, -3)], worst_of("r", "q")
-    )
-    second = report_of(
-        write("b.json", FP8_B, REF_A), [passage(0, 2, -4, -1), passage(7, 2, -5, -1)], worst_of("f", "r")
-    )
+    def worst_of(letter: str) -> tuple[Damaged, ...]:
+        return (Damaged(0, 1, "", letter, "", -1.0, -2.0, None),)
+
+    first = report_of(write("a.json", REF_A, QUANT_A), (0, -1.0, -2.0), (5, -1.0, -3.0), worst="rq")
+    second = report_of(write("b.json", FP8_B, REF_A), (0, -4.0, -1.0), (7, -5.0, -1.0), worst="fr")
     bare = write("c.json", on(QUANT, "awq", label="AWQ"))
     results, (found,) = merging.load([first, bare, second])
     assert list(results.labels) == ["bf16", "W4A16", "AWQ", "FP8"]
-    assert found["worst"] == [*worst_of("r", "q"), None, *worst_of("f")]
-    assert [each["window"] for each in found["passages"]] == [0, 5, 7]
-    assert [each["logprob"] for each in found["passages"]] == [
-        [[-1, -1], [-2, -2], None, [-4, -4]], [[-1, -1], [-3, -3], None, None], [[-1, -1], None, None, [-5, -5]],
+    assert found.worst == (worst_of("r"), worst_of("q"), None, worst_of("f"))
+    assert [each.window for each in found.passages] == [0, 5, 7]
+    assert [each.logprob for each in found.passages] == [
+        ((-1, -1), (-2, -2), None, (-4, -4)), ((-1, -1), (-3, -3), None, None), ((-1, -1), None, None, (-5, -5)),
     ]  # fmt: skip
-    broken = report_of(write("d.json", on(QUANT, "d", label="D")), [], [])
-    assert "d.html: the report's excerpts are damaged" in refusal(merging.load, [first, broken])

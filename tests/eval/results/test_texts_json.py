@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,27 +49,6 @@ def test_means_are_worked_out_by_hand() -> None:
     assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
 
 
-def damage(change: Any) -> str:
-    raw = copy.deepcopy(results_json.results_json(BROKEN, ["x"]))
-    change(raw)
-    return refusal(results_json.from_json, raw)
-
-
-def test_damaged_results_are_refused_in_one_line() -> None:
-    assert damage(lambda raw: raw.pop("versions")) == "damaged results: versions: missing"
-    assert damage(lambda raw: raw.update(texts=5)) == "damaged results: texts: must be a list of objects"
-    assert damage(lambda raw: raw.update(texts=[*raw["texts"][2:], {"name": "b", "error": "no"}])).endswith("results")
-    assert damage(lambda raw: raw["texts"][1].update(name="prose")) == "damaged results: texts: two have one name"
-    assert damage(lambda raw: raw["texts"][1].update(name="")) == "damaged results: texts: a text has no name"
-    assert damage(lambda raw: raw["texts"][1]["models"].pop()).startswith("damaged results: code: models: are not")
-    assert damage(lambda raw: raw["texts"][1].pop("subtitle")) == "damaged results: subtitle: missing"
-    assert damage(lambda raw: raw["texts"][0].update(error="why")).startswith("damaged results: prose: error")
-    assert damage(lambda raw: raw["texts"][2].update(error=None)).startswith("damaged results: ")
-    wrong = damage(lambda raw: raw["texts"][1]["models"][0]["estimates"]["ppl"].update(value="7"))
-    assert wrong.startswith("damaged results: texts.1.models.0.estimates.ppl.value: ")
-    assert damage(lambda raw: raw.update(title=5)) == "damaged results: title: input should be a valid string (got 5)"
-
-
 def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     one, many = tmp_path / "one.json", tmp_path / "many.json"
     results_json.write_json(Results(TEXTS.texts[:1]), one, ["x"])
@@ -83,22 +60,6 @@ def test_a_file_is_read_whatever_it_holds(tmp_path: Path) -> None:
     assert "several texts" in refusal(merging.load, [one, many])
     many.write_text(many.read_text().replace('"subtitle"', '"title"', 1))
     assert refusal(merging.load, [many]).startswith(f"{many}: damaged results: subtitle")
-
-
-def test_a_report_of_several_texts_is_read(tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-
-    def write(**keys: Any) -> None:
-        payload = {"results": results_json.results_json(TEXTS, ["x"]), "inspections": [None, None], **keys}
-        held = json.dumps(payload).replace("<", "\\u003c")
-        report.write_text(f'<html><script type="application/json" id="payload">{held}</script></html>')
-
-    write()
-    texts, inspections = merging.load([report])
-    assert ([text.name for text in texts.texts], inspections) == (["prose", "code"], [None, None])
-    for wrong in ([None], None, [None, {"passages": 5}]):
-        write(inspections=wrong)
-        assert "excerpts are damaged" in refusal(merging.load, [report])
 
 
 def test_csv_has_a_line_for_each_text_and_model() -> None:
