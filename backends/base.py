@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.common.packages import computing, installed_versions
 from compare_q.backends.hub import SILENT, Watch
 
@@ -478,7 +479,17 @@ class Engine(ABC):
 
 
 class LogitsEngine(Engine):
-    """One model in an engine that hands out logits."""
+    """One model in an engine that hands out logits; ``options_type``: what its ``engine`` object may hold."""
+
+    options_type: ClassVar[type[EngineOptions]] = EngineOptions
+
+    def __init__(self, request: LoadRequest) -> None:
+        super().__init__(request)
+        self.options: Any = parse_options(self.options_type, request.options)
+
+    @classmethod
+    def check(cls, request: LoadRequest) -> None:
+        parse_options(cls.options_type, request.options)
 
     def prepare(self, windows: Sequence[Window]) -> None:
         """Called before the first window of a text: all windows whose logits will be asked for, in their order.

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.options import EngineOptions
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 MEETING_SECONDS = 120.0
 
 
-class FakeOptions(BaseModel):
+class FakeOptions(EngineOptions, strict=True):
     """The fake engine's ``engine`` object."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     vocab_size: PositiveInt = 1000
     boost: float = 0.0
@@ -54,14 +52,11 @@ class FakeEngine(LogitsEngine):
         summary="closed-form logits: PPL known in advance, for tests",
     )
 
+    options_type = FakeOptions
+
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options = parse_options(FakeOptions, request.options)
         self.windows_done = 0
-
-    @classmethod
-    def check(cls, request: LoadRequest) -> None:
-        parse_options(FakeOptions, request.options)
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -71,7 +66,8 @@ class FakeEngine(LogitsEngine):
         """Nothing to load."""
 
     def device_bytes(self) -> int | None:
-        return self.options.bytes
+        needs: int | None = self.options.bytes
+        return needs
 
     def logits(self, window: Window) -> torch.Tensor:
         import torch
@@ -105,9 +101,6 @@ class FakeEngine(LogitsEngine):
 
     def provenance(self) -> dict[str, Any]:
         return {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def _meet(folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
@@ -22,6 +22,12 @@ SAMPLE = 1 << 20
 WRITTEN = ("offload_folder", "download_dir")
 """Options that name a folder to write into."""
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class EngineOptions(BaseModel):
+    """The ``engine`` object of a model spec, for an engine without options; others derive theirs from it."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:

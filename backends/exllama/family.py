@@ -7,7 +7,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compare_q.backends.base import LoadRequest, LogitsEngine
 from compare_q.backends.checkpoint import files as checkpoint
@@ -17,7 +17,7 @@ from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import expanded
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import computing
 from compare_q.backends.hub import local_folder
 
@@ -25,35 +25,31 @@ OUTPUT_FACTOR = 4
 """Windows of float16 logits that the split leaves room for: the logits, and 2.5 times as much to keep them."""
 
 
-class ExLlamaOptions(BaseModel):
+class ExLlamaOptions(EngineOptions):
     """The ``engine`` object: how the model is split, and the length that longrope factors depend on."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_seq_len: int | None = Field(None, gt=0)
 
 
 class ExLlamaEngine(LogitsEngine):
-    """One model, whose package has the name of its load_fn.
+    """One model, whose package has the name of its load_fn; all its options but ``max_seq_len`` name GPUs, by their
+    places among all.
 
-    ``options_type``: the ``engine`` object, whose options but ``max_seq_len`` name GPUs by their places among all;
     ``methods``: the quantization methods that it reads; ``settings``: what the names of its variables begin with.
     """
 
     files = HuggingFaceFolder
-    options_type: ClassVar[type[ExLlamaOptions]]
     methods: ClassVar[tuple[str, ...]]
     settings: ClassVar[str]
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options: Any = parse_options(self.options_type, request.options)
         self.model: Any = None
         self.dtype = ""
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        longest = parse_options(cls.options_type, request.options).max_seq_len
+        longest = cls(request).options.max_seq_len
         if longest is not None and longest < request.max_tokens:
             raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {request.max_tokens} tokens")
         folder = expanded(request.model_dir)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -32,7 +30,6 @@ from compare_q.backends.base import (
     Storage,
     Window,
 )
-from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.head import Head
@@ -47,7 +44,6 @@ from compare_q.backends.hf.quantization import (
     transformers_config,
 )
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
-from compare_q.backends.hub import local_folder
 from compare_q.backends.layers.groups import group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 
@@ -104,10 +100,11 @@ class TransformersEngine(LogitsEngine):
         answers="tokens",
     )
     files = TransformersFolder
+    options_type = TransformersOptions
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options = parse_options(TransformersOptions, request.options)
+        self.checkpoint = TransformersFolder(request)
         self.model: Any = None
         self.entered: Any = None
         self.rotary: list[Any] = []
@@ -135,16 +132,6 @@ class TransformersEngine(LogitsEngine):
             return 0
         return None if request.load_fn in DEVICE_MAP_AUTO else 1
 
-    @cached_property
-    def folder(self) -> Path:
-        """The folder of the model, which is on this machine; InputError if it is not."""
-        return local_folder(self.request.model_dir)
-
-    @cached_property
-    def stored_quantization(self) -> dict[str, Any]:
-        """The checkpoint's quantization config; empty if it is not quantized."""
-        return CheckpointConfig.read(self.folder).quantization
-
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         import torch  # noqa: F401
@@ -158,7 +145,7 @@ class TransformersEngine(LogitsEngine):
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        folder, stored = self.folder, self.stored_quantization
+        folder, stored = self.checkpoint.folder, self.checkpoint.config.quantization
         loader = (
             transformers.AutoModelForImageTextToText
             if self.request.load_fn in IMAGE_TEXT
@@ -284,8 +271,8 @@ class TransformersEngine(LogitsEngine):
     def layers(self) -> tuple[Layer, ...]:
         from compare_q.backends.hf import layers as transformers_layers
 
-        asked = self.stored_quantization or self.options.quantization_config or {}
-        return group_layers(transformers_layers.layers(self.model, asked, self.folder))
+        asked = self.checkpoint.config.quantization or self.options.quantization_config or {}
+        return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
 
     def provenance(self) -> dict[str, Any]:
         parameters = next(self.model.parameters())

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.options import EngineOptions, parse_options
 
 if TYPE_CHECKING:
     import torch
@@ -38,10 +38,8 @@ TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
 """What ``mixed`` makes of the tokens and positions of the forward that runs, int64 [n]; every greenlet has its own."""
 
 
-class NoiseOptions(BaseModel):
+class NoiseOptions(EngineOptions):
     """The part of an ``engine`` object that asks for noise."""
-
-    model_config = ConfigDict(extra="forbid")
 
     noise: Literal["bf16"] | None = None
     noise_seed: int | None = Field(None, ge=0, lt=1 << 20, strict=True)

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compare_q.backends.base import Capabilities, Layer, LoadRequest, LogitsEngine, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.gguf_header import GgufTensor
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.layers.groups import group_layers
 from compare_q.backends.layers.schemes import UNKNOWN
@@ -59,10 +59,8 @@ BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
 
 
-class LlamacppOptions(BaseModel):
+class LlamacppOptions(EngineOptions):
     """The parameters of llama.cpp that change what runs; those that a spec leaves out are llama.cpp's defaults."""
-
-    model_config = ConfigDict(extra="forbid")
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
@@ -91,10 +89,10 @@ class LlamacppEngine(LogitsEngine):
         torch=False,
     )
     files = gguf.GgufFiles
+    options_type = LlamacppOptions
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.options = parse_options(LlamacppOptions, request.options)
         self.library: Any = None
         self.model: Any = None
         self.context: Any = None
@@ -106,7 +104,7 @@ class LlamacppEngine(LogitsEngine):
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
-        parse_options(LlamacppOptions, request.options)
+        super().check(request)
         check_installed("gguf", cls.capabilities.install)
         if not (cls.files(request).is_remote or Path(request.model_dir).exists()):
             hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"

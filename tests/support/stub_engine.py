@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 
 from compare_q.backends.base import Capabilities, LoadRequest, LogitsEngine, ModelFacts, ModelFiles, Window
 from compare_q.backends.common.head import Head
-from compare_q.backends.common.options import parse_options
+from compare_q.backends.common.options import EngineOptions
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer
 
 LOCATION = f"{__name__}:StubEngine"
@@ -25,10 +24,8 @@ LOCATION = f"{__name__}:StubEngine"
 HIDDEN = 16
 
 
-class StubOptions(BaseModel):
+class StubOptions(EngineOptions, strict=True):
     """The stub's ``engine`` object."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -82,10 +79,11 @@ class StubEngine(LogitsEngine):
         load_fns=("stub",), fwd_fn="stub", packages=(), install="nothing to install", summary="for tests"
     )  # fmt: skip
     files = StubFiles
+    options_type = StubOptions
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
-        self.dtype = parse_options(StubOptions, request.options).dtype
+        self.dtype = self.options.dtype
         self.folder = Path(request.model_dir)
         self.last = torch.empty(0)
 

@@ -120,7 +120,7 @@ for path, count in ((ours, 4), (upstream, 3)):
 segments.load(scores, "alone", [])
 store.discard(ours)
 assert not ours.exists()
-print(sorted(name for name in ("torch", "pyarrow", "transformers", "pydantic") if name in sys.modules))
+print(sorted(name for name in ("torch", "pyarrow", "transformers") if name in sys.modules))
 """
 
 
