@@ -28,7 +28,6 @@ def rates(folder: Path, count: int, length: int, *, eager: bool) -> dict[str, An
     from vllm import SamplingParams
 
     engine, windows = opened(folder, **OPTIONS, enforce_eager=eager), windows_of(count, length)
-    assert engine.driver is not None
     run = engine.driver
     run.probe(windows)
     store = folder / f"store-{eager}"

@@ -74,7 +74,6 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
-    assert engine.driver is not None
     run: VllmDriver = engine.driver
     route = run.probe(windows)
     store = folder / "store"
@@ -177,7 +176,6 @@ def correctness(folder: Path) -> dict[str, Any]:
     own: Any = None
     for path in small_models(folder):
         engine = opened(path)
-        assert engine.driver is not None
         if path.name == "small":
             list(engine.driver.score([window], Task(record=store)))
             reference.seal(store, {}, 1)

@@ -161,7 +161,7 @@ class VllmDriver:
     def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
         """Window -> partial statistics [T, F], one array a vocabulary shard; ModelError if any position is missing."""
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
-        covered, entries = 0, 0
+        entries = 0
         for header_text, data in self.call("compare_q_collect", list(indices)):
             header = self.without_error(header_text)
             if header["counts"]:
@@ -169,15 +169,12 @@ class VllmDriver:
                 parts = np.split(flat, np.cumsum(header["counts"])[:-1])
                 entries = header["entries"]
                 shards.setdefault(tuple(header["shard"]), dict(zip(indices, parts, strict=True)))
-        for first, last in sorted(shards):
-            if first != covered and last > first:
-                raise ModelError(f"vocabulary entries {covered} to {first} were scored by no rank, or twice")
-            covered = max(last, covered)
-        if shards and covered != entries:
-            raise ModelError(f"vocabulary entries {covered} to {entries} were scored by no rank")
-        return {
-            index: [part[index] for shard, part in sorted(shards.items()) if shard[1] > shard[0]] for index in indices
-        }
+        held = sorted(shard for shard in shards if shard[1] > shard[0])
+        if [0, *(last for _, last in held)] != [*(first for first, _ in held), entries]:
+            raise ModelError(
+                f"vLLM's ranks scored the vocabulary entries {held}, which are not all {entries}, each once"
+            )
+        return {index: [shards[shard][index] for shard in held] for index in indices}
 
     @staticmethod
     def without_error(answer: str) -> dict[str, Any]:
@@ -198,16 +195,15 @@ class VllmDriver:
             "recomputed_positions": sum(rank["recomputed_positions"] for rank in ranks),
         }
 
-    def layers(self) -> tuple[Layer, ...]:
-        """How the model's layers ran; tensor-parallel ranks run the same, pipeline stages their own."""
-        return group_layers({layer["name"]: Layer(**layer) for layer in self._what_ran(0)}.values())
-
-    def kv_cache(self) -> tuple[KVCache, ...]:
-        """How keys and values were cached."""
-        return group_kv_caches({cache["layers"]: KVCache(**cache) for cache in self._what_ran(1)}.values())
-
-    def _what_ran(self, which: int) -> list[dict[str, Any]]:
-        return [entry for answer in self.call("compare_q_layers") for entry in json.loads(answer)[which]]
+    def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
+        """How the model's layers ran and cached; tensor-parallel ranks run the same, pipeline stages their own."""
+        layers: dict[str, Layer] = {}
+        caches: dict[str, KVCache] = {}
+        for answer in self.call("compare_q_layers"):
+            ran, cached = json.loads(answer)
+            layers |= {entry["name"]: Layer(**entry) for entry in ran}
+            caches |= {entry["layers"]: KVCache(**entry) for entry in cached}
+        return group_layers(layers.values()), group_kv_caches(caches.values())
 
     def provenance(self) -> dict[str, Any]:
         """What really ran in the last pass, for the results."""
@@ -346,12 +342,10 @@ def own_logprobs(window: Window, prompt_logprobs: Any) -> NDArray[np.float32]:
         count = "none" if prompt_logprobs is None else str(len(prompt_logprobs))
         raise ModelError(f"{where}: vLLM returned log-probabilities for {count} of {len(window.token_ids)} positions")
     starts = np.asarray(prompt_logprobs.start_indices[1:], dtype=np.int64)
-    empty = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) <= starts
-    if empty.any():
-        raise ModelError(f"{where}: vLLM returned no log-probability at position {int(empty.argmax()) + 1}")
-    tokens = np.asarray(prompt_logprobs.token_ids, dtype=np.int64)[starts]
-    wrong = tokens != window.token_ids[1:]
+    is_there = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) > starts
+    tokens = np.asarray(prompt_logprobs.token_ids, dtype=np.int64)[np.where(is_there, starts, 0)]
+    wrong = ~is_there | (tokens != window.token_ids[1:])
     if wrong.any():
-        raise ModelError(f"{where}: vLLM scored another token at position {int(wrong.argmax()) + 1}")
+        raise ModelError(f"{where}: vLLM scored another token, or none, at position {int(wrong.argmax()) + 1}")
     logprob: NDArray[np.float32] = np.asarray(prompt_logprobs.logprobs, dtype=np.float32)[starts]
     return logprob

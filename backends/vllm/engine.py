@@ -112,11 +112,11 @@ class VllmEngine(ScoringEngine):
         answers="tokens",
     )
     files = VllmFolder
+    driver: VllmDriver
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.llm: Any = None
-        self.driver: VllmDriver | None = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
 
@@ -162,36 +162,29 @@ class VllmEngine(ScoringEngine):
             self.arguments |= emulation_arguments(folder, nvfp4_scales.nvfp4_layers(folder))
         set_environment(verbose=self.request.log_file is None)
         set_ranks(ranks(self.request.options))
-        self.log_start = self._log_size()
+        log = self.request.log_file
+        self.log_start = log.stat().st_size if log is not None and log.exists() else 0
         try:
             accept_one_more_than(config.stated_context, self.request)
             from vllm import LLM
 
             register()  # in this process, which may have imported the worker before it was to wake the plugin
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
-            self.driver = self._driver(self.llm.collective_rpc("compare_q_install"))
+            runner = self.llm.collective_rpc("compare_q_install")[-1]
         except Exception as error:  # config errors, refused checkpoints, dead workers: one model's failure
             raise ModelError(f"vLLM refused {folder}: {self._reason(error)}") from error
-
-    def _driver(self, runners: list[str]) -> VllmDriver:
-        config = self.llm.llm_engine.vllm_config
-        return VllmDriver(
-            self.llm,
-            config.model_config.get_vocab_size(),
-            config.parallel_config.tensor_parallel_size,
-            runners[-1],
-            noise.seed_of(self.request.options),
-            on_cpu=install.is_cpu_build(),
-        )
+        loaded = self.llm.llm_engine.vllm_config
+        self.driver = VllmDriver(
+            self.llm, loaded.model_config.get_vocab_size(), loaded.parallel_config.tensor_parallel_size, runner,
+            noise.seed_of(self.request.options), on_cpu=cpu,
+        )  # fmt: skip
 
     def get_ready(self, sample: Sequence[Window]) -> None:
-        assert self.driver is not None
         with self.refusals():
             self.driver.probed = self.driver.probe(sample) if sample else None
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores in the order in which windows finish; all are queued at once, so that vLLM's batches are full."""
-        assert self.driver is not None
         with self.refusals():
             yield from self.driver.score(list(windows), task)
 
@@ -201,7 +194,6 @@ class VllmEngine(ScoringEngine):
             raise InputError("--temperature: vLLM for CPUs cannot draw with a seed; leave it out")
 
     def answers(self, questions: Sequence[Question], sampling: Sampling) -> Iterator[Answer]:
-        assert self.driver is not None
         with self.refusals():
             yield from self.driver.answers(questions, sampling)
 
@@ -228,11 +220,11 @@ class VllmEngine(ScoringEngine):
         return layers.predicted if install.installed() else "not installed"
 
     def layers(self) -> tuple[Layer, ...]:
-        return self.driver.layers() if self.driver else ()
+        return self.driver.what_ran()[0]
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        caches = self.driver.kv_cache() if self.driver else ()
+        _, caches = self.driver.what_ran()
         floor = noise.provenance_of(noise.seed_of(self.request.options))
         return {
             "model_class": ", ".join(config.model_config.architectures),
@@ -247,7 +239,7 @@ class VllmEngine(ScoringEngine):
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once",
-            "scorer": self.driver.provenance() if self.driver else {},
+            "scorer": self.driver.provenance(),
             "warnings": warnings_in(self._log()),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
@@ -265,20 +257,13 @@ class VllmEngine(ScoringEngine):
         core = self.llm.llm_engine.engine_core
         if not in_worker() or ranks(self.request.options) > 1 or has_own_process(core):
             core.shutdown()
-            self.llm = self.driver = None
+            self.llm = self.driver.llm = None
             gc.collect()
-
-    def _log_size(self) -> int:
-        file = self.request.log_file
-        return file.stat().st_size if file is not None and file.exists() else 0
 
     def _log(self) -> str:
         """What vLLM has written since this model's load began; empty if vLLM writes to the terminal."""
-        if not self._log_size() or self.request.log_file is None:
-            return ""
-        with self.request.log_file.open("rb") as log:
-            log.seek(self.log_start)
-            return log.read().decode(errors="replace")
+        log = self.request.log_file
+        return log.read_bytes()[self.log_start :].decode(errors="replace") if log is not None and log.exists() else ""
 
     def _reason(self, error: BaseException) -> str:
         """One line: the error that the workers' log names, else the most telling line of the exception."""

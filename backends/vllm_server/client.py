@@ -5,7 +5,7 @@ drawn at random, so that many windows do not come back at once.  A request that 
 
 Nothing that a server does can hold or fill this process: a request, with all of its repetitions, has one deadline, of
 an answer no more bytes are read than what was asked for can take, and whatever it holds otherwise than vLLM is a
-ServerError in one line.  Answers are asked for as they are, and redirections are not followed.
+ServerError in one line.  Answers are asked for uncompressed, and redirections are not followed.
 
 What this file does not know: specs, windows, scores.
 """
@@ -13,10 +13,11 @@ What this file does not know: specs, windows, scores.
 from __future__ import annotations
 
 import asyncio
+import html
+import json
 import random
-import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import parsed
@@ -32,8 +33,8 @@ LONGEST_ASKED_S = 60.0
 SHORT_S = 120.0
 """Seconds for what takes a server milliseconds, though perhaps behind the windows of others."""
 RETRIED = (429, 500, 502, 503, 504)
-MESSAGE, READ = 300, 2000
-"""Characters of a server's own words that an error quotes, and that are looked at for that."""
+MESSAGE = 300
+"""Characters of a server's own words that an error quotes."""
 SMALL = 1 << 22
 """Bytes of an answer whose length does not depend on what is asked: a list of models, the tokens of ``WORDS``."""
 PER_TOKEN = 1 << 10
@@ -64,15 +65,12 @@ def base_url(name: str) -> str:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """The text with *** for the key, also where its letters are escaped as in JSON, Python, URLs or HTML."""
-
-    def letter(one: str) -> str:
-        number = ord(one)
-        escapes = rf"(?i:\\+u00{number:02x}|\\+x{number:02x}|%{number:02x}|&\#0*{number};|&\#x0*{number:x};)"
-        named = {"&": "|&amp;", "<": "|&lt;", ">": "|&gt;", '"': "|&quot;", "'": "|&apos;", " ": r"|\+|\s+"}
-        return rf"(?:\\*{re.escape(one)}|{escapes}{named.get(one, '')})"
-
-    return re.sub("".join(map(letter, key)), "***", text) if key else text
+    """The text with *** for the key, also as JSON, Python, URLs and HTML write it."""
+    if key:
+        written = {key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key), quote(key, safe=""), html.escape(key)}
+        for each in sorted(written, key=len, reverse=True):
+            text = text.replace(each, "***")
+    return text
 
 
 class Server:
@@ -143,8 +141,6 @@ class Server:
         """(status and headers, body) of one answer, as it was sent; of a refusal the beginning; ServerError."""
         content = bytearray()
         async with client.stream("GET" if body is None else "POST", self.url + path, json=body) as response:
-            if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
-                raise ServerError(f"{path} answers in the coding {coding[:MESSAGE]!r}, which was not asked for; {OURS}")
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > largest:
@@ -175,10 +171,7 @@ class Server:
 
     def quoted(self, text: str) -> str:
         """The beginning of a server's own words, on one line and without the key."""
-        text = " ".join(text.split())
-        if len(text) > READ:  # masking takes the square of that, and half a key at the end would not be masked
-            text = text[:READ].rpartition(" ")[0]
-        return without_key(text, self.key)[:MESSAGE]
+        return " ".join(without_key(text, self.key).split())[:MESSAGE]
 
 
 def json_object(content: bytes, path: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +28,7 @@ from compare_q.backends.base import (
 )
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.vllm_server.client import ServerError
-from compare_q.backends.vllm_server.served import Card, Sample, ServedModel, ServedModelFiles, is_stamped, real_logprobs
+from compare_q.backends.vllm_server.served import Seen, ServedModel, ServedModelFiles, is_stamped, real_logprobs
 
 if TYPE_CHECKING:
     import httpx2
@@ -53,14 +52,12 @@ class VllmServerEngine(ScoringEngine):
         answers="messages",
     )
     files = ServedModelFiles
+    seen: Seen
 
     def __init__(self, request: LoadRequest) -> None:
         super().__init__(request)
         self.served = ServedModel(request)
         self.options = self.served.options
-        self.card: Card | None = None
-        self.sample: Sample | None = None
-        self.tokenizer = ""
 
     @classmethod
     def check(cls, request: LoadRequest) -> None:
@@ -78,11 +75,9 @@ class VllmServerEngine(ScoringEngine):
         return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
 
     def load(self) -> None:
-        seen = self.served.see()
-        if self.request.stamp and not is_stamped(self.request.stamp, seen.card, seen.sample):
+        self.seen = self.served.see()
+        if self.request.stamp and not is_stamped(self.request.stamp, self.seen.card, self.seen.sample):
             raise ModelError(f"{self.served.server.url}: the server's model changed before it was scored; run again")
-        self.card, self.sample, tokens = seen.card, seen.sample, seen.tokens
-        self.tokenizer = f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared"
 
     def score(self, windows: Iterable[Window], task: Task) -> Iterator[TokenScores]:
         """Scores as windows finish; the first failure cancels all in flight.  ModelError also if the model changed."""
@@ -95,9 +90,8 @@ class VllmServerEngine(ScoringEngine):
         """Answers as they finish, by the server's chat endpoint; ModelError with the line of the prompt."""
 
         async def answer(client: httpx2.AsyncClient, question: Question) -> Answer:
-            assert self.card is not None
             try:
-                found, fingerprint = await self.served.answer(client, self.card.model, question, sampling)
+                found, fingerprint = await self.served.answer(client, self.seen.card.model, question, sampling)
                 self.check_fingerprint(fingerprint)
             except ServerError as error:
                 raise ModelError(f"{question.where}: {self.served.server.url}: {error}") from None
@@ -127,19 +121,15 @@ class VllmServerEngine(ScoringEngine):
 
     def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded."""
-
-        assert self.card is not None
-        assert self.sample is not None
-        model = self.card.model
-        if not self.sample.agrees(self.served.over_a_connection(lambda client: self.served.sample(client, model))):
+        model = self.seen.card.model
+        if not self.seen.sample.agrees(self.served.over_a_connection(lambda client: self.served.sample(client, model))):
             raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
     async def window(self, client: httpx2.AsyncClient, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""
-        assert self.card is not None
         ids = window.token_ids.tolist()
         try:
-            answer = await self.served.completion(client, self.card.model, ids, 0)
+            answer = await self.served.completion(client, self.seen.card.model, ids, 0)
             logprob = real_logprobs(ids, answer)
             self.check_fingerprint(answer.system_fingerprint)
         except ServerError as error:
@@ -148,23 +138,21 @@ class VllmServerEngine(ScoringEngine):
 
     def check_fingerprint(self, fingerprint: str | None) -> None:
         """ServerError if another server answers than the one whose sample was taken."""
-        assert self.sample is not None
-        if fingerprint != self.sample.fingerprint:
+        if fingerprint != self.seen.sample.fingerprint:
             raise ServerError(
-                f"{fingerprint} answers in place of {self.sample.fingerprint}; let one server stay at this URL"
+                f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
             )
 
     def provenance(self) -> dict[str, Any]:
-        assert self.card is not None
-        assert self.sample is not None
+        tokens = self.seen.tokens
         return {
             "url": self.served.server.url,
-            "server": asdict(self.card),
-            "system_fingerprint": self.sample.fingerprint,
-            "probe": self.sample.rounded,  # what results.json has called the sample from the beginning
+            "server": self.seen.card.model_dump(),
+            "system_fingerprint": self.seen.sample.fingerprint,
+            "probe": self.seen.sample.rounded,  # what results.json has called the sample from the beginning
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.served.server.retried,
-            "tokenizer": self.tokenizer,
+            "tokenizer": f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared",
             "hardware": "unknown: a server does not say",
             "kernels": "unknown: a server does not say which kernels it runs",
         }

@@ -18,7 +18,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -97,19 +97,22 @@ class ServerOptions(BaseModel):
     weights: str | None = None
 
 
-class ListedModel(BaseModel):
-    """An entry of ``/v1/models``."""
+class Card(BaseModel):
+    """What a server says of one model, by an entry of ``/v1/models`` and by ``/version``; None where it does not."""
 
-    id: Name
+    model_config = ConfigDict(populate_by_name=True)
+
+    model: Name = Field(alias="id")
     root: Name | None = None
     parent: Name | None = None
     max_model_len: int | None = Field(None, ge=1)
+    version: str | None = None
 
 
 class ListedModels(BaseModel):
     """What ``/v1/models`` answers."""
 
-    data: list[ListedModel] = Field(default_factory=list)
+    data: list[Card] = Field(default_factory=list)
 
 
 class Version(BaseModel):
@@ -179,17 +182,6 @@ def shaped(shape: type[Shape], answer: Any) -> Shape:
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a server says of one model; None where it does not."""
-
-    model: str
-    root: str | None
-    parent: str | None
-    max_model_len: int | None
-    version: str | None
-
-
-@dataclass(frozen=True)
 class Sample:
     """A model's scores of ``SAMPLE_IDS``, by which it is told from another model.
 
@@ -251,21 +243,21 @@ class ServedModel:
     async def card(self, client: httpx2.AsyncClient) -> Card:
         """What the server says of the model that the spec names, or of its only one; InputError if it has no such."""
         listed = shaped(ListedModels, await self.server.ask(client, "/v1/models", within=CONNECT_S)).data
-        cards = {model.id: model for model in listed}
+        cards = {card.model: card for card in listed}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
         wanted = self.options.model
         if wanted not in cards if wanted else len(cards) != 1:
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
             raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
-        model = cards[wanted] if wanted else listed[0]
+        card = cards[wanted] if wanted else listed[0]
         try:
             version = shaped(Version, await self.server.ask(client, "/version", within=SHORT_S)).version
         except ServerError as error:
             if error.status in (None, 200):
                 raise
             version = None  # a proxy may pass /v1 only
-        return Card(model.id, model.root, model.parent, model.max_model_len, version)
+        return card.model_copy(update={"version": version})
 
     async def completion(
         self, client: httpx2.AsyncClient, model: str, ids: Sequence[int], top: int, within: float = inf
@@ -341,7 +333,7 @@ class ServedModelFiles(ModelFiles):
     def stamp(self) -> str:
         card, sample = self.seen.card, self.seen.sample
         url = base_url(self.request.model_dir)
-        return json.dumps([url, asdict(card), sample.fingerprint, sample.rounded], sort_keys=True)
+        return json.dumps([url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True)
 
     def content(self) -> str:
         return ""  # a server is the same from every machine
@@ -370,7 +362,7 @@ class ServedModelFiles(ModelFiles):
 def is_stamped(stamp: str, card: Card, sample: Sample) -> bool:
     """Whether a server still is what ``stamp`` saw, which is part of the scores' key."""
     _, of_card, fingerprint, rounded = json.loads(stamp)
-    return asdict(card) == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
+    return card.model_dump() == of_card and sample.agrees(Sample(np.array(rounded, np.float32), fingerprint))
 
 
 def api_key(options: ServerOptions) -> str | None:

