@@ -125,13 +125,9 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
             differ = ", ".join(sorted(there.keys() ^ given.keys()))
             raise ModelError(f"window {window.index}: some windows have {differ} and others do not")
         for name, column in there.items():
-            if column.shape != (window.n_scored,):
-                what = "" if name == "logprob" else f"{name}: "
-                raise ModelError(
-                    f"window {window.index}: {what}{len(column)} of {window.n_scored} positions were scored"
-                )
-            if column.dtype != COLUMNS[name]:
-                raise ModelError(f"window {window.index}: {name} is {column.dtype}, not {np.dtype(COLUMNS[name]).name}")
+            if column.shape != (window.n_scored,) or column.dtype != COLUMNS[name]:
+                what = f"{name}: {len(column)} of {window.n_scored} positions were scored, in {column.dtype}"
+                raise ModelError(f"window {window.index}: {what}")
             given.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in given.items()}
 

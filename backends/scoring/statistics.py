@@ -274,22 +274,14 @@ def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torc
     return torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
 
 
-def window_scores(
-    window: int, logits: torch.Tensor, targets: NDArray[Any], reference: torch.Tensor | None = None
-) -> TokenScores:
-    """Scores of one window from whole logits [T, V], any float dtype, any device.
+def window_scores(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> TokenScores:
+    """Scores of one window from whole logits [T, V], any float dtype, any device; ``targets`` integers [T].
 
-    ``targets`` integers [T]: logits[i] predict targets[i]; ``reference`` like ``logits``, on the same device.
-    ModelError if the shapes do not fit or a target is outside the vocabulary.
+    ModelError if a target is outside the vocabulary.
     """
     import torch
 
-    shape = tuple(logits.shape)
-    if len(shape) != 2 or shape[0] != len(targets):
-        raise ModelError(f"window {window}: logits of shape {shape} for {len(targets)} scored tokens")
-    if reference is not None and tuple(reference.shape) != shape:
-        raise ModelError(f"window {window}: logits of shape {shape}, the reference's of shape {tuple(reference.shape)}")
     ids = target_ids(window, logits, targets)
-    out = torch.empty(shape[0], width(reference is not None), device=logits.device)
-    partial(logits, ids, out, reference=reference)
+    out = torch.empty(len(targets), width(False), device=logits.device)
+    partial(logits, ids, out)
     return scores(window, targets, [out.cpu().numpy()])

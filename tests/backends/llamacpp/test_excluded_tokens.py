@@ -59,7 +59,9 @@ def test_floor_by_hand() -> None:
     expected = [[1.0, FLOOR, FLOOR, 2.0], [-inf, 0.0, 0.0, 0.0], [-inf] * 4, [nan, FLOOR, 0.0, 0.0]]
     torch.testing.assert_close(logits, torch.tensor(expected), equal_nan=True, atol=0, rtol=0)
     assert torch.isfinite(torch.tensor(FLOOR).half())
-    scores = statistics.window_scores(0, logits, np.array([0, 0, 1, 2]), torch.zeros(4, 4))
+    rows = torch.empty(4, 10)
+    statistics.partial(logits, torch.tensor([0, 0, 1, 2]), rows, reference=torch.zeros(4, 4))
+    scores = statistics.scores(0, np.array([0, 0, 1, 2]), [rows.numpy()])
     assert scores.kld is not None
     assert [math.isfinite(value) for value in scores.logprob] == [True, False, False, False]
     assert math.isfinite(scores.kld[0])

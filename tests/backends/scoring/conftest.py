@@ -6,11 +6,12 @@ Triton is first imported, and must not be the one that any other test gets.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import math
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -19,7 +20,6 @@ import pytest
 import torch
 
 from compare_q.backends.scoring import divergences, statistics
-from compare_q.backends.scoring.statistics import width
 from tests.support.definitions import Partial
 
 CUDA = torch.cuda.is_available()
@@ -29,14 +29,13 @@ TRITON = (
 )
 
 
-def in_interpreter(saved: bytes, first: int) -> np.ndarray:
-    """Runs in the interpreter's process; ``saved`` keeps the strides of logits, targets, reference and out."""
-    from compare_q.backends.scoring import triton_kernel
-
-    logits, targets, reference, out = torch.load(io.BytesIO(saved))
+def in_interpreter(module: str, saved: bytes) -> np.ndarray:
+    """Runs a kernel in the interpreter's process; ``saved`` keeps the strides of its tensors."""
+    given = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
-        triton_kernel.partial(logits, targets, out, first, reference)
-    return out.numpy()
+        importlib.import_module(f"compare_q.backends.scoring.{module}").partial(**given)
+    out: np.ndarray = given["out"].numpy()
+    return out
 
 
 @pytest.fixture(scope="session")
@@ -49,74 +48,54 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
-def partial(request: pytest.FixtureRequest) -> Partial:
-    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; the inputs must come out unchanged."""
+def run(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
+    """``run(module, kernel, **given)`` -> ``out`` of a module's ``partial``; the other tensors come out unchanged."""
     implementation = request.param
 
-    def run(logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None) -> np.ndarray:
+    def run(module: Any, kernel: str, **given: Any) -> np.ndarray:
+        before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+        if implementation == "triton" and not CUDA and given["logits"].shape[1]:
+            buffer = io.BytesIO()
+            torch.save(given, buffer)
+            pool = request.getfixturevalue("interpreter")
+            return pool.submit(in_interpreter, kernel, buffer.getvalue()).result()
+        used = {name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
+                for name, value in given.items()}  # fmt: skip
+        assert implementation != "triton" or not CUDA or module._fused() is not None
+        (module.torch_partial if implementation == "torch-cuda" else module.partial)(**used)
+        for name in before.keys() - {"out"}:
+            assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
+        out: np.ndarray = used["out"].cpu().numpy()
+        return out
+
+    return run
+
+
+@pytest.fixture
+def partial(run: Callable[..., np.ndarray]) -> Partial:
+    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]."""
+
+    def first_pass(
+        logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None
+    ) -> np.ndarray:
         ids = torch.as_tensor(targets, dtype=torch.int64)
-        out = torch.full((len(ids), width(reference is not None)), math.nan)
-        before = logits.clone()
-        if implementation == "triton" and not CUDA:
-            buffer = io.BytesIO()
-            torch.save((logits, ids, reference, out), buffer)
-            pool = request.getfixturevalue("interpreter")
-            return pool.submit(in_interpreter, buffer.getvalue(), first).result()
-        if implementation == "torch":
-            statistics.partial(logits, ids, out, first=first, reference=reference)
-        elif implementation == "torch-cuda":
-            out = out.cuda()
-            other = None if reference is None else reference.cuda()
-            statistics.torch_partial(logits.cuda(), ids.cuda(), out, first, other)
-        else:
-            assert statistics._fused() is not None
-            out = out.cuda()
-            other = None if reference is None else on_gpu(reference)
-            statistics.partial(on_gpu(logits), ids.cuda(), out, first=first, reference=other)
-        assert torch.equal(logits.nan_to_num(7.5), before.nan_to_num(7.5))
-        return out.cpu().numpy()
+        out = torch.full((len(ids), statistics.width(reference is not None)), math.nan)
+        given = {"logits": logits, "targets": ids, "out": out, "first": first, "reference": reference}
+        return run(statistics, "triton_kernel", **given)
 
-    return run
+    return first_pass
 
 
-def second_in_interpreter(saved: bytes, first: int) -> np.ndarray:
-    """The second pass in the interpreter's process."""
-    from compare_q.backends.scoring import triton_divergences
+@pytest.fixture
+def second(run: Callable[..., np.ndarray]) -> Partial:
+    """``second(logits, reference, whole, first)`` -> [n, divergences.WIDTH]."""
 
-    logits, reference, whole, out = torch.load(io.BytesIO(saved))
-    with np.errstate(all="ignore"):
-        triton_divergences.partial(logits, reference, whole, out, first)
-    return out.numpy()
-
-
-@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
-def second(request: pytest.FixtureRequest) -> Partial:
-    """``second(logits, reference, whole, first)`` -> [n, divergences.WIDTH]; the logits must come out unchanged."""
-    implementation = request.param
-
-    def run(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, first: int) -> np.ndarray:
+    def second_pass(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, first: int) -> np.ndarray:
         out = torch.full((len(logits), divergences.WIDTH), math.nan)
-        before = [logits.clone(), reference.clone()]
-        if implementation == "triton" and not CUDA and logits.shape[1]:
-            buffer = io.BytesIO()
-            torch.save((logits, reference, whole, out), buffer)
-            pool = request.getfixturevalue("interpreter")
-            return pool.submit(second_in_interpreter, buffer.getvalue(), first).result()
-        if implementation == "torch" or not CUDA:
-            divergences.partial(logits, reference, whole, out, first=first)
-        else:
-            out = out.cuda()
-            given = on_gpu(logits), on_gpu(reference), whole.cuda(), out
-            if implementation == "torch-cuda":
-                divergences.torch_partial(*given, first)
-            else:
-                assert divergences._fused() is not None
-                divergences.partial(*given, first=first)
-        for given_before, now in zip(before, (logits, reference), strict=True):
-            assert torch.equal(now.nan_to_num(7.5), given_before.nan_to_num(7.5))
-        return out.cpu().numpy()
+        given = {"logits": logits, "reference": reference, "whole": whole, "out": out, "first": first}
+        return run(divergences, "triton_divergences", **given)
 
-    return run
+    return second_pass
 
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:

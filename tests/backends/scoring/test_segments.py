@@ -86,13 +86,6 @@ def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) ->
     assert same(few.scores[3], alone[0][1].alone())
 
 
-def test_alone_drops_what_depends_on_a_reference(tmp_path: Path) -> None:
-    windows = random_windows(2)
-    file = commit(tmp_path, ALONE, pairs(windows), "s", 1.0)
-    assert file is not None
-    assert not set(REFERENCE) & set(by_hand(file)[0])
-
-
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:
     """Another token, other scored positions, fewer tokens; and a window that was not asked for is left out."""
     windows = random_windows(4, longest=10)
@@ -125,9 +118,8 @@ def test_scores_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     wrong = random_scores(second)
     for given, reason in (
         (replace(wrong, kld=None), "window 1: some windows have kld and others do not"),
-        (replace(wrong, logprob=np.zeros(0, np.float32)), f"window 1: 0 of {second.n_scored} positions were scored"),
         (replace(wrong, kld=np.zeros(0, np.float32)), f"window 1: kld: 0 of {second.n_scored} positions were scored"),
-        (replace(wrong, kld=np.zeros(second.n_scored)), "window 1: kld is float64, not float32"),
+        (replace(wrong, kld=np.zeros(second.n_scored)), "window 1: kld: .* in float64"),
     ):
         with pytest.raises(ModelError, match=reason):
             commit(tmp_path, TAG, [(first, whole), (second, given)], "s", 1.0)

@@ -12,7 +12,7 @@ import torch
 
 from compare_q.backends.base import TokenScores
 from compare_q.backends.scoring import statistics
-from compare_q.backends.scoring.statistics import Column, scores, window_scores
+from compare_q.backends.scoring.statistics import Column, scores
 from tests.support.definitions import INF, NAN, Partial, assert_scores, definitions, draw, split, whole
 
 
@@ -102,14 +102,6 @@ def test_a_divergence_worked_by_hand(partial: Partial) -> None:
     assert_scores(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("columns", [2, 320, 5000])
-def test_uniform_logits(partial: Partial, columns: int) -> None:
-    found = whole(partial, torch.full((2, columns), 4.25), [0, columns - 1])
-    ln = math.log(columns)
-    expected = {"logprob": [-ln, -ln], "entropy": [ln, ln], "top1_logprob": [-ln, -ln], "top1": [True, False]}
-    assert_scores(found, expected, atol=2e-6)
-
-
 @pytest.mark.parametrize("places", [(0, 1), (3, 2051), (2050, 2051), (2049, 4096), (7, 4097), (4098, 4099)], ids=str)
 def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[int, int]) -> None:
     logits = draw(1, 4100)
@@ -161,11 +153,19 @@ def test_sub_chunks_do_not_change_the_result(rows_at_once: int) -> None:
     torch.testing.assert_close(usual, other, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-def test_window_scores() -> None:
-    logits, reference = draw(20, 400).bfloat16(), draw(20, 400, seed=1).bfloat16()
-    targets = np.arange(0, 400, 20, dtype=np.int32)
-    found = window_scores(7, logits, targets, reference)
-    assert found.window == 7
-    assert_scores(found, definitions(logits, targets, reference))
-    assert window_scores(7, logits, targets).kld is None
-    assert len(window_scores(7, logits[:0], targets[:0]).logprob) == 0
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"out": torch.empty(3, 10)}, "out is"), ({"out": torch.empty(2, 5)}, "out is"),
+     ({"out": torch.empty(3, 5, dtype=torch.float64)}, "out is"), ({"targets": torch.zeros(3)}, "targets"),
+     ({"targets": torch.zeros(2, dtype=torch.int64)}, "targets"), ({"reference": torch.zeros(3, 8)}, "reference")],
+)  # fmt: skip
+def test_partial_refuses_what_does_not_fit(change: dict[str, Any], text: str) -> None:
+    arguments = {"targets": torch.zeros(3, dtype=torch.int64), "out": torch.empty(3, 5), **change}
+    with pytest.raises(ValueError, match=text):
+        statistics.partial(torch.zeros(3, 9), **arguments)
+
+
+@pytest.mark.parametrize("shapes", [[], [(3, 5), (3, 10)], [(3, 6)], [(2, 5)], [(3, 5), (4, 5)]], ids=str)
+def test_scores_refuses_shards_that_do_not_fit(shapes: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="window 2: shards of shapes"):
+        scores(2, np.zeros(3, int), [np.zeros(shape, np.float32) for shape in shapes])
